@@ -1,0 +1,1 @@
+"""Durable files: atomic writes, records, chained logs, requests and the layout of the state directory."""

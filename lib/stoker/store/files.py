@@ -1,0 +1,194 @@
+"""The ways to change the disk so that a crash leaves either the old state or the new one.
+
+Everything goes through plain `os` calls on paths and descriptors, so that tests/crash can record them.
+A failure raises StorageError (FileNotFoundError and FileExistsError stay themselves).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.store.errors import storage_errors
+
+FILE_MODE = 0o640
+DIR_MODE = 0o750
+TEMPORARY = ".tmp-"
+
+
+def canonical_json(obj: Any) -> bytes:
+    """Encode as JSON in its one form: sorted keys, no spaces, UTF-8; ValueError on NaN or infinity."""
+    text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: bool = True) -> None:
+    """Put data at path, whole or not at all; durable=False skips the fsyncs, for what a reboot may forget."""
+    temporary = temporary_beside(path)
+    with storage_errors("write", path):
+        try:
+            _write_new(temporary, data, mode, durable)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error matters; sweep_temporaries takes what stays
+                os.unlink(temporary)
+            raise
+    if durable:
+        fsync_dir(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Name a temporary in the same directory as path: `.tmp-<name>-<pid>-<random>`."""
+    return path.parent / f"{TEMPORARY}{path.name[:150]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def sweep_temporaries(directory: Path) -> int:
+    """Unlink the temporaries that dead processes left in a directory; returns how many."""
+    swept = 0
+    with storage_errors("sweep", directory):
+        for entry in list(os.scandir(directory)):
+            if _is_leftover(entry):
+                os.unlink(entry.path)
+                swept += 1
+    return swept
+
+
+def make_dir(path: Path, mode: int = DIR_MODE) -> None:
+    """Make a directory and the parents it lacks, durably; one that exists keeps its mode."""
+    with storage_errors("make directory", path):
+        try:
+            os.mkdir(path, mode)
+        except FileNotFoundError:
+            if path.parent == path:
+                raise
+            make_dir(path.parent, DIR_MODE)
+            make_dir(path, mode)  # not mkdir: another worker may have made it meanwhile
+            return
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            # Whoever made it may have died before its fsync. A parent we may not read was not ours to make.
+            with contextlib.suppress(PermissionError):
+                _fsync_path(path.parent)
+            return
+        os.chmod(path, mode)  # the umask took bits away, and mkdir ignores the set-group-id bit
+        _fsync_path(path.parent)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make a directory's entries durable."""
+    with storage_errors("fsync directory", path):
+        _fsync_path(path)
+
+
+def publish_dir(temporary: Path, target: Path) -> None:
+    """Make a directory's whole tree durable and give it its final name by one rename.
+
+    Raises FileExistsError, with the temporary untouched, when the target exists.
+    """
+    with storage_errors("publish", target):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        _fsync_tree(temporary)
+    move_durably(temporary, target)
+
+
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a file or directory within a file system, durably; FileExistsError when the target exists.
+
+    Only the move is made durable: the content must be so already.
+    """
+    with storage_errors(f"move {source} to", target):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(source, target)
+        _fsync_path(target.parent)
+        if source.parent != target.parent:
+            _fsync_path(source.parent)
+
+
+def unlink_durably(path: Path) -> None:
+    """Unlink a file so that it stays gone; nothing there is no error, since a restart repeats this."""
+    with storage_errors("unlink", path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        _fsync_path(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all in it, durably; nothing there is no error."""
+    with storage_errors("remove", path):
+        with contextlib.suppress(FileNotFoundError):
+            _remove_below(path)
+            os.rmdir(path)
+        _fsync_path(path.parent)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write every byte: write(2) may take fewer than it was given."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
+    """Open a descriptor (close-on-exec) for the length of a block."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_new(path: Path, data: bytes, mode: int, durable: bool) -> None:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as descriptor:
+        os.fchmod(descriptor, mode)  # whatever the umask: members of the group read the state
+        write_all(descriptor, data)
+        if durable:
+            os.fsync(descriptor)
+
+
+def _fsync_path(path: Path | str) -> None:
+    with opened(Path(path), os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
+
+
+def _fsync_tree(directory: Path | str) -> None:
+    for entry in list(os.scandir(directory)):
+        if entry.is_dir(follow_symlinks=False):
+            _fsync_tree(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            _fsync_path(entry.path)
+    _fsync_path(directory)
+
+
+def _remove_below(directory: Path | str) -> None:
+    for entry in list(os.scandir(directory)):
+        if entry.is_dir(follow_symlinks=False):
+            _remove_below(entry.path)
+            os.rmdir(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _is_leftover(entry: os.DirEntry[str]) -> bool:
+    parts = entry.name.rsplit("-", 2)
+    if not entry.name.startswith(TEMPORARY) or len(parts) != 3 or not parts[1].isdigit():
+        return False
+    if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+        return False
+    try:
+        os.kill(int(parts[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(parts[1]) == os.getpid()

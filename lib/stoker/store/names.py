@@ -1,0 +1,45 @@
+"""Names: of records, of moments, and of paths that must stay inside a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from pathlib import Path, PurePosixPath
+
+from stoker.store.errors import DataError
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class PathEscapes(DataError):
+    """A relative path points outside the directory it belongs in."""
+
+
+def record_name(dataset: str, path: str) -> str:
+    """Name the record of a dataset's file: a readable stem and 12 hex that tell equal stems apart."""
+    stem = _UNSAFE.sub("", PurePosixPath(path).stem).lstrip(".")[:80] or "file"
+    digest = hashlib.sha256(f"{dataset}\0{path}".encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{stem}-{digest[:12]}"
+
+
+def inside(root: Path, relative: str) -> Path:
+    """Join a relative path from outside to root; PathEscapes if it is absolute, empty or climbs out.
+
+    Looks at the words only: symbolic links below root are the business of whoever put them there.
+    """
+    pure = PurePosixPath(relative)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in relative:
+        raise PathEscapes(f"{relative!r} is no path inside {root}; correct whatever names it")
+    return root / pure
+
+
+def utc_now() -> str:
+    """The wall clock as `2026-11-20T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def new_id() -> str:
+    """A new id that sorts by time: `20261120T120000Z-1a2b3c4d`."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)

@@ -1,0 +1,100 @@
+"""Records: one JSON object a file, with `v` (format version) and `sum` (over the rest of it)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import canonical_json, make_dir, move_durably, opened, write_atomic
+from stoker.store.names import new_id, utc_now
+
+SUM_HEX = 16
+
+
+class RecordDamaged(DataError):
+    """A record does not parse, or its content is not what was summed."""
+
+
+def write_record(path: Path, body: Mapping[str, Any]) -> None:
+    """Write a record durably; ValueError when the body lacks `v` or does not go into JSON."""
+    if "v" not in body:
+        raise ValueError(f"the record {path} lacks its format version `v`")
+    # Through JSON and back first: 1 and "1" as keys sort differently before they are both text.
+    plain = json.loads(canonical_json({key: value for key, value in body.items() if key != "sum"}))
+    write_atomic(path, canonical_json({**plain, "sum": _sum(plain)}) + b"\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record's body (without `sum`); RecordDamaged says what is wrong, FileNotFoundError passes."""
+    with storage_errors("read", path):
+        data = _read_file(path)
+    try:
+        body = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RecordDamaged(f"{path} is not JSON ({error}); it is moved aside and rebuilt") from error
+    if not isinstance(body, dict) or "v" not in body:
+        raise RecordDamaged(f"{path} is no record: it lacks `v`; it is moved aside and rebuilt")
+    claimed = body.pop("sum", None)
+    try:
+        actual = _sum(body)
+    except ValueError as error:  # a lone surrogate: JSON can spell it, UTF-8 cannot
+        raise RecordDamaged(f"{path} holds text that is not UTF-8: {error}") from error
+    if claimed != actual:
+        raise RecordDamaged(f"{path} sums to {actual}, not to {claimed}; it is moved aside and rebuilt")
+    return body
+
+
+def read_or_set_aside(path: Path, quarantine: Path) -> dict[str, Any] | None:
+    """Read a record; None if it is missing, or damaged and now in `<quarantine>/record-<name>-<time>/`.
+
+    A record that cannot be read (StorageError) is not convicted.
+    """
+    try:
+        return read_record(path)
+    except FileNotFoundError:
+        return None
+    except RecordDamaged as error:
+        set_aside(path, quarantine, "damaged", str(error))
+        return None
+
+
+def set_aside(path: Path, quarantine: Path, reason: str, detail: str) -> Path:
+    """Move a bad file into a quarantine directory of its own, its reason beside it; returns that place."""
+    place = quarantine / f"record-{path.name[:100]}-{new_id()}"
+    make_dir(place)
+    # The reason first: a crash in between leaves the bad file in place, to be found again, and a note.
+    write_record(
+        place / "reason.json",
+        {
+            "v": 1,
+            "kind": "record",
+            "path": str(path),
+            "reason": reason,
+            "detail": detail,
+            "time": utc_now(),
+        },
+    )
+    move_durably(path, place / path.name)
+    return place
+
+
+def _sum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(body)).hexdigest()[:SUM_HEX]
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _read_file(path: Path) -> bytes:
+    # Without O_NONBLOCK a fifo left in a shared directory would hang whoever reads it.
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+        pieces = []
+        while piece := os.read(descriptor, 1 << 20):
+            pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,134 @@
+"""Asking the owner of a file to change it: one record a request, named by its id.
+
+The owner acts, writes `done/<id>.json`, and only then unlinks the request: an id found in done is not acted
+on again. A request states a goal and the condition it holds under, so acting twice would do no harm either.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.store.errors import StorageError, storage_errors
+from stoker.store.files import unlink_durably
+from stoker.store.layout import StateLayout
+from stoker.store.names import new_id, utc_now
+from stoker.store.record import RecordDamaged, read_record, set_aside, write_record
+
+MOST_BYTES = 64 * 1024
+KEPT_DONE = 1000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: a verb with arguments, to be done only if the condition holds."""
+
+    id: str
+    verb: str
+    args: Mapping[str, Any]
+    condition: Mapping[str, Any] | None
+    by: str
+
+
+def file_request(
+    layout: StateLayout,
+    daemon: str,
+    verb: str,
+    args: Mapping[str, Any],
+    condition: Mapping[str, Any] | None = None,
+) -> str:
+    """Ask a daemon for something, durably; returns the id under which the outcome will stand in done/."""
+    request_id = new_id()
+    body = {
+        "v": 1,
+        "id": request_id,
+        "verb": verb,
+        "args": dict(args),
+        "if": None if condition is None else dict(condition),
+        "by": f"uid {os.getuid()}",
+    }
+    write_record(layout.requests(daemon) / f"{request_id}.json", body)
+    return request_id
+
+
+def pending_requests(layout: StateLayout, daemon: str) -> list[Request]:
+    """The requests to act on, oldest first; done ones are unlinked, damaged ones set aside."""
+    directory = layout.requests(daemon)
+    with storage_errors("list", directory):
+        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    found = (_take(layout, directory / name) for name in names)
+    return [request for request in found if request is not None]
+
+
+def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
+    """Record a request's outcome and take the request away; a crash in between repeats only the latter."""
+    body = {
+        "v": 1,
+        "id": request.id,
+        "daemon": daemon,
+        "verb": request.verb,
+        "outcome": dict(outcome),
+        "time": utc_now(),
+    }
+    write_record(_done(layout, request.id), body)
+    # Durably: once its outcome is pruned, a request that came back would be acted on again.
+    unlink_durably(layout.requests(daemon) / f"{request.id}.json")
+    _prune_done(layout)
+
+
+def read_outcome(layout: StateLayout, request_id: str) -> dict[str, Any] | None:
+    """What became of a request; None while nobody has acted on it."""
+    try:
+        outcome: dict[str, Any] = read_record(_done(layout, request_id))["outcome"]
+    except FileNotFoundError:
+        return None
+    return outcome
+
+
+def _take(layout: StateLayout, path: Path) -> Request | None:
+    if path.suffix == ".json" and _done(layout, path.stem).exists():
+        unlink_durably(path)
+        return None
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None  # whoever filed it took it back
+    except (RecordDamaged, StorageError) as error:
+        if isinstance(error, StorageError) and error.errno != errno.EACCES:
+            raise  # the disk's fault, not the request's
+        set_aside(path, layout.quarantine, "request", str(error))
+        return None
+
+
+def _read(path: Path) -> Request:
+    # Others of the group write here: anything may lie around under any name.
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+        raise RecordDamaged(f"{path} is not a plain file of at most {MOST_BYTES} bytes")
+    body = read_record(path)
+    condition = body.get("if")
+    if (
+        f"{body.get('id')}.json" != path.name
+        or not isinstance(body.get("verb"), str)
+        or not isinstance(body.get("args"), dict)
+        or not (condition is None or isinstance(condition, dict))
+    ):
+        raise RecordDamaged(f"{path} is no request under its own id, with a verb and args")
+    return Request(body["id"], body["verb"], body["args"], condition, str(body.get("by", "unknown")))
+
+
+def _done(layout: StateLayout, request_id: str) -> Path:
+    return layout.requests_done / f"{request_id}.json"
+
+
+def _prune_done(layout: StateLayout) -> None:
+    directory = layout.requests_done
+    with storage_errors("prune", directory):
+        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+        for name in names[:-KEPT_DONE]:
+            os.unlink(directory / name)
