@@ -1,0 +1,217 @@
+"""What no single key can tell: keys that contradict each other, and what this version does not do yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.config.document import KeyPath
+from stoker.config.schema import Pipeline
+from stoker.config.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A key and what is wrong with it."""
+
+    path: KeyPath
+    text: str
+
+
+def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
+    """Every contradiction in a pipeline whose keys are each right; touches no disk."""
+    return [
+        *_places(pipeline, file_stem),
+        *_source(pipeline),
+        *_tokenizer(pipeline),
+        *_training(pipeline),
+        *_release(pipeline),
+        *_ports(pipeline),
+        *_not_yet(pipeline),
+    ]
+
+
+def _places(pipeline: Pipeline, file_stem: str) -> Iterator[Fault]:
+    if pipeline.name != file_stem:
+        yield Fault(
+            ("name",),
+            f"{pipeline.name!r} is not the file's name {file_stem!r}; "
+            f"make them equal (the file is then {pipeline.name}.yaml)",
+        )
+    places = {"state": pipeline.state, "hot": pipeline.hot, "warm": pipeline.warm}
+    given = [(key, path) for key, path in places.items() if path is not None]
+    for key, path in given:
+        if path == path.parent:
+            yield Fault((key,), "is the root of the file system; name a directory of its own")
+    known = [(key, path) for key, path in given if path != path.parent]
+    for index, (key, path) in enumerate(known):
+        for other, other_path in known[:index]:
+            if path == other_path:
+                yield Fault((key,), f"is the same directory as {other}; give each its own")
+            elif path in other_path.parents or (other_path in path.parents and other != "state"):
+                inner, outer = (key, other) if other_path in path.parents else (other, key)
+                yield Fault((key,), f"{inner} lies inside {outer}; give each a directory of its own")
+    source = pipeline.dataset.source.path
+    if pipeline.dataset.source.kind == "folder" and source is not None:
+        for key, path in known:
+            if source == path or path in source.parents:
+                yield Fault(
+                    ("dataset", "source", "path"),
+                    f"lies inside {key} ({path}), which Stoker writes and cleans; move the source elsewhere",
+                )
+
+
+def _source(pipeline: Pipeline) -> Iterator[Fault]:
+    source = pipeline.dataset.source
+    at: KeyPath = ("dataset", "source")
+    if source.kind == "folder":
+        if source.path is None:
+            yield Fault(
+                (*at, "path"), "is required for kind: folder; name the directory that holds the parquet"
+            )
+        if source.follow:
+            yield Fault((*at, "follow"), "new_commits means something for kind: hub only; remove it")
+        for key in ("repo", "endpoint", "token_file", "urls_file"):
+            if getattr(source, key) is not None:
+                yield Fault((*at, key), "means nothing for kind: folder; remove it")
+    filters = pipeline.dataset.filters
+    if filters.max_chars is not None and (filters.min_chars or 0) > filters.max_chars:
+        yield Fault(
+            ("dataset", "filters", "max_chars"),
+            f"{filters.max_chars} is below min_chars {filters.min_chars}: no row is left; change one",
+        )
+
+
+def _tokenizer(pipeline: Pipeline) -> Iterator[Fault]:
+    tokenizer = pipeline.tokenizer
+    if tokenizer.train is not None and tokenizer.file is not None:
+        yield Fault(("tokenizer", "file"), "train and file exclude each other; keep one of the two")
+    if tokenizer.train is None and tokenizer.file is None:
+        yield Fault(("tokenizer",), "needs train or file; write one of the two, or leave tokenizer out")
+
+
+def _training(pipeline: Pipeline) -> Iterator[Fault]:
+    train = pipeline.train
+    if train.steps is None and train.tokens is None:
+        yield Fault(("train", "steps"), "is required; write how many steps the run takes (or train.tokens)")
+    elif train.steps is not None and train.tokens is not None:
+        yield Fault(("train", "tokens"), "steps and tokens exclude each other; keep one of the two")
+    elif train.tokens is not None and train.tokens < train.seq_len * train.global_batch:
+        batch = train.seq_len * train.global_batch
+        yield Fault(("train", "tokens"), f"{train.tokens} tokens do not fill one batch of {batch}; raise it")
+    micro = train.micro_batch
+    if isinstance(micro, int) and train.global_batch % micro:
+        yield Fault(
+            ("train", "micro_batch"),
+            f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors",
+        )
+    if train.checkpoint.every is None and train.checkpoint.every_steps is None:
+        yield Fault(
+            ("train", "checkpoint", "every"), "every and every_steps are both off; set one of the two"
+        )
+    if pipeline.supervise.backoff.most < pipeline.supervise.backoff.first:
+        yield Fault(("supervise", "backoff", "most"), "is shorter than first; raise it")
+    yield from _model(pipeline)
+
+
+def _model(pipeline: Pipeline) -> Iterator[Fault]:
+    model = pipeline.train.model
+    at: KeyPath = ("train", "model")
+    if model.width % model.heads:
+        yield Fault(
+            (*at, "heads"), f"{model.heads} does not divide width {model.width}; change one of the two"
+        )
+    elif model.width // model.heads % 2:
+        yield Fault((*at, "heads"), f"width / heads is {model.width // model.heads}; RoPE needs it even")
+    if model.heads % model.kv_heads:
+        yield Fault(
+            (*at, "kv_heads"), f"{model.kv_heads} does not divide heads {model.heads}; change one of the two"
+        )
+
+
+def _release(pipeline: Pipeline) -> Iterator[Fault]:
+    release = pipeline.shard.release
+    if release == "after_proof" and pipeline.warm is not None:
+        yield Fault(
+            ("shard", "release"),
+            "after_proof is for a pipeline without warm; with one, write after_sync or never",
+        )
+    if release == "after_sync" and pipeline.warm is None:
+        yield Fault(("shard", "release"), "after_sync needs warm; set warm, or write after_proof or never")
+
+
+def _ports(pipeline: Pipeline) -> Iterator[Fault]:
+    taken: dict[int, str] = {}
+    for key, port in pipeline.metrics.ports.model_dump().items():
+        if port and port in taken:
+            yield Fault(
+                ("metrics", "ports", key),
+                f"{port} is also {taken[port]}'s; choose another, or 0 for any",
+            )
+        taken.setdefault(port, key)
+
+
+def _not_yet(pipeline: Pipeline) -> Iterator[Fault]:
+    """A value that asks for what is not built is refused here, never passed over in silence."""
+    source, train = pipeline.dataset.source, pipeline.train
+    if source.kind != "folder":
+        yield _later(
+            ("dataset", "source", "kind"), f"does not fetch from {source.kind} yet; use kind: folder"
+        )
+    for key, value in pipeline.dataset.limit.model_dump().items():
+        if value is not None:
+            yield _later(("dataset", "limit", key), "does not limit a source yet; remove it")
+    if pipeline.tokenizer.engine == "fastokens":
+        yield _later(("tokenizer", "engine"), "has no fastokens engine yet; write auto")
+    if pipeline.plan.order == "arrival":
+        yield _later(("plan", "order"), "plans in listing order only; write listing")
+    if train.launcher.processes > 1:
+        yield _later(("train", "launcher", "processes"), "trains in one process only; write 1")
+    if train.launcher.devices != "auto":
+        yield _later(("train", "launcher", "devices"), "does not choose devices yet; write auto")
+    if train.command is not None:
+        yield _later(("train", "command"), "starts its own trainer only; write null")
+    if train.on_checkpoint is not None:
+        yield _later(("train", "on_checkpoint"), "runs no command at a checkpoint yet; write null")
+    if pipeline.notify:
+        yield _later(("notify",), "sends no notifications yet; write []")
+
+
+def _later(path: KeyPath, text: str) -> Fault:
+    return Fault(path, f"this version {text}")
+
+
+def notes(pipeline: Pipeline) -> list[Fault]:
+    """What is allowed but may surprise; `config check` says it."""
+    found = []
+    if pipeline.warm is not None:
+        found.append(
+            Fault(
+                ("warm",), "this version copies nothing there yet, so hot parquet is kept; watch the hot disk"
+            )
+        )
+    warmup = pipeline.train.schedule.warmup_steps
+    if warmup >= pipeline.train.horizon:
+        found.append(
+            Fault(
+                ("train", "schedule", "warmup_steps"),
+                f"{warmup} is not below the run's {pipeline.train.horizon} steps; the rate only ever rises",
+            )
+        )
+    return found
+
+
+def start_gate_fault(pipeline: Pipeline, hot_capacity: int) -> Fault | None:
+    """A start gate that the hot disk (its size in bytes) can never hold, with the numbers."""
+    vocabulary = pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17
+    token_bytes = 2 if vocabulary <= 1 << 16 else 4
+    wanted = pipeline.train.start_when.tokens * token_bytes
+    budget = hot_capacity - pipeline.stage.free_floor
+    if wanted <= budget:
+        return None
+    floor = format_bytes(pipeline.stage.free_floor)
+    return Fault(
+        ("train", "start_when", "tokens"),
+        f"{pipeline.train.start_when.tokens} tokens take {format_bytes(wanted)}, and hot holds "
+        f"{format_bytes(hot_capacity)} less {floor} of stage.free_floor; lower it",
+    )

@@ -1,0 +1,261 @@
+"""A YAML file as plain values with the line each stands on, read without YAML's guesses at types.
+
+YAML 1.1 turns `no` into false, `012` into ten, `12:30` into 750 and leaves `1e6` a string. Here a plain
+(unquoted) scalar stays the text that was written, as Plain; the schema knows what is expected there and reads
+it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 1 << 20
+MOST_NODES = 20_000
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_PREFIX = "tag:yaml.org,2002:"
+_MERGE = _PREFIX + "merge"
+_RESOLVER: Any = yaml.resolver.Resolver()
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """Where something was written; line counts from 1, and is 0 in the environment."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, under which dotted key, and what to do about it."""
+
+    mark: Mark
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.mark}: {self.key}: {self.text}" if self.key else f"{self.mark}: {self.text}"
+
+
+class Plain(str):
+    """The text of an unquoted scalar."""
+
+    __slots__ = ()
+
+    def yaml_type(self) -> str:
+        """What YAML 1.1 would make of it: str, bool, int, float, timestamp, ..."""
+        tag: str = _RESOLVER.resolve(yaml.ScalarNode, str(self), (True, False))
+        return tag.removeprefix(_PREFIX)
+
+
+@dataclass
+class Document:
+    """A mapping of mappings, lists, Plain, str and None; `marks` says where each key or item was written."""
+
+    values: dict[str, Any]
+    marks: dict[KeyPath, Mark]
+    problems: list[Problem] = field(default_factory=list)
+
+    def mark(self, path: KeyPath) -> Mark:
+        """The mark of a path, or of the nearest thing around it."""
+        while path and path not in self.marks:
+            path = path[:-1]
+        return self.marks[path]
+
+    def graft(self, path: KeyPath, other: Document) -> None:
+        """Put another document in place of what stands at path; errors inside it name its own file."""
+        holder: Any = self.values
+        for part in path[:-1]:
+            holder = holder[part]
+        holder[path[-1]] = other.values
+        for inner, mark in other.marks.items():
+            self.marks[path + inner] = mark
+        self.problems.extend(
+            Problem(p.mark, ".".join(filter(None, (dotted(path), p.key))), p.text) for p in other.problems
+        )
+
+
+class Unreadable(Exception):
+    """The file as a whole cannot be read as one YAML mapping; `problem` says why and where."""
+
+    def __init__(self, mark: Mark, text: str) -> None:
+        self.problem = Problem(mark, "", text)
+        super().__init__(str(self.problem))
+
+
+def dotted(path: KeyPath) -> str:
+    """`train.checkpoint.milestones[2]` for a path of keys and indices."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read_document(path: Path) -> Document:
+    """Read one YAML mapping from a file; raises Unreadable when there is none."""
+    return parse_document(_read_text(path), str(path))
+
+
+def _read_text(path: Path) -> str:
+    top = Mark(str(path), 0)
+    try:
+        if path.is_dir():
+            raise Unreadable(top, "is a directory; name the pipeline's YAML file")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        hint = "check the path" if isinstance(error, FileNotFoundError) else "check its permissions"
+        raise Unreadable(top, f"cannot be read: {error.strerror}; {hint}") from error
+    if len(data) > MOST_BYTES:
+        raise Unreadable(top, f"is larger than {MOST_BYTES >> 20} MiB; this is not a pipeline file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Unreadable(
+            Mark(str(path), line), f"byte {data[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+        ) from error
+
+
+def parse_document(text: str, file: str) -> Document:
+    """Parse one YAML mapping; duplicates and odd keys go to `problems`, worse raises Unreadable."""
+    root = compose(text, file)
+    if root is None:
+        raise Unreadable(Mark(file, 1), "is empty; start from one of the examples in etc/")
+    top = Mark(file, root.start_mark.line + 1)
+    if not isinstance(root, yaml.MappingNode):
+        raise Unreadable(top, "holds no keys; a pipeline file is lines of `key: value`")
+    reader = _Reader(file)
+    values = reader.value(root, ())
+    return Document(values, {**reader.marks, (): top}, reader.problems)
+
+
+def parse_value(text: str, file: str) -> Document:
+    """Parse any one YAML value, such as an environment variable's text, under the key `value`."""
+    root = compose(text, file)
+    reader = _Reader(file, with_lines=False)
+    value = None if root is None else reader.value(root, ("value",))
+    mark = Mark(file, 0)
+    return Document({"value": value}, {**reader.marks, (): mark, ("value",): mark}, reader.problems)
+
+
+def compose(text: str, file: str) -> yaml.Node | None:
+    """The node tree of the one YAML document in text; raises Unreadable with line and column."""
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise Unreadable(
+            Mark(file, line), f"column {column}: {_advice(error, text, line, column)}"
+        ) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise Unreadable(Mark(file, line), f"holds the character {error.character!r}; remove it") from error
+    except RecursionError as error:
+        raise Unreadable(Mark(file, 1), "is nested too deeply") from error
+
+
+def _advice(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
+    if "single document" in str(error.context):
+        return "a second document begins here; a pipeline is one document, remove the `---`"
+    lines = text.splitlines()
+    here = lines[line - 1] if line <= len(lines) else ""
+    if "\t" in here[:column] and not here[:column].strip():
+        return "a tab; YAML indents with spaces only"
+    problem = str(error.problem or error.context)
+    if problem.startswith("mapping values are not allowed"):
+        return "a second `key: value` where a value is expected; check the indentation, or quote the value"
+    return f"not YAML: {problem}; check the indentation, quotes and brackets around here"
+
+
+class _Reader:
+    """Turns nodes into values, noting the mark of every key and item."""
+
+    def __init__(self, file: str, *, with_lines: bool = True) -> None:
+        self.file = file
+        self.with_lines = with_lines
+        self.marks: dict[KeyPath, Mark] = {}
+        self.problems: list[Problem] = []
+        self._open: set[int] = set()
+        self._nodes = 0
+
+    def mark(self, node: yaml.Node) -> Mark:
+        return Mark(self.file, node.start_mark.line + 1 if self.with_lines else 0)
+
+    def wrong(self, node: yaml.Node, path: KeyPath, text: str) -> None:
+        self.problems.append(Problem(self.mark(node), dotted(path), text))
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            raise Unreadable(self.mark(node), "expands to too many values; use fewer aliases")
+        if id(node) in self._open:
+            raise Unreadable(self.mark(node), f"{dotted(path)} contains itself through an alias")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        self._open.add(id(node))
+        try:
+            return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._list(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> str | None:
+        text: str = node.value
+        if node.style is not None:
+            return text
+        implied = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))
+        if node.tag == implied:
+            return None if text in _NULLS else Plain(text)
+        if node.tag != _PREFIX + "str":
+            self.wrong(
+                node, path, f"the tag {node.tag.removeprefix(_PREFIX)!r} has no meaning here; remove it"
+            )
+        return text
+
+    def _list(self, node: yaml.Node, path: KeyPath) -> list[Any]:
+        items = []
+        for index, item in enumerate(node.value):
+            self.marks[(*path, index)] = self.mark(item)
+            items.append(self.value(item, (*path, index)))
+        return items
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                for source in _merged_mappings(value_node):
+                    merged = {**self.value(source, path), **merged}
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.wrong(key_node, path, "a key must be one word")
+                continue
+            key, inner = key_node.value, (*path, key_node.value)
+            if key in values:
+                first = self.marks[inner]
+                self.wrong(
+                    key_node, inner, f"this key stands already in line {first.line}; keep one of the two"
+                )
+                continue
+            values[key] = self.value(value_node, inner)
+            self.marks[inner] = self.mark(key_node)
+        return {**merged, **values}
+
+
+def _merged_mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+    for candidate in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        if isinstance(candidate, yaml.MappingNode):
+            yield candidate

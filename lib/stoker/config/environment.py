@@ -1,0 +1,79 @@
+"""`STOKER_TRAIN__STEPS=10`: keys of the pipeline file set by the environment, over the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.config.document import Document, KeyPath, Mark, Problem, Unreadable, dotted, parse_value
+from stoker.config.problems import every_key, nearest, section_at
+
+PREFIX = "STOKER_"
+# Variables of Stoker itself (trainer protocol, workers, set-up, tests): never keys of the file.
+OTHER_VARIABLES = frozenset({
+    "STOKER_ALLOW_NETWORK_STATE",
+    "STOKER_CREW",
+    "STOKER_LAUNCH",
+    "STOKER_NOTIFY_SOCKET",
+    "STOKER_PLAN",
+    "STOKER_PYTHON",
+    "STOKER_READY_FD",
+    "STOKER_RESUME_FROM",
+    "STOKER_RUN_DIR",
+    "STOKER_TIMELINES",
+    "STOKER_TORCH_INDEX",
+    "STOKER_WORKER_PARENT",
+})  # fmt: skip
+OTHER_PREFIXES = ("STOKER_TEST_", "STOKER_CHAOS_", "STOKER_BENCH_", "STOKER_DEMO_")
+_FREE_MAPPINGS: tuple[KeyPath, ...] = (("dataset", "filters", "at_least"),)
+
+
+def variable_name(path: KeyPath) -> str:
+    """The variable that sets a key."""
+    return PREFIX + "__".join(str(part).upper() for part in path)
+
+
+def apply_overrides(document: Document, environ: Mapping[str, str]) -> None:
+    """Put every STOKER_ override into the document; what is wrong with one goes to its problems."""
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES):
+            continue
+        path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        mark = Mark(f"environment {name}", 0)
+        if not _settable(path):
+            known = [variable_name(key) for key in every_key()]
+            guess = nearest(name.lower(), [word.lower() for word in known])
+            hint = f"did you mean {guess.upper()}?" if guess else f"write {PREFIX}SECTION__KEY, or unset it"
+            document.problems.append(Problem(mark, "", f"sets no key of the pipeline file; {hint}"))
+            continue
+        try:
+            parsed = parse_value(environ[name], mark.file)
+        except Unreadable as error:
+            document.problems.append(Problem(mark, dotted(path), error.problem.text))
+            continue
+        _put(document, path, parsed.values["value"], mark)
+        document.problems.extend(Problem(mark, dotted(path), problem.text) for problem in parsed.problems)
+
+
+def _settable(path: KeyPath) -> bool:
+    section = section_at(path[:-1])
+    return path[:-1] in _FREE_MAPPINGS if section is None else path[-1] in section.model_fields
+
+
+def _put(document: Document, path: KeyPath, value: Any, mark: Mark) -> None:
+    holder = document.values
+    for depth, part in enumerate(path[:-1]):
+        inner = holder.get(str(part))
+        if inner is None:
+            inner = holder[str(part)] = {}
+            document.marks[path[: depth + 1]] = mark
+        if not isinstance(inner, dict):
+            outer = dotted(path[: depth + 1])
+            text = f"cannot be set: {outer} is not a mapping in the file; write it as one there"
+            document.problems.append(Problem(mark, dotted(path), text))
+            return
+        holder = inner
+    holder[str(path[-1])] = value
+    for inside in [known for known in document.marks if known[: len(path)] == path]:
+        del document.marks[inside]
+    document.marks[path] = mark

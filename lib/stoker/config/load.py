@@ -1,0 +1,132 @@
+"""From a pipeline file to a checked Pipeline: defaults < file < environment, every problem told at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.config.checks import Fault, faults
+from stoker.config.document import Document, KeyPath, Problem, Unreadable, dotted, read_document
+from stoker.config.environment import apply_overrides
+from stoker.config.local import on_network
+from stoker.config.problems import explain, nearest
+from stoker.config.schema import Pipeline
+from stoker.store.errors import ConfigError
+
+ALLOW_NETWORK = "STOKER_ALLOW_NETWORK_STATE"
+DEFAULT_MODEL = "474m"
+_MODEL: KeyPath = ("train", "model")
+
+
+def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Pipeline:
+    """Read and check one pipeline file; raises ConfigError with a line for each problem."""
+    file = Path(os.path.normpath(Path.cwd() / path))
+    try:
+        document = read_document(file)
+        apply_overrides(document, environ)
+        _resolve_model(document)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+    _settle_defaults(document)
+    pipeline, problems = _validate(document, file)
+    if pipeline is not None:
+        kind = None if environ.get(ALLOW_NETWORK) == "1" else on_network(pipeline.state)
+        if kind is not None:
+            text = f"lies on a network file system ({kind}); name a local disk, or set {ALLOW_NETWORK}=1"
+            problems.append(Problem(document.mark(("state",)), "state", text))
+    if problems or pipeline is None:
+        first = {str(file): 0}
+        ordered = sorted(set(problems), key=lambda p: (first.get(p.mark.file, 1), p.mark, p.key))
+        raise ConfigError("\n".join(map(str, ordered)))
+    return pipeline
+
+
+def examples_dir() -> Path:
+    """Where the examples are: inside the installed package, or in etc/ of a source tree."""
+    packaged = Path(__file__).parent / "examples"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "etc"
+
+
+def _resolve_model(document: Document) -> None:
+    """Put the mapping of a named model in the name's place."""
+    train = document.values.get("train")
+    if not isinstance(train, dict):
+        return
+    name = train.setdefault("model", DEFAULT_MODEL)
+    if not isinstance(name, str):
+        return
+    models = examples_dir() / "models"
+    known = sorted(path.stem for path in models.glob("*.yaml"))
+    if name not in known:
+        guess = nearest(name, known)
+        hint = f"did you mean '{guess}'?" if guess else f"write its mapping, or one of {', '.join(known)}"
+        text = f"there is no model named {str(name)!r}; {hint}"
+        document.problems.append(Problem(document.mark(_MODEL), dotted(_MODEL), text))
+        name = DEFAULT_MODEL  # in its place, so that the rest is still checked
+    document.graft(_MODEL, read_document(models / f"{name}.yaml"))
+
+
+def _settle_defaults(document: Document) -> None:
+    """Fill in the defaults that depend on another key."""
+    values = document.values
+    if isinstance(values.get("name"), str):
+        values.setdefault("state", f"/var/lib/stoker/{values['name']}")
+    shard = values.setdefault("shard", {})
+    if isinstance(shard, dict) and values.get("warm") is not None:
+        shard.setdefault("release", "after_sync")
+    tokenizer = values.setdefault("tokenizer", {})
+    if isinstance(tokenizer, dict) and "file" not in tokenizer:
+        tokenizer.setdefault("train", {})
+    train = values.get("train")
+    model = train.get("model") if isinstance(train, dict) else None
+    if isinstance(model, dict):
+        if "ffn" in model and "ffn_width" not in model:
+            model["ffn_width"] = model.pop("ffn")
+            document.marks[(*_MODEL, "ffn_width")] = document.mark((*_MODEL, "ffn"))
+        if "heads" in model:
+            model.setdefault("kv_heads", model["heads"])
+
+
+def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Problem]]:
+    """The pipeline, as far as its keys are right, and all problems, those between keys included."""
+    problems = list(document.problems)
+    try:
+        pipeline, about = _build(document.values, file), set[KeyPath]()
+    except ValidationError as error:
+        found, about = explain(error, document)
+        problems += found
+        try:
+            pipeline = _build(_without(document.values, error), file)
+        except ValidationError:
+            return None, problems
+    told = [fault for fault in faults(pipeline, file.stem) if not _touches(fault, about)]
+    problems += [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in told]
+    return pipeline, problems
+
+
+def _touches(fault: Fault, about: set[KeyPath]) -> bool:
+    return any(path == fault.path[: len(path)] for path in about)
+
+
+def _build(values: dict[str, Any], file: Path) -> Pipeline:
+    pipeline = Pipeline.model_validate(values, context={"directory": file.parent})
+    pipeline._file = file
+    return pipeline
+
+
+def _without(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
+    """The values without those that are wrong, so that the rest can still be checked against each other."""
+    left = copy.deepcopy(values)
+    for item in error.errors():
+        holder = left
+        for part in map(str, item["loc"]):
+            if not isinstance(holder.get(part), dict):
+                holder.pop(part, None)
+                break
+            holder = holder[part]
+    return left

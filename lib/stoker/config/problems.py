@@ -1,0 +1,122 @@
+"""What pydantic found, told with the line, the dotted key and the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from stoker.config.document import Document, KeyPath, Problem, dotted
+from stoker.config.schema import Pipeline
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like this one, if any is like it at all."""
+    found = difflib.get_close_matches(word.lower(), sorted(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def section_at(path: KeyPath) -> type[BaseModel] | None:
+    """The schema of the mapping at path, or None where the path leads to a value or nowhere."""
+    section: type[BaseModel] | None = Pipeline
+    for part in path:
+        if section is None or part not in section.model_fields:
+            return None
+        annotation: Any = section.model_fields[str(part)].annotation
+        candidates = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        section = next((kind for kind in candidates if issubclass(kind, BaseModel)), None)
+    return section
+
+
+def every_key(section: type[BaseModel] = Pipeline, at: KeyPath = ()) -> list[KeyPath]:
+    """The path of every key the file may have."""
+    paths: list[KeyPath] = []
+    for name in section.model_fields:
+        paths.append((*at, name))
+        inner = section_at((*at, name))
+        if inner is not None:
+            paths.extend(every_key(inner, (*at, name)))
+    return paths
+
+
+def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
+    """What to say about a key that does not exist, and the path that was probably meant."""
+    section = section_at(path[:-1])
+    known = list(section.model_fields) if section else []
+    word = str(path[-1])
+    guess = nearest(word, known)
+    if guess is not None:
+        return f"unknown key; did you mean '{guess}'?", (*path[:-1], guess)
+    elsewhere = [place for place in every_key() if place[-1] == word]
+    if len(elsewhere) == 1:
+        return f"unknown key here; it belongs at '{dotted(elsewhere[0])}'", elsewhere[0]
+    return f"unknown key; known here: {', '.join(known)}", None
+
+
+def explain(error: ValidationError, document: Document) -> tuple[list[Problem], set[KeyPath]]:
+    """Every problem pydantic found, and the keys they are about (those probably meant included)."""
+    told: dict[KeyPath, str] = {}
+    missing: list[KeyPath] = []
+    about: set[KeyPath] = {tuple(problem.key.split(".")) for problem in document.problems}
+    for item in error.errors(include_url=False):
+        path = _real_path(item["loc"])
+        if item["type"] == "missing":
+            missing.append(path)
+        elif item["type"] == "extra_forbidden":
+            told[path], meant = unknown_key(path)
+            about |= {meant} if meant else set()
+        else:
+            told[path] = _sentence(item["type"], item.get("ctx", {}), item["input"])
+    about |= set(told)
+    told |= {path: "is required; add it" for path in missing if path not in about}
+    problems = [Problem(document.mark(path), dotted(path), text) for path, text in told.items()]
+    return problems, about | set(missing)
+
+
+def _real_path(loc: Sequence[int | str]) -> KeyPath:
+    """The location without what pydantic adds to say that a mapping's key, not its value, is wrong."""
+    return tuple(part for part in loc if part != "[key]")
+
+
+def _sentence(kind: str, context: dict[str, Any], value: object) -> str:
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return _not_one_of(value, str(context["expected"]))
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"must be a mapping of `key: value`, not {_shown(value)}"
+    if kind in ("tuple_type", "list_type"):
+        return f"must be a list like [a, b], not {_shown(value)}"
+    limits = {
+        "greater_than": "must be more than {gt}",
+        "greater_than_equal": "must be {ge} or more",
+        "less_than": "must be less than {lt}",
+        "less_than_equal": "must be {le} or less",
+        "too_long": "has too many items; {max_length} at most",
+        "too_short": "has too few items; {min_length} at least",
+    }
+    if kind in limits:
+        return limits[kind].format_map(context) + f", not {_shown(value)}"
+    return f"is not understood ({kind})"
+
+
+def _not_one_of(value: object, expected: str) -> str:
+    words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
+    if value is None:
+        return f"has no value; write one of {', '.join(words)}"
+    guess = nearest(str(value), words)
+    return f"{_shown(value)} is not one of {', '.join(words)}" + (
+        f"; did you mean '{guess}'?" if guess else ""
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return repr(str(value))

@@ -1,0 +1,184 @@
+"""The types a configuration value can have, each reading exactly what was written or saying what to write."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+from stoker.config import units
+from stoker.config.document import Plain
+
+_YES = frozenset({"true", "yes", "on"})
+_NO = frozenset({"false", "no", "off"})
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_SEXAGESIMAL = re.compile(r"\d+(:\d\d?)+(\.\d*)?")
+
+
+def _scalar(value: object, wanted: str) -> str:
+    if isinstance(value, str) and value:
+        return value
+    if value is None or value == "":
+        raise ValueError(f"has no value; write {wanted}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    kinds: dict[str, str] = {
+        "dict": "a mapping",
+        "list": "a list",
+        "tuple": "a list",
+        "bool": "true or false",
+    }
+    raise ValueError(f"is {kinds.get(type(value).__name__, 'not a value')}; write {wanted}")
+
+
+def _no_clock_time(text: str) -> str:
+    if _SEXAGESIMAL.fullmatch(text):
+        raise ValueError(
+            f"{text!r} reads as a number to base 60 in YAML; write a duration as 12h30m, a number in digits"
+        )
+    return text
+
+
+def read_text(value: object) -> str:
+    """A string; plain text that YAML would take for something else must be quoted."""
+    text = _scalar(value, "text")
+    if isinstance(text, Plain) and (text.yaml_type() != "str" or _NUMBER.fullmatch(text)):
+        kind = {"bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
+        meant = kind.get(text.yaml_type(), "a number")
+        raise ValueError(f'{str(text)!r} without quotes means {meant} in YAML; put it in quotes: "{text}"')
+    return str(text)
+
+
+def read_flag(value: object) -> bool:
+    """True or false, in any of YAML's spellings."""
+    if isinstance(value, bool):
+        return value
+    text = _scalar(value, "true or false")
+    if text.lower() in _YES:
+        return True
+    if text.lower() in _NO:
+        return False
+    raise ValueError(f"{text!r} is not true or false; write one of the two")
+
+
+def read_count(value: object) -> int:
+    """A whole number, with K, M, B or T allowed."""
+    return units.parse_count(_no_clock_time(_scalar(value, "a whole number")))
+
+
+def read_size(value: object) -> int:
+    """Bytes."""
+    return units.parse_size(_no_clock_time(_scalar(value, "a size like 64MiB")))
+
+
+def read_duration(value: object) -> float:
+    """Seconds; a number without a unit is refused unless it is 0, a float from code is seconds."""
+    if isinstance(value, float):
+        return value
+    return units.parse_duration(_no_clock_time(_scalar(value, "a duration like 30s")))
+
+
+def read_number(value: object) -> float:
+    """A decimal number; 3e-4 and 3.0e-4 are the same."""
+    text = _no_clock_time(_scalar(value, "a number"))
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a number; write one like 0.1 or 3.0e-4")
+    if re.match(r"[+-]?0\d", text):
+        raise ValueError(f"{text!r} begins with 0, which YAML takes for an octal number; drop the 0")
+    return float(text)
+
+
+def read_path(value: object, info: ValidationInfo) -> Path:
+    """An absolute path; a relative one counts from the directory of the pipeline file. Touches no disk."""
+    text = str(value) if isinstance(value, Path) else read_text(value)
+    if text.startswith("~"):
+        raise ValueError(f"{text!r}: `~` is not expanded; write the whole path")
+    if "\0" in text:
+        raise ValueError("holds a NUL character; remove it")
+    base = (info.context or {}).get("directory", Path("/"))
+    return Path(os.path.normpath(base / text))
+
+
+def read_auto_or_count(value: object) -> int | str:
+    """`auto`, or a whole number of at least one."""
+    if value == "auto":
+        return "auto"
+    count = read_count(value)
+    if count < 1:
+        raise ValueError("must be auto, or 1 or more")
+    return count
+
+
+def read_devices(value: object) -> tuple[int, ...] | str:
+    """`auto`, or a list of device numbers."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, list | tuple):
+        return tuple(read_count(item) for item in value)
+    raise ValueError("must be auto, or a list of device numbers like [0, 1]")
+
+
+def read_epochs(value: object) -> int | None:
+    """A number of epochs of at least one; `unlimited` is None."""
+    if value is None or value == "unlimited":
+        return None
+    count = read_count(value)
+    if count < 1:
+        raise ValueError("must be unlimited, or 1 or more")
+    return count
+
+
+def read_follow(value: object) -> object:
+    """`false` or the word `new_commits`."""
+    return "new_commits" if value == "new_commits" else read_flag(value)
+
+
+def read_precision(value: object) -> object:
+    """A floating-point format by torch's name; the short names people use mean the same."""
+    short = {"fp32": "float32", "bf16": "bfloat16"}
+    return short.get(value, value) if isinstance(value, str) else value
+
+
+def read_name(value: object) -> str:
+    """A name that is safe as a directory, a systemd instance and a metric's label."""
+    text = read_text(value)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,40}", text):
+        raise ValueError(
+            f"{text!r} is not a name; use at most 41 of a-z, 0-9, _ and -, and begin with a-z or 0-9"
+        )
+    return text
+
+
+def read_dataset_name(value: object) -> str:
+    """A name that is safe as a directory."""
+    text = read_text(value)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", text):
+        raise ValueError(
+            f"{text!r} is not a dataset's name; use letters, digits, . _ and -, at most 80 of them"
+        )
+    return text
+
+
+Text = Annotated[str, BeforeValidator(read_text)]
+Name = Annotated[str, BeforeValidator(read_name)]
+DatasetName = Annotated[str, BeforeValidator(read_dataset_name)]
+Flag = Annotated[bool, BeforeValidator(read_flag)]
+FilePath = Annotated[Path, BeforeValidator(read_path)]
+Natural = Annotated[int, BeforeValidator(read_count), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(read_count), Field(ge=1)]
+Size = Annotated[int, BeforeValidator(read_size), Field(ge=0)]
+PositiveSize = Annotated[int, BeforeValidator(read_size), Field(ge=1)]
+Seconds = Annotated[float, BeforeValidator(read_duration), Field(ge=0)]
+PositiveSeconds = Annotated[float, BeforeValidator(read_duration), Field(gt=0)]
+Number = Annotated[float, BeforeValidator(read_number)]
+PositiveNumber = Annotated[float, BeforeValidator(read_number), Field(gt=0)]
+Share = Annotated[float, BeforeValidator(read_number), Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, BeforeValidator(read_number), Field(ge=0, lt=1)]
+AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(read_auto_or_count)]
+Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(read_precision)]
+Epochs = Annotated[int | None, BeforeValidator(read_epochs)]
+Follow = Annotated[Literal[False, "new_commits"], BeforeValidator(read_follow)]
+Devices = Annotated[tuple[int, ...] | Literal["auto"], BeforeValidator(read_devices)]
