@@ -1,0 +1,140 @@
+"""What a daemon's story is given: its pipeline, its voice, its wait, and the beat that shows how it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.kit.events import Events
+from stoker.kit.log import Log
+from stoker.kit.metrics import Metrics
+from stoker.kit.notify import Notifier
+from stoker.kit.process import ProcessId
+from stoker.kit.wait import Waiter
+from stoker.store.files import write_atomic
+from stoker.store.layout import RuntimeLayout, StateLayout, runtime_dir
+from stoker.store.names import utc_now
+
+STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
+BEAT_S = 1.0  # the shortest time between two beats
+READY_VARIABLE = "STOKER_READY_FD"
+
+
+@dataclass
+class DaemonContext:
+    """A running daemon; its story waits, works and beats, and returns its exit code soon after `stopping`."""
+
+    name: str
+    pipeline: Pipeline
+    layout: StateLayout
+    runtime: RuntimeLayout
+    log: Log
+    events: Events
+    metrics: Metrics
+    notifier: Notifier
+    waiter: Waiter
+    once: bool
+    since: str = field(default_factory=utc_now)
+    _started: float = field(default_factory=time.monotonic)
+    _me: ProcessId = field(default_factory=lambda: ProcessId.of(os.getpid()))
+    _is_ready: bool = False
+    _next_beat: float = 0.0
+    _last: tuple[dict[str, Any], str] = ({}, "starting")
+    _status_failing: bool = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether TERM or INT has come, also in the middle of a round."""
+        return bool(self.waiter.received & STOP_SIGNALS)
+
+    def ready(self, text: str) -> None:
+        """Tell systemd and whoever started us that the start is complete; `text` is the first status line."""
+        self._is_ready = True
+        self.notifier.ready()
+        self.notifier.status(text)
+        self.log.info("daemon_ready", message=text)
+        descriptor = os.environ.pop(READY_VARIABLE, "")
+        if descriptor.isdigit():
+            with contextlib.suppress(OSError):  # who asked for it has gone
+                os.write(int(descriptor), b"READY\n")
+                os.close(int(descriptor))
+
+    def beat(self, status: dict[str, Any], text: str) -> None:
+        """Show how the work stands and feed the watchdog; after each round, acts at most each second.
+
+        `status` goes into the snapshot that `stoker status` reads, `text` to `systemctl status`.
+        """
+        self._last = (status, text)
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            self.notifier.status(text)
+            self.notifier.watchdog()
+            self._write_snapshot("running")
+
+    def end(self, state: str, exit_code: int) -> None:
+        """Leave the last snapshot behind: `stopped` or `failed`."""
+        self._write_snapshot(state, exit_code=exit_code)
+
+    def write_runtime_files(self, port: int) -> None:
+        """Tell Prometheus where we are, and the status readers that we are here."""
+        target = {
+            "targets": [f"{self.pipeline.metrics.address}:{port}"],
+            "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
+        }
+        self._keep_going(
+            lambda: write_atomic(
+                self.runtime.targets(self.name), json.dumps([target]).encode(), durable=False
+            )
+        )
+        self._write_snapshot("starting")
+
+    def _write_snapshot(self, state: str, **more: Any) -> None:
+        status, text = self._last
+        snapshot = {
+            **status,
+            "v": 1,
+            "daemon": self.name,
+            "pipeline": self.pipeline.name,
+            "pid": self._me.pid,
+            "start_ticks": self._me.start_ticks,
+            "state": state,
+            "ready": self._is_ready,
+            "text": text,
+            "since": self.since,
+            "time": utc_now(),
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            **more,
+        }
+        self._keep_going(lambda: write_snapshot(self.runtime, self.name, snapshot))
+
+    def _keep_going(self, write: Any) -> None:
+        """Runtime files are for onlookers: made anew where a cleaner took them, and no reason to stop."""
+        try:
+            try:
+                write()
+            except FileNotFoundError:
+                runtime_dir(self.pipeline.name, self.pipeline.state)  # the private one with its private mode
+                self.runtime.create()
+                write()
+        except OSError as error:
+            if not self._status_failing:
+                self._status_failing = True
+                self.log.warning(
+                    "status_unwritable", message=f"{self.runtime.root}: {error}; the work goes on unseen"
+                )
+        else:
+            self._status_failing = False
+
+
+def write_snapshot(runtime: RuntimeLayout, daemon: str, snapshot: Mapping[str, Any]) -> None:
+    """Replace what `stoker status` reads of a daemon; not synced. StorageError where it cannot be written."""
+    data = json.dumps(snapshot, default=str).encode() + b"\n"
+    write_atomic(runtime.status(daemon), data, durable=False)

@@ -1,0 +1,149 @@
+"""The frame all daemons share: one lock, one configuration, one loop's surroundings, one way to end.
+
+A daemon is `daemon_main(name, story, argv)`; the story is given the context and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.kit.context import READY_VARIABLE, STOP_SIGNALS, DaemonContext
+from stoker.kit.events import Events
+from stoker.kit.lock import Lock, read_holder
+from stoker.kit.log import Log
+from stoker.kit.metrics import PORT_KEYS, Metrics
+from stoker.kit.notify import Notifier
+from stoker.kit.wait import Waiter
+from stoker.store.errors import LockHeld, StokerError
+
+__all__ = ["DaemonContext", "daemon_main"]
+
+EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO = 64, 70, 74
+COMMAND_PURPOSE = "command"  # what a command writes that does a stopped daemon's work for a moment
+COMMAND_PATIENCE_S = 30.0
+
+Story = Callable[[DaemonContext], int]
+
+
+def daemon_main(name: str, story: Story, argv: Sequence[str]) -> int:
+    """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error."""
+    program = "stoker-" + name.replace("_", "-")
+    options = _parse(program, argv)
+    if isinstance(options, int):
+        return options
+    faulthandler.enable()
+    _keep_ready_fd()
+    waiter = Waiter()
+    waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop is an orderly one
+    try:
+        pipeline = load_pipeline(options.file)
+        pipeline.layout.create()
+        with _lock(pipeline, name, waiter) as lock:
+            return _run(name, story, pipeline, lock, waiter, once=options.once)
+    except StokerError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"{program}: {error}; look at that path and its disk, then start again", file=sys.stderr)
+        return EXIT_IO
+    finally:
+        waiter.close()
+
+
+def _parse(program: str, argv: Sequence[str]) -> argparse.Namespace | int:
+    parser = argparse.ArgumentParser(
+        prog=program, description="A daemon of Stoker.", epilog=f"example: {program} /etc/stoker/fineweb.yaml"
+    )
+    parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
+    parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
+    try:
+        return parser.parse_args(argv)
+    except SystemExit as error:  # argparse has said what is wrong, or printed the help
+        return EXIT_USAGE if error.code else 0
+
+
+def _keep_ready_fd() -> None:
+    descriptor = os.environ.get(READY_VARIABLE, "")
+    if descriptor.isdigit():
+        os.set_inheritable(int(descriptor), False)  # a worker that held it would keep its reader waiting
+
+
+def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
+    """The daemon's lock; a command that holds it is only passing, and is waited for."""
+    path = pipeline.layout.lock(name)
+    give_up = time.monotonic() + COMMAND_PATIENCE_S
+    while True:
+        try:
+            return Lock.acquire(path, purpose=name)
+        except LockHeld:
+            holder = read_holder(path)
+            passing = holder is None or holder.purpose == COMMAND_PURPOSE
+            if not passing or waiter.received & STOP_SIGNALS or time.monotonic() >= give_up:
+                raise
+        waiter.wait(0.2)
+
+
+def _run(name: str, story: Story, pipeline: Pipeline, lock: Lock, waiter: Waiter, *, once: bool) -> int:
+    log, metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
+    runtime = pipeline.runtime
+    runtime.create()
+    context = DaemonContext(
+        name=name,
+        pipeline=pipeline,
+        layout=pipeline.layout,
+        runtime=runtime,
+        log=log,
+        events=Events(pipeline.layout, name, pipeline.name, log, metrics),
+        metrics=metrics,
+        notifier=Notifier.from_environment(os.environ),
+        waiter=waiter,
+        once=once,
+    )
+    waiter.on_signal = lambda signum: _tell_signal(context, signum)
+    ports = pipeline.metrics.ports
+    port = metrics.serve(pipeline.metrics.address, getattr(ports, PORT_KEYS[name]))
+    try:
+        lock.update({"runtime": str(runtime.root), "metrics": f"{pipeline.metrics.address}:{port}"})
+        context.write_runtime_files(port)
+        context.events.record("daemon_started", pid=os.getpid(), once=once)
+        code = _tell(story, context)
+    finally:
+        metrics.close()
+        context.events.close()
+    return code
+
+
+def _tell(story: Story, context: DaemonContext) -> int:
+    """Run the story; an error it did not handle becomes an event and an exit code."""
+    try:
+        code = story(context)
+    except StokerError as error:
+        code = error.exit_code
+        context.events.record("daemon_failed", "error", message=str(error), exit_code=code)
+    except Exception as error:  # noqa: BLE001 - a bug: its stack into the log, and systemd starts us again
+        code = EXIT_SOFTWARE
+        context.log.write("error", "daemon_traceback", "".join(traceback.format_exception(error)), {})
+        said = f"{type(error).__name__}: {error}; this is a bug, the log holds its traceback"
+        context.events.record("daemon_failed", "error", message=said, exit_code=code)
+    else:
+        context.events.record("daemon_stopped", exit_code=code)
+    context.notifier.stopping()
+    context.end("stopped" if code == 0 else "failed", code)
+    return code
+
+
+def _tell_signal(context: DaemonContext, signum: int) -> None:
+    if signum in STOP_SIGNALS:
+        context.notifier.stopping()
+        context.log.info("stop_asked", signal=signal.Signals(signum).name)
+    else:
+        context.log.info("hangup_ignored", message="SIGHUP changes nothing; restart to read the file again")

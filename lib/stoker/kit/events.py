@@ -1,0 +1,69 @@
+"""What happened to a daemon: a chained log on disk, one log line and one counter for each event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.kit.log import Log
+from stoker.kit.metrics import Metrics
+from stoker.store.errors import StorageError
+from stoker.store.layout import DAEMONS, StateLayout
+from stoker.store.log import ChainedLog, read_log
+from stoker.store.names import utc_now
+
+BUDGET_BYTES = 4 << 20  # of one daemon's event log, rotated file included
+
+
+class Events:
+    """The one writer of events/<daemon>.jsonl. A disk that takes no event stops nothing: it is said once."""
+
+    def __init__(self, layout: StateLayout, daemon: str, pipeline: str, log: Log, metrics: Metrics) -> None:
+        self._path = layout.events(daemon)
+        self._pipeline = pipeline
+        self._log = log
+        self._counter = metrics.counter("events_total", "What happened, by event word", ("event",))
+        self._file: ChainedLog | None = None
+        self._seq = 0
+        self._failing = False
+
+    def record(self, event: str, level: str = "info", **fields: Any) -> None:
+        """Write the event everywhere; `message` among the fields is its sentence for people."""
+        shown = dict(fields)
+        self._log.write(level, event, str(shown.pop("message", "")), shown)
+        self._counter.labels(event).inc()
+        entry = {**fields, "time": utc_now(), "event": event, "level": level, "pipeline": self._pipeline}
+        try:
+            self._append(entry)
+        except (StorageError, FileNotFoundError) as error:
+            if not self._failing:
+                self._failing = True
+                self._log.error("events_unwritable", f"{error}; until then events are in this log alone")
+        else:
+            if self._failing:
+                self._failing = False
+                self._log.info("events_writable", "events are kept again")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = ChainedLog(self._path, rotate_bytes=BUDGET_BYTES)
+            last = (self._file.last or {}).get("seq", 0)
+            self._seq = last if isinstance(last, int) else 0
+            for damage in self._file.damage:
+                self._log.warning("events_damaged", damage, path=str(self._path))
+        # Not durable: an event is worth no wait for the disk; what counts is durable where it is decided.
+        self._file.append({**entry, "seq": self._seq + 1}, durable=False)
+        self._seq += 1
+
+
+def read_events(layout: StateLayout) -> list[dict[str, Any]]:
+    """Every daemon's events, oldest first, each with its `daemon`."""
+    events: list[dict[str, Any]] = []
+    for daemon in DAEMONS:
+        reading = read_log(layout.events(daemon), rotated=True)
+        events += [{"daemon": daemon, **entry} for entry in reading.entries]
+    return sorted(events, key=lambda event: (str(event.get("time")), event["daemon"], event.get("seq", 0)))

@@ -1,0 +1,205 @@
+"""The process between a supervisor and its trainer: no orphan, and never two of a run.
+
+    python -m stoker.kit.guard --parent PID --lock-fd N [--keep-fd N]... --report-fd N --stop-time S -- CMD...
+
+It is the subreaper of all that CMD starts, in whatever sessions, and keeps the lock's descriptor open until
+its tree is empty. On SIGTERM, on its parent's end and after CMD's own end it stops what is left: TERM to each
+process, KILL to each after the stop time, again and again until the last one is reaped.
+
+Reports, JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"}, {"exited":{"code"}|{"signal"},
+"max_rss_bytes"}, {"empty":true}. Nobody need read them: a full or closed pipe never holds the guard up.
+Exit code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop asked, before CMD could start.
+
+Standard library only, and small: it must outlive what it guards against.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from stoker.kit.prctl import set_child_subreaper, set_death_signal
+from stoker.kit.process import ProcessId, children_tree, signal_process
+
+IDLE_S = 5.0  # between two looks at the parent, should its death signal ever get lost
+STOPPING_S = 0.2  # between two looks for processes that have not had their TERM
+KILLING_S = 0.05  # between two rounds of KILL
+REPORT_BACKLOG = 1 << 16  # bytes kept for a reader that does not read
+
+
+class Reports:
+    """The report pipe: never blocks, never fails; what a slow reader leaves is kept up to a bound."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        self._unsent = b""
+        os.set_blocking(descriptor, False)
+
+    def send(self, **message: Any) -> None:
+        """Queue a line and write what the pipe takes."""
+        if len(self._unsent) < REPORT_BACKLOG:
+            self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        while self._unsent and self._descriptor is not None:
+            try:
+                self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]
+            except BlockingIOError:
+                return
+            except OSError:  # the reader is gone; the work here is the same without it
+                self._descriptor = None
+
+
+class Guard:
+    """One guarded command, from its start to the end of the last process of its tree."""
+
+    def __init__(
+        self, command: list[str], reports: Reports, *, held: list[int], parent: int, stop_time_s: float
+    ) -> None:
+        self._command = command
+        self._held = held
+        self._reports = reports
+        self._parent = parent
+        self._stop_time_s = stop_time_s
+        self._child = 0
+        self._exit_code = 0
+        self._kill_at: float | None = None  # set while stopping
+        self._asked: set[ProcessId] = set()  # processes that had their TERM
+        self._wake = _wake_on_signals(self._on_stop)
+        self._stop_asked = False
+
+    def run(self) -> int:
+        """Guard the command; returns the exit code once nothing of it is left."""
+        self._reports.send(guard="ready", pid=os.getpid())
+        if self._stop_asked or self._parent_is_gone():
+            print("stoker.kit.guard: no supervisor to work for; nothing was started", file=sys.stderr)
+            return 75
+        self._child = self._start()
+        while self._reap():
+            self._reports.flush()
+            if self._stop_asked or self._parent_is_gone():
+                self._begin_to_stop()
+            if self._kill_at is not None:
+                self._stop_some(self._kill_at)
+            self._wait()
+        for descriptor in self._held:
+            os.close(descriptor)  # before the word: whoever acts on it finds the lock free
+        self._reports.send(empty=True)
+        return self._exit_code
+
+    def _start(self) -> int:
+        # Through the launcher: should this guard be killed, the kernel asks the trainer to save and end.
+        launcher = [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *self._command]
+        child = os.posix_spawn(sys.executable, launcher, os.environ, setsigmask=[])
+        self._reports.send(started=child, start_ticks=ProcessId.of(child).start_ticks)
+        return child
+
+    def _on_stop(self, _signum: int, _frame: FrameType | None) -> None:
+        self._stop_asked = True
+
+    def _parent_is_gone(self) -> bool:
+        return os.getppid() != self._parent
+
+    def _reap(self) -> bool:
+        """Reap every dead child; False when no child is left, and with a subreaper no descendant either."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child:
+                self._child_ended(status, usage)
+
+    def _child_ended(self, status: int, usage: resource.struct_rusage) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        how = {"code": code} if code >= 0 else {"signal": -code}
+        self._exit_code = code if code >= 0 else 128 - code
+        self._reports.send(exited=how, max_rss_bytes=usage.ru_maxrss * 1024)
+        self._begin_to_stop()  # what it left behind has no one to work for
+
+    def _begin_to_stop(self) -> None:
+        """Start the stop time; asked again, it goes on running."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._stop_time_s
+
+    def _stop_some(self, kill_at: float) -> None:
+        """One round over whatever is there now: processes start others while we look."""
+        kill = time.monotonic() >= kill_at
+        for process in children_tree(os.getpid()):
+            with contextlib.suppress(
+                PermissionError
+            ):  # a set-uid helper: its parent's end is all we can give it
+                if kill:
+                    signal_process(process, signal.SIGKILL)
+                elif process not in self._asked:
+                    self._asked.add(process)
+                    signal_process(process, signal.SIGTERM)
+                    signal_process(process, signal.SIGCONT)  # a stopped one sees its TERM only when it runs
+
+    def _wait(self) -> None:
+        """Until a child ends, a signal comes, or it is time to look again."""
+        timeout = IDLE_S
+        if self._kill_at is not None:
+            left = self._kill_at - time.monotonic()
+            timeout = KILLING_S if left <= 0 else min(STOPPING_S, left)
+        select.select([self._wake], [], [], timeout)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake, 4096):
+                pass
+
+
+def _wake_on_signals(on_stop: Any) -> int:
+    """A descriptor that is readable after a signal; handlers do next to nothing and are reset by exec."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, on_stop)
+    return reading
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line; exits 64 when it is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.kit.guard", exit_on_error=True)
+    parser.add_argument("--parent", type=int, required=True, help="the pid whose end is the tree's end")
+    parser.add_argument("--lock-fd", type=int, required=True, help="kept open until the tree is empty")
+    parser.add_argument("--keep-fd", type=int, action="append", default=[], help="kept open as well")
+    parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--stop-time", type=float, required=True, help="seconds from TERM to KILL")
+    parser.add_argument("command", nargs="+")
+    try:
+        return parser.parse_args(argv)
+    except SystemExit as error:
+        raise SystemExit(64 if error.code else 0) from None
+
+
+def main(argv: list[str]) -> int:
+    """Become the guard; returns its exit code."""
+    options = parse(argv)
+    held = [options.lock_fd, *options.keep_fd]
+    for descriptor in (*held, options.report_fd):
+        os.set_inheritable(descriptor, False)  # ours alone: the trainer must not hold its own lock
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    reports = Reports(options.report_fd)
+    guard = Guard(options.command, reports, held=held, parent=options.parent, stop_time_s=options.stop_time)
+    set_child_subreaper()
+    set_death_signal(signal.SIGTERM)
+    return guard.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""One of each: `flock(2)` locks whose contents tell who holds them; the kernel lets go, so none is stale."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.process import ProcessId
+from stoker.store.errors import LockHeld, StorageError
+from stoker.store.names import utc_now
+
+CONTENTS_LIMIT = 1 << 16
+# read_holder() locks for an instant; that alone must not make a daemon refuse to start.
+LOOKER_PATIENCE_S = 0.3
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock by its own words: for people and to find its runtime directory."""
+
+    pid: int | None
+    start_ticks: int | None
+    host: str
+    purpose: str
+    since: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.purpose or 'unknown'} (pid {self.pid or 'unknown'}, since {self.since or 'unknown'})"
+
+
+class Lock:
+    """An exclusive lock on a file for as long as this object, or a child it was handed to, has it open."""
+
+    def __init__(self, path: Path, descriptor: int, contents: dict[str, Any]) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._contents = contents
+
+    @classmethod
+    def acquire(cls, path: Path, *, purpose: str, extra: Mapping[str, Any] | None = None) -> Lock:
+        """Take the lock or raise LockHeld naming the holder; StorageError when the file cannot be made."""
+        give_up = time.monotonic() + LOOKER_PATIENCE_S
+        while (descriptor := _try(path)) is None:
+            if time.monotonic() >= give_up:
+                holder = read_contents(path)
+                raise LockHeld(f"{path} is held by {holder}; stop that one first, or wait for it")
+            time.sleep(0.02)
+        me = ProcessId.of(os.getpid())
+        contents = {
+            "pid": me.pid,
+            "start": me.start_ticks,
+            "host": socket.gethostname(),
+            "purpose": purpose,
+            "since": utc_now(),
+            **(extra or {}),
+        }
+        lock = cls(path, descriptor, contents)
+        lock._write()
+        return lock
+
+    def update(self, extra: Mapping[str, Any]) -> None:
+        """Add to what the file says about its holder."""
+        self._contents |= extra
+        self._write()
+
+    def fileno(self) -> int:
+        """The open file that is the lock: pass it to a child that shall hold it too."""
+        return self._descriptor
+
+    def release(self) -> None:
+        """Let go now, also for every child that has the descriptor."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.handed_over()
+
+    def handed_over(self) -> None:
+        """Close our descriptor; the lock stays for as long as a child has its copy open."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _write(self) -> None:
+        data = json.dumps(self._contents, sort_keys=True).encode() + b"\n"
+        # Informational: a full disk must not keep a daemon, whose lock is sound, from its work.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, data, 0)
+            os.ftruncate(self._descriptor, len(data))
+
+
+def _try(path: Path) -> int | None:
+    """One attempt: the locked descriptor, or None while somebody else has it."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StorageError(f"cannot open the lock file {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(f"{path}: this file system has no locks: {error.strerror}") from error
+        if _still_named(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # the file was replaced while we waited: two could hold "it" otherwise
+
+
+def _still_named(path: Path, descriptor: int) -> bool:
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(descriptor))
+
+
+def read_contents(path: Path) -> Holder:
+    """What the lock file says, whether or not anybody holds it; empty where it says nothing readable."""
+    contents: Any = {}
+    try:
+        with path.open("rb") as stream:
+            contents = json.loads(stream.read(CONTENTS_LIMIT).split(b"\n", 1)[0])
+    except (OSError, ValueError):  # missing, or caught between two writes
+        pass
+    known: dict[str, Any] = contents if isinstance(contents, dict) else {}
+
+    def number(name: str) -> int | None:
+        value = known.get(name)
+        return value if isinstance(value, int) else None
+
+    return Holder(
+        pid=number("pid"),
+        start_ticks=number("start"),
+        host=str(known.get("host", "")),
+        purpose=str(known.get("purpose", "")),
+        since=str(known.get("since", "")),
+        extra={k: v for k, v in known.items() if k not in ("pid", "start", "host", "purpose", "since")},
+    )
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who holds the lock now; None when nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return read_contents(path)
+    finally:
+        os.close(descriptor)  # lets go of the shared lock
+    return None

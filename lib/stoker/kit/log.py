@@ -1,0 +1,127 @@
+"""A daemon's log: one fact a line, a stable event word and key=value; native journal fields under systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.store.names import utc_now
+
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+JOURNAL_BYTES = 48 << 10  # a datagram's worth; a longer value is cut, the event log has it whole
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+COLOURS = {"debug": "2", "info": "0", "warning": "33", "error": "31"}
+_PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
+
+
+class Log:
+    """Writes to the journal when standard error is connected to it, else lines to standard error.
+
+    A log that cannot be written is no reason to stop: such lines are lost in silence.
+    """
+
+    def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
+        self.daemon, self.pipeline = daemon, pipeline
+        self._colour = sys.stderr.isatty()
+        self._journal: socket.socket | None = None
+        if _stderr_is_journal(environ):
+            self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def debug(self, event: str, message: str = "", **fields: Any) -> None:
+        """For whoever looks closely."""
+        self.write("debug", event, message, fields)
+
+    def info(self, event: str, message: str = "", **fields: Any) -> None:
+        """Something went as it should."""
+        self.write("info", event, message, fields)
+
+    def warning(self, event: str, message: str = "", **fields: Any) -> None:
+        """Something went wrong and was dealt with."""
+        self.write("warning", event, message, fields)
+
+    def error(self, event: str, message: str = "", **fields: Any) -> None:
+        """Something went wrong that needs a person."""
+        self.write("error", event, message, fields)
+
+    def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
+        """Write one line; level is debug, info, warning or error."""
+        text = format_fields({**({"message": message} if message else {}), **fields})
+        if self._journal is not None and self._to_journal(level, event, text, fields):
+            return
+        if self._colour:
+            line = f"\x1b[2m{utc_now()}\x1b[0m {self.daemon} \x1b[{COLOURS[level]}m{event}\x1b[0m {text}"
+        else:
+            who = f"daemon={self.daemon} pipeline={self.pipeline}"
+            line = f"{utc_now()} level={level} {who} event={event} {text}"
+        try:
+            os.write(2, line.rstrip().encode("utf-8", "replace") + b"\n")
+        except OSError:  # the terminal or the pipe is gone; the event log still is there
+            return
+
+    def _to_journal(self, level: str, event: str, text: str, fields: Mapping[str, Any]) -> bool:
+        assert self._journal is not None
+        entry = {
+            "MESSAGE": f"{event} {text}".rstrip(),
+            "PRIORITY": str(PRIORITIES[level]),
+            "SYSLOG_IDENTIFIER": "stoker-" + self.daemon.replace("_", "-"),
+            "STOKER_EVENT": event,
+            "STOKER_PIPELINE": self.pipeline,
+            "STOKER_DAEMON": self.daemon,
+        }
+        for name, value in fields.items():
+            entry.setdefault("STOKER_" + re.sub(r"\W", "_", name).upper(), _words(value))
+        try:
+            data = journal_datagram(entry)
+            self._journal.sendto(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, JOURNAL_SOCKET)
+        except OSError:  # full or restarting: standard error is the journal's other door
+            return False
+        return True
+
+
+def format_fields(fields: Mapping[str, Any]) -> str:
+    """key=value pairs on one line; values that are not plain words are quoted as JSON strings."""
+    return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
+
+
+def journal_datagram(entry: Mapping[str, str]) -> bytes:
+    """The journal's native form: KEY=value lines; a value with newlines is preceded by its length."""
+    data = b""
+    for name, value in entry.items():
+        raw = value.encode("utf-8", "replace")[:JOURNAL_BYTES]
+        if len(data) + len(raw) > 4 * JOURNAL_BYTES:
+            break
+        if b"\n" in raw:
+            data += name.encode() + b"\n" + struct.pack("<Q", len(raw)) + raw + b"\n"
+        else:
+            data += name.encode() + b"=" + raw + b"\n"
+    return data
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None or isinstance(value, bool | int | list | tuple | dict):
+        return json.dumps(value, separators=(",", ":"), default=str)
+    return str(value)
+
+
+def _quoted(value: Any) -> str:
+    words = _words(value)
+    return words if _PLAIN.fullmatch(words) else json.dumps(words, ensure_ascii=False)
+
+
+def _stderr_is_journal(environ: Mapping[str, str]) -> bool:
+    """systemd names the device and inode of the stream it gave us; after a redirection they differ."""
+    try:
+        stderr = os.fstat(2)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}"

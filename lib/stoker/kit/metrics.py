@@ -1,0 +1,232 @@
+"""What a daemon shows Prometheus: one registry, named by one rule, served on loopback.
+
+Names are `stoker_<thing>_<unit>[_total]`; every sample carries the pipeline; labels have few values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import platform
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from stoker.store.errors import ConfigError, UnavailableError
+
+PREFIX = "stoker_"
+PORT_KEYS = {"download_watchdog": "download", "stage_shard": "shard", "train_supervisor": "train"}
+CLIENT_TIMEOUT_S = 5.0
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+
+
+class Total:
+    """A counter whose truth is elsewhere, on disk: set(), never inc(). Safe to set from any thread."""
+
+    def __init__(self, name: str, doc: str, labels: Sequence[str]) -> None:
+        self._name, self._doc, self._labels = name, doc, tuple(labels)
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *labels: str) -> None:
+        """The total as of now, for these label values."""
+        assert len(labels) == len(self._labels), f"{self._name} has the labels {self._labels}"
+        self._values = {**self._values, labels: float(value)}  # replaced whole: a scrape reads either
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        family = CounterMetricFamily(self._name, self._doc, labels=self._labels)
+        for labels, value in sorted(self._values.items()):
+            family.add_metric(labels, value)
+        yield family
+
+
+class Metrics:
+    """A daemon's metrics and the little server that shows them."""
+
+    def __init__(self, daemon: str, pipeline: str) -> None:
+        self.daemon = daemon
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._constant = {"pipeline": pipeline}
+        self._known: dict[str, Any] = {}
+        self._server: _Server | None = None
+        self._registry.register(_Process(daemon))
+
+    def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
+        """A counter that starts at zero with the daemon; the same name gives the same one."""
+        counter: Counter = self._one(Counter, name, doc, labels)
+        return counter
+
+    def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
+        """A value that goes up and down."""
+        gauge: Gauge = self._one(Gauge, name, doc, labels)
+        return gauge
+
+    def total(self, name: str, doc: str, labels: Sequence[str] = ()) -> Total:
+        """A counter that is read from disk, so that it survives restarts."""
+        full = _full(name)
+        if full not in self._known:
+            self._known[full] = Total(full, doc, labels)
+            self._registry.register(self._known[full])
+        known: Total = self._known[full]
+        return known
+
+    def text(self) -> bytes:
+        """The exposition, as a scrape sees it."""
+        return generate_latest(_WithLabels(self._registry, self._constant))
+
+    def serve(self, address: str, port: int) -> int:
+        """Serve /metrics from a thread; returns the bound port (0 asks for any free one).
+
+        UnavailableError when the port is taken, ConfigError when this machine cannot serve there at all.
+        """
+        key = f"metrics.ports.{PORT_KEYS.get(self.daemon, self.daemon)}"
+        try:
+            self._server = _Server(address, port, self.text)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UnavailableError(
+                    f"{key}: port {port} on {address} is taken; stop what uses it, or set {key} to another "
+                    "port (0 = any free one)"
+                ) from error
+            raise ConfigError(
+                f"metrics cannot be served on {address} port {port}: {error.strerror or error}; "
+                f"correct metrics.address or {key}"
+            ) from error
+        self._server.start()
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def _one(self, kind: Any, name: str, doc: str, labels: Sequence[str]) -> Any:
+        full = _full(name)
+        if full not in self._known:
+            self._known[full] = kind(full, doc, tuple(labels), registry=self._registry)
+        return self._known[full]
+
+
+def _full(name: str) -> str:
+    return name if name.startswith(PREFIX) else PREFIX + name
+
+
+class _WithLabels(CollectorRegistry):
+    """A registry as seen by a scrape: every sample with the constant labels added."""
+
+    def __init__(self, registry: CollectorRegistry, constant: dict[str, str]) -> None:
+        super().__init__()
+        self._inner, self._constant = registry, constant
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [
+                sample._replace(labels={**self._constant, **sample.labels}) for sample in family.samples
+            ]
+            yield family
+
+
+class _Process:
+    """The daemon's own size and work, and what it is."""
+
+    def __init__(self, daemon: str) -> None:
+        self._daemon = daemon
+        self._started = time.time()
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        facts = (
+            (GaugeMetricFamily, "rss_bytes", "Resident memory of the daemon", _rss_bytes()),
+            (GaugeMetricFamily, "threads", "Threads of the daemon", float(threading.active_count())),
+            (GaugeMetricFamily, "start_time_seconds", "When the daemon started, Unix time", self._started),
+            (CounterMetricFamily, "cpu_seconds_total", "CPU time the daemon used", time.process_time()),
+        )
+        for kind, name, doc, value in facts:
+            family = kind(f"{PREFIX}daemon_{name}", doc, labels=("daemon",))
+            family.add_metric((self._daemon,), value)
+            yield family
+        build = GaugeMetricFamily(
+            f"{PREFIX}build_info", "What runs here; always 1", labels=("version", "python")
+        )
+        build.add_metric((_version(), platform.python_version()), 1.0)
+        yield build
+
+
+def _rss_bytes() -> float:
+    with open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
+        return float(int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return metadata.version("stoker")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "source"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = CLIENT_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        if self.path.split("?", 1)[0] != "/metrics":
+            self.send_error(404, "Only /metrics is here")
+            return
+        body = self.server.text()
+        self.send_response(200)
+        self.send_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape every few seconds is not news."""
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int, text: Any) -> None:
+        self.text = text
+        self._ending = False
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), _Handler)
+
+    def start(self) -> None:
+        """Answer from a thread of its own."""
+        self._thread = threading.Thread(target=self._answer, name="metrics", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop answering, at once: serve_forever() would look only every half second whether it may go on."""
+        self._ending = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread
+        self._thread.join(1.0)
+        self.server_close()
+
+    def _answer(self) -> None:
+        while not self._ending:
+            self.handle_request()
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's own: that asks the resolver for a name, which can take a minute.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: the client went away."""

@@ -1,0 +1,60 @@
+"""Telling systemd how we are (sd_notify(3)); outside systemd every call does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+
+STATUS_BYTES = 200  # a longer line is no longer read
+
+
+class Notifier:
+    """The socket of NOTIFY_SOCKET, or nothing. Sending never blocks and never fails a daemon."""
+
+    def __init__(self, address: str | None = None, watchdog_interval_s: float | None = None) -> None:
+        self.watchdog_interval_s = watchdog_interval_s
+        self._socket: socket.socket | None = None
+        self._address = ""
+        if address:
+            # "@name" is an abstract socket: its kernel address begins with a zero byte.
+            self._address = "\0" + address[1:] if address.startswith("@") else address
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Notifier:
+        """As the service manager asks; watchdog_interval_s only where the watchdog means this process."""
+        address = environ.get("NOTIFY_SOCKET", "")
+        if not address.startswith(("/", "@")):
+            return cls()
+        interval = environ.get("WATCHDOG_USEC", "")
+        ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        seconds = int(interval) / 1e6 if interval.isdigit() and int(interval) > 0 and ours else None
+        return cls(address, seconds)
+
+    def ready(self) -> None:
+        """The start is complete."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        line = " ".join(text.split()).encode()[:STATUS_BYTES]
+        self._send("STATUS=" + line.decode("utf-8", "ignore"))
+
+    def watchdog(self) -> None:
+        """The loop has done a round of its work."""
+        if self.watchdog_interval_s is not None:
+            self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if self._socket is not None:
+            # A manager that is being re-executed may refuse for a moment; the next beat comes soon.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(
+                    message.encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address
+                )

@@ -1,0 +1,158 @@
+"""The worker's side: read the task, report by JSON lines, end with one result or one error.
+
+A worker module ends with `if __name__ == "__main__": run_worker(main)`. Standard output belongs to the
+protocol: whatever else prints there is sent to standard error. When its daemon ends, however it ends, the
+kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from stoker.kit.lines import LineBuffer
+from stoker.kit.prctl import set_death_signal
+
+PARENT_VARIABLE = "STOKER_WORKER_PARENT"
+LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
+EXIT_IO, EXIT_AGAIN, EXIT_SOFTWARE = 74, 75, 70
+
+
+class WorkerStopped(BaseException):
+    """The daemon asked this worker to stop. Not an Exception: no handler for errors may swallow it."""
+
+    exit_code = EXIT_AGAIN
+
+
+class InputClosed(EOFError):
+    """The daemon closed this worker's input: no further line will come."""
+
+
+class Report:
+    """What a worker tells and hears; sending is thread-safe, receiving belongs to the main thread."""
+
+    def __init__(self, output: int, *, stop_anywhere: bool = False) -> None:
+        self.stopping = False
+        self._output = output
+        self._lock = threading.Lock()
+        self._lines = LineBuffer(LINE_LIMIT)
+        self._received: list[bytes] = []
+        self._stop_anywhere = stop_anywhere
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Send one message; it is with the kernel when this returns."""
+        self._write({"kind": kind, **fields})
+
+    def raise_if_stopping(self) -> None:
+        """A safe point: raises WorkerStopped once the daemon has asked for a stop."""
+        if self.stopping:
+            raise WorkerStopped
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """The daemon's next line; None after timeout_s or on a stop; InputClosed when none can come."""
+        while not self._received:
+            if self.stopping:
+                return None
+            ready, _, _ = select.select([0, self._wake_read], [], [], timeout_s)
+            if 0 in ready:
+                data = os.read(0, 1 << 16)
+                self._received += self._lines.feed(data) if data else self._lines.finish()
+                if not data and not self._received:
+                    raise InputClosed
+            elif not ready:
+                return None
+        message = json.loads(self._received.pop(0))
+        if not isinstance(message, dict):
+            raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
+        return message
+
+    def _write(self, message: dict[str, Any]) -> None:
+        data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        with self._lock:
+            while data:
+                data = data[os.write(self._output, data) :]
+
+    def _on_stop(self, _signum: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+        if self._stop_anywhere:
+            self._stop_anywhere = False  # once: a second TERM must not interrupt the farewell
+            raise WorkerStopped
+
+    def _finish(self, last: dict[str, Any]) -> None:
+        self._stop_anywhere = False
+        with contextlib.suppress(BrokenPipeError):  # the daemon is gone: nobody is left to tell
+            self._write(last)
+
+
+def run_worker(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], *, stop_anywhere: bool = False
+) -> NoReturn:
+    """Run main(task, report) and end the process: exit 0 with its result, else the error's exit code.
+
+    SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped in main wherever that is,
+    right for work that only reads.
+    """
+    report = Report(_own_output(), stop_anywhere=stop_anywhere)
+    _end_with_parent()
+    faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, report._on_stop)
+    code = 0
+    try:
+        task = report.receive()
+        report.raise_if_stopping()
+        last: dict[str, Any] = {"result": main(task or {}, report)}
+    except BaseException as error:  # noqa: BLE001 - the process ends here; the error travels in the last line
+        code = exit_code_of(error)
+        last = {"error": _describe(error, code)}
+    report._finish(last)
+    sys.stderr.flush()
+    # Not sys.exit: a native library's clean-up must not turn a finished job into a crash.
+    os._exit(code)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code an error asks for: its own `exit_code`, 74 for the system's I/O errors, else 70."""
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
+    return EXIT_IO if isinstance(error, OSError) else EXIT_SOFTWARE
+
+
+def _describe(error: BaseException, code: int) -> dict[str, Any]:
+    if code == EXIT_SOFTWARE:  # nobody foresaw it: the stack says more than the message
+        traceback.print_exception(error)
+    described: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": code}
+    if isinstance(error, WorkerStopped):
+        described["message"] = "stopped as asked"
+    if isinstance(error, OSError) and error.errno is not None:
+        described["errno"] = error.errno
+    return described
+
+
+def _own_output() -> int:
+    """Keep the protocol's descriptor to ourselves and point standard output, C libraries' too, at stderr."""
+    own = os.dup(1)  # close-on-exec, unlike 1
+    os.dup2(2, 1)
+    return own
+
+
+def _end_with_parent() -> None:
+    expected = os.environ.pop(PARENT_VARIABLE, None)
+    if expected is None:
+        return  # started by hand
+    set_death_signal(signal.SIGKILL)
+    if os.getppid() != int(expected):
+        os._exit(EXIT_AGAIN)

@@ -1,0 +1,55 @@
+"""What `stoker status` reads: each daemon's snapshot, and whether its lock says that it is running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.lock import Holder, read_contents, read_holder
+from stoker.store.errors import StorageError
+from stoker.store.layout import DAEMONS, RuntimeLayout, StateLayout
+
+SNAPSHOT_LIMIT = 4 << 20  # bytes
+
+
+def read_status(layout: StateLayout) -> dict[str, dict[str, Any]]:
+    """Every daemon of a pipeline, from any process and user that may read its state directory.
+
+    Each has `running`, `state` ("running", "stopped", "never started"), `since`, `pid` and `metrics`,
+    both only while running, and `body`: its last snapshot, of an earlier life when it is not running, {} when
+    nobody remembers.
+    """
+    return {daemon: _read(layout, daemon) for daemon in DAEMONS}
+
+
+def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
+    path = layout.lock(daemon)
+    try:
+        holder = read_holder(path)
+    except PermissionError as error:
+        advice = "become a member of the group that owns it"
+        raise StorageError(f"cannot read {path}; {advice}", error.errno) from error
+    running = holder is not None and holder.purpose == daemon
+    last = holder or read_contents(path)
+    stopped = "stopped" if last.since else "never started"
+    return {
+        "running": running,
+        "state": "running" if running else stopped,
+        "pid": last.pid if running else None,
+        "since": last.since or None,
+        "metrics": last.extra.get("metrics") if running else None,
+        "body": _snapshot(last, daemon),
+    }
+
+
+def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:
+    root = holder.extra.get("runtime")
+    if not isinstance(root, str) or not root:
+        return {}
+    try:
+        with RuntimeLayout(Path(root)).status(daemon).open("rb") as stream:
+            body = json.loads(stream.read(SNAPSHOT_LIMIT))
+    except (OSError, ValueError):  # a reboot forgot it, or it is another user's private directory
+        return {}
+    return body if isinstance(body, dict) else {}
