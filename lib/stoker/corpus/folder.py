@@ -1,0 +1,138 @@
+"""Looking through a folder of source files: what counts, what is refused, what could not be read."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
+DEFAULT_INCLUDE = ("*.parquet",)
+
+
+@dataclass(frozen=True)
+class FileSeen:
+    """A regular file as one look found it: `path` is relative to the folder, with forward slashes."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @property
+    def etag(self) -> str:
+        """What tells a later change of the file, without reading it."""
+        return f"{self.size}-{self.mtime_ns}-{self.inode}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A name that matches but is never read: a link, a device, or not text."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A place the look could not see into: what it found is not the whole folder."""
+
+    path: str
+    reason: str
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """A glob over relative paths: `*` and `?` stay within one name, `**` crosses folders.
+
+    A pattern without a slash matches a file's name at any depth, as in a .gitignore.
+    """
+    text = pattern.lstrip("/")
+    out = ["" if "/" in text else "(?:.*/)?"]
+    at = 0
+    while at < len(text):
+        if text.startswith("**/", at):
+            out.append("(?:.*/)?")
+            at += 3
+        elif text.startswith("**", at):
+            out.append(".*")
+            at += 2
+        elif text[at] == "[" and (end := text.find("]", at + 2)) > 0:
+            inner = text[at + 1 : end].replace("\\", r"\\")
+            out.append(f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]")
+            at = end + 1
+        else:
+            out.append({"*": "[^/]*", "?": "[^/]"}.get(text[at]) or re.escape(text[at]))
+            at += 1
+    return re.compile("".join(out), re.DOTALL)
+
+
+class Selection:
+    """The include and exclude globs of one source; no include means every *.parquet."""
+
+    def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        self._include = [compile_glob(pattern) for pattern in include or DEFAULT_INCLUDE]
+        self._exclude = [compile_glob(pattern) for pattern in exclude]
+
+    def takes(self, path: str) -> bool:
+        """Whether this relative path belongs to the dataset; hidden and unfinished files never do."""
+        if any(part.startswith(".") for part in path.split("/")) or path.endswith(IGNORED_SUFFIXES):
+            return False
+        return any(glob.fullmatch(path) for glob in self._include) and not any(
+            glob.fullmatch(path) for glob in self._exclude
+        )
+
+
+def look_through(
+    root: Path, selection: Selection, tick: Callable[[], None] = lambda: None
+) -> Iterator[FileSeen | Refused | Unreadable]:
+    """Every matching file below root, in no particular order; `tick` is called for each folder entered.
+
+    Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
+    itself cannot be listed; a folder below it that cannot is reported as Unreadable.
+    """
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        tick()
+        try:
+            with os.scandir(root / folder) as found:
+                entries = list(found)
+        except OSError as error:
+            if not folder:
+                raise
+            yield Unreadable(folder, error.strerror or str(error))
+            continue
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if not entry.name.startswith("."):
+                    folders.append(path)
+                continue
+            if not selection.takes(path) and not _linked_folder(entry):
+                continue
+            yield _examine(entry, path)
+
+
+def _linked_folder(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_symlink() and entry.is_dir()
+
+
+def _examine(entry: os.DirEntry[str], path: str) -> FileSeen | Refused | Unreadable:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return Refused(path.encode(errors="backslashreplace").decode(), "its name is not UTF-8")
+    if entry.is_symlink():
+        return Refused(path, "it is a symbolic link; give the folder it points to, or move the file here")
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return Refused(path, "it went away during the look")
+    except OSError as error:
+        return Unreadable(path, error.strerror or str(error))
+    if not stat.S_ISREG(found.st_mode):
+        return Refused(path, "it is not a regular file")
+    return FileSeen(path, found.st_size, found.st_mtime_ns, found.st_ino)

@@ -1,0 +1,64 @@
+"""The listing: which files the dataset's source holds, in the order that training follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.store.layout import StateLayout
+from stoker.store.record import RecordDamaged, read_record, write_record
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The source's files as (path, size in bytes), sorted by path; written by the download watchdog.
+
+    `complete`: every listed file has a verified or released receipt, and the last scan found nothing that
+    was still changing.
+    """
+
+    dataset: str
+    files: tuple[tuple[str, int], ...]
+    complete: bool
+    revision: str
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Listing:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        if record["v"] != 1:
+            raise ValueError(f"version {record['v']}")
+        return cls(
+            dataset=str(record["dataset"]),
+            files=tuple((str(path), int(size)) for path, size in record["files"]),
+            complete=bool(record["complete"]),
+            revision=str(record["revision"]),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """The record's body."""
+        return {
+            "v": 1,
+            "dataset": self.dataset,
+            "files": [list(file) for file in self.files],
+            "complete": self.complete,
+            "revision": self.revision,
+        }
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The listed paths in listing order."""
+        return tuple(path for path, _ in self.files)
+
+
+def read_listing(layout: StateLayout, dataset: str) -> Listing | None:
+    """The dataset's listing; None while there is none (or its record is damaged: the next scan mends it)."""
+    try:
+        return Listing.from_record(read_record(layout.listing(dataset)))
+    except (FileNotFoundError, RecordDamaged):
+        return None
+
+
+def write_listing(layout: StateLayout, listing: Listing) -> None:
+    """Make the listing durable."""
+    write_record(layout.listing(listing.dataset), listing.to_record())

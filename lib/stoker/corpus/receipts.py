@@ -1,0 +1,69 @@
+"""Receipts: what the download watchdog vouches for. It alone writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast, get_args
+
+from stoker.corpus.shelf import Damaged, Shelf
+from stoker.store.layout import StateLayout
+from stoker.store.record import write_record
+
+ReceiptState = Literal["verified", "releasing", "released", "disputed"]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
+
+    `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
+    the etag is "<size>-<mtime_ns>-<inode>".
+    """
+
+    dataset: str
+    path: str
+    file: str
+    size: int
+    sha256: str
+    revision: str
+    etag: str
+    state: ReceiptState
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Receipt:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        if record["v"] != 1:
+            raise ValueError(f"version {record['v']}")
+        state = record["state"]
+        if state not in get_args(ReceiptState):
+            raise ValueError(f"state {state!r}")
+        return cls(
+            dataset=str(record["dataset"]),
+            path=str(record["path"]),
+            file=str(record["file"]),
+            size=int(record["size"]),
+            sha256=str(record["sha256"]),
+            revision=str(record["revision"]),
+            etag=str(record["etag"]),
+            state=cast(ReceiptState, state),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """The record's body."""
+        return {"v": 1, **asdict(self)}
+
+
+def receipt_shelf(layout: StateLayout, dataset: str) -> Shelf[Receipt]:
+    """The receipts of one dataset, for a reader that looks again and again."""
+    return Shelf(layout.receipts, dataset, Receipt.from_record)
+
+
+def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:
+    """Every receipt of the dataset by path; damaged records are left out and handed to `damaged`."""
+    return receipt_shelf(layout, dataset).read(damaged)
+
+
+def write_receipt(layout: StateLayout, receipt: Receipt) -> None:
+    """Make the receipt durable under its path's record name."""
+    write_record(layout.receipt(receipt.dataset, receipt.path), receipt.to_record())

@@ -1,0 +1,273 @@
+"""What the stage-shard loop does next: one pure function from what is known to a tuple of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.sources import PUBLISHED, Source
+
+Activity = Literal["stage", "tokenizer", "build", "prove", "quarantine", "release"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may go on at once; `queue_*` bound what is staged ahead of the builders."""
+
+    stagers: int
+    builders: int
+    provers: int
+    queue_files: int
+    queue_bytes: int
+    release: Literal["never", "after_proof"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything a decision depends on; times are monotonic seconds.
+
+    `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
+    the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
+    `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
+    `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now on.
+    """
+
+    receipts: Mapping[str, Receipt]
+    sources: Mapping[str, Source]
+    limits: Limits
+    key_of: Callable[[str], str] | None = None
+    published: frozenset[str] = frozenset()
+    busy: Mapping[str, str] = field(default_factory=dict)
+    convicted: Collection[str] = ()
+    invalid_sets: Collection[str] = ()
+    wanted: frozenset[str] = frozenset()
+    shelved: frozenset[str] = frozenset()
+    not_before: Mapping[str, float] = field(default_factory=dict)
+    paused_until: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Start the path anew with the content its receipt names."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """The path's content is that of `of`, which has its shard set."""
+
+    path: str
+    of: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Bring the path's file to hot; `decode` its text as well, to know that a tokenizer can train on it."""
+
+    path: str
+    decode: bool
+
+
+@dataclass(frozen=True)
+class Build:
+    """Make the path's shard set, or go on making it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Prove:
+    """A set with the path's key lies on hot: prove it and take it for built."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """Set the path's file aside for the finding against it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class QuarantineSet:
+    """Set aside what stands at the path's target: it is not the set it should be."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Remove the path's file from hot: its set is proven."""
+
+    path: str
+
+
+Action = Renew | Duplicate | Stage | Build | Prove | Quarantine | QuarantineSet | Release
+
+
+def decide(situation: Situation, now: float) -> tuple[Action, ...]:
+    """The actions to take now, within the limits; taken all, none contradicts another.
+
+    Work is claimed by content: of two paths with the same sha256 one is worked on, the other waits and
+    becomes its duplicate once the set is proven.
+    """
+    renewals: tuple[Action, ...] = tuple(Renew(path) for path in stale(situation))
+    if renewals:  # everything else depends on the records being of the content at hand
+        return renewals
+    return (
+        *_duplicates(situation),
+        *(Quarantine(path) for path in sorted(situation.convicted) if _free(situation, path, now)),
+        *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if _free(situation, path, now)),
+        *_proofs(situation, now),
+        *_stages(situation, now),
+        *_builds(situation, now),
+        *_releases(situation, now),
+    )
+
+
+def stale(situation: Situation) -> Iterator[str]:
+    """Paths whose record speaks of other content than their receipt, where nothing is built of it yet.
+
+    So are the duplicates of a content that has no shard set any more: the set was lost, and the file it was
+    made of may be gone or another by now, while theirs is here.
+    """
+    owners = _owners(situation)
+    for path, receipt in situation.receipts.items():
+        source = situation.sources.get(path)
+        if receipt.state != "verified" or path in situation.busy:
+            continue
+        if source is None:
+            yield path
+            continue
+        changed = source.sha256 != receipt.sha256 and source.state not in PUBLISHED
+        if changed or (source.state == "duplicate" and source.sha256 not in owners):
+            yield path
+
+
+def changed_after_build(sources: Mapping[str, Source], receipts: Mapping[str, Receipt]) -> list[str]:
+    """Paths whose file changed after its set was proven: the set stays, the new content is not built."""
+    return [
+        path
+        for path, source in sources.items()
+        if source.state in PUBLISHED
+        and (receipt := receipts.get(path)) is not None
+        and receipt.state == "verified"
+        and receipt.sha256 != source.sha256
+    ]
+
+
+def _owners(situation: Situation) -> dict[str, str]:
+    """The path whose set stands for a content, by the content's sha256."""
+    return {source.sha256: path for path, source in situation.sources.items() if source.state in PUBLISHED}
+
+
+def _duplicates(situation: Situation) -> Iterator[Duplicate]:
+    owners = _owners(situation)
+    for path, source in situation.sources.items():
+        free = source.state in ("seen", "staged") and path not in situation.busy
+        if free and source.sha256 in owners:
+            yield Duplicate(path, owners[source.sha256])
+
+
+def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
+    return (
+        _free(situation, path, now)
+        and path not in situation.convicted
+        and path not in situation.invalid_sets
+        and now >= situation.paused_until.get(activity, now)
+    )
+
+
+def _free(situation: Situation, path: str, now: float) -> bool:
+    return (
+        path not in situation.busy
+        and path not in situation.shelved
+        and now >= situation.not_before.get(path, now)
+    )
+
+
+def _room(situation: Situation, activity: Activity, most: int) -> int:
+    return max(0, most - sum(1 for each in situation.busy.values() if each == activity))
+
+
+def _is_published(situation: Situation, source: Source) -> bool:
+    return situation.key_of is not None and situation.key_of(source.sha256)[:16] in situation.published
+
+
+def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
+    owners = _owners(situation)
+    paths = [
+        path
+        for path, source in situation.sources.items()
+        if source.state in ("seen", "staged", "building")
+        and source.sha256 not in owners
+        and _is_published(situation, source)
+        and _open(situation, path, "prove", now)
+    ]
+    once = {situation.sources[path].sha256: path for path in reversed(paths)}
+    chosen = [path for path in paths if once[situation.sources[path].sha256] == path]
+    return tuple(Prove(path) for path in chosen[: _room(situation, "prove", situation.limits.provers)])
+
+
+def _stages(situation: Situation, now: float) -> tuple[Stage, ...]:
+    limits = situation.limits
+    ahead = {
+        path: source.size
+        for path, source in situation.sources.items()
+        if source.state in ("staged", "building") or situation.busy.get(path) == "stage"
+    }
+    claimed = {situation.sources[path].sha256 for path in (*ahead, *situation.busy)}
+    claimed |= _owners(situation).keys()
+    chosen: list[Stage] = []
+    room = _room(situation, "stage", limits.stagers)
+    # What the tokenizer waits for goes first and past the queue's limits: nothing is built before it.
+    for path in sorted(situation.sources, key=lambda each: (each not in situation.wanted, each)):
+        source, receipt = situation.sources[path], situation.receipts.get(path)
+        if len(chosen) == room:
+            break
+        if source.state != "seen" or receipt is None or receipt.state != "verified":
+            continue
+        if source.sha256 in claimed or _is_published(situation, source):
+            continue
+        full = len(ahead) >= limits.queue_files or sum(ahead.values()) + source.size > limits.queue_bytes
+        if ahead and full and path not in situation.wanted:
+            continue
+        if _open(situation, path, "stage", now):
+            chosen.append(Stage(path, decode=situation.key_of is None))
+            claimed.add(source.sha256)
+            ahead[path] = source.size
+    return tuple(chosen)
+
+
+def _builds(situation: Situation, now: float) -> tuple[Build, ...]:
+    if situation.key_of is None:
+        return ()
+    ready = [
+        path
+        for path, source in situation.sources.items()
+        if source.state in ("staged", "building")
+        and not _is_published(situation, source)
+        and _open(situation, path, "build", now)
+    ]
+    ready.sort(key=lambda path: (situation.sources[path].state != "building", path))
+    chosen: list[Build] = []
+    claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
+    for path in ready:
+        if len(chosen) == _room(situation, "build", situation.limits.builders):
+            break
+        if situation.sources[path].sha256 not in claimed:
+            chosen.append(Build(path))
+            claimed.add(situation.sources[path].sha256)
+    return tuple(chosen)
+
+
+def _releases(situation: Situation, now: float) -> Iterator[Release]:
+    if situation.limits.release != "after_proof":
+        return
+    for path, source in situation.sources.items():
+        if source.state == "proven" and _open(situation, path, "release", now):
+            yield Release(path)

@@ -1,0 +1,106 @@
+"""Source records: how far each source file has come. The stage-shard loop alone writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast, get_args
+
+from stoker.corpus.shelf import Damaged, Shelf
+from stoker.store.errors import DataError
+from stoker.store.layout import StateLayout
+from stoker.store.record import write_record
+
+SourceState = Literal[
+    "seen", "staged", "building", "proven", "synced", "released", "quarantined", "duplicate"
+]
+PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
+TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
+
+# Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
+# gone from disk. A set found published and proven moves its source to `proven` from any state before it.
+TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
+    "seen": frozenset({"staged", "proven", "quarantined", "duplicate"}),
+    "staged": frozenset({"seen", "building", "proven", "quarantined", "duplicate"}),
+    "building": frozenset({"seen", "staged", "proven", "quarantined"}),
+    "proven": frozenset({"seen", "synced", "released"}),
+    "synced": frozenset({"seen", "released"}),
+    "released": frozenset({"seen"}),
+    "quarantined": frozenset({"seen"}),
+    "duplicate": frozenset({"seen"}),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source file's way.
+
+    `size` (bytes) and `sha256` name the content the record speaks of, `key` its shard set (64 hex digits),
+    `books` and `manifest_sha256` are the published manifest's. `attempts` counts builds that ended without
+    a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
+    why it was quarantined, and which column was to blame.
+    """
+
+    dataset: str
+    path: str
+    size: int
+    sha256: str
+    state: SourceState = "seen"
+    key: str | None = None
+    attempts: int = 0
+    reason: str | None = None
+    books: Mapping[str, Any] | None = None
+    evicted: bool = False
+    manifest_sha256: str | None = None
+    deaths: tuple[int, ...] = ()
+    column: str | None = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Source:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        if record["v"] != 1:
+            raise ValueError(f"version {record['v']}")
+        state = record["state"]
+        if state not in get_args(SourceState):
+            raise ValueError(f"state {state!r}")
+        return cls(
+            dataset=str(record["dataset"]),
+            path=str(record["path"]),
+            size=int(record["size"]),
+            sha256=str(record["sha256"]),
+            state=cast(SourceState, state),
+            key=record["key"],
+            attempts=int(record["attempts"]),
+            reason=record["reason"],
+            books=record["books"],
+            evicted=bool(record["evicted"]),
+            manifest_sha256=record.get("manifest_sha256"),
+            deaths=tuple(int(group) for group in record.get("deaths", ())),
+            column=record.get("column"),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """The record's body."""
+        return {"v": 1, **asdict(self), "deaths": list(self.deaths)}
+
+    def moved(self, state: SourceState, **changes: Any) -> Source:
+        """This source in another state; raises DataError for a step that does not exist."""
+        if state != self.state and state not in TRANSITIONS[self.state]:
+            raise DataError(f"source {self.path}: no way leads from {self.state} to {state}")
+        return replace(self, state=state, **changes)
+
+    def renewed(self, *, size: int, sha256: str, reason: str | None = None) -> Source:
+        """This source from the start, for the content given."""
+        if self.state != "seen" and "seen" not in TRANSITIONS[self.state]:
+            raise DataError(f"source {self.path}: no way leads from {self.state} to seen")
+        return Source(self.dataset, self.path, size, sha256, reason=reason)
+
+
+def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
+    """Every source of the dataset by path; damaged records are left out and handed to `damaged`."""
+    return Shelf(layout.sources, dataset, Source.from_record).read(damaged)
+
+
+def write_source(layout: StateLayout, source: Source) -> None:
+    """Make the source record durable under its path's record name."""
+    write_record(layout.source(source.dataset, source.path), source.to_record())
