@@ -1,0 +1,57 @@
+"""Worker: copies the run's held-out windows, once, out of the val streams of shard sets.
+
+Task: {"shards_root", "sets": [[key, manifest sha256], ...], "seq_len", "vocab_size", "tokens", "target"};
+`tokens` is how many to evaluate on. Result: {"sha256", "windows", "dtype", "tokens"}; `tokens` counts
+windows x seq_len. The file holds windows of seq_len + 1 tokens back to back, little-endian, in the dtype of
+the sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.kit.worker_main import Report, run_worker
+from stoker.plan.windows import WindowReader
+from stoker.store.files import write_atomic
+
+
+def spread(available: int, wanted: int) -> list[int]:
+    """`wanted` of `available` windows, evenly spread, the same each time; all where there are fewer."""
+    count = min(available, wanted)
+    return [index * available // count for index in range(count)]
+
+
+def copy_heldout(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the windows durably to the task's target; val data shorter than a window gives 0 windows."""
+    seq_len = int(task["seq_len"])
+    with WindowReader(
+        [(key, digest) for key, digest in task["sets"]],
+        Path(task["shards_root"]),
+        seq_len=seq_len,
+        vocab_size=int(task["vocab_size"]),
+        stream="val",
+    ) as reader:
+        wanted = max(1, int(task["tokens"]) // seq_len)
+        chosen = spread(reader.windows, wanted)
+        data = reader.read(np.asarray(chosen, dtype=np.int64)).astype(reader.dtype).tobytes()
+        write_atomic(Path(task["target"]), data)
+        return {
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "windows": len(chosen),
+            "dtype": reader.dtype.name,
+            "tokens": len(chosen) * seq_len,
+        }
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    report("phase", phase="heldout")
+    return copy_heldout(task)
+
+
+if __name__ == "__main__":
+    run_worker(main)

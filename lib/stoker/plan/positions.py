@@ -1,0 +1,218 @@
+"""Arithmetic of positions in the plan: where the next window is, and what lies before and after it.
+
+A position is (entry, offset of the next window in it). The one after a batch names the entry of the batch's
+last window, so (3, windows of 3) and (4, 0) are the same place; compare places by `linear`.
+`skips` are window ranges of the timeline's ancestry that training passes over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from stoker.plan.log import Plan, Segment, windows_of
+from stoker.store.errors import DataError
+
+
+@dataclass(frozen=True)
+class Position:
+    """Offset of the next window inside an entry; 0 <= offset <= the entry's windows."""
+
+    entry: int
+    offset: int
+
+    @staticmethod
+    def parse(value: object) -> Position:
+        """A position from its JSON form [entry, offset]; raises DataError."""
+        if (
+            isinstance(value, list | tuple)
+            and len(value) == 2
+            and all(type(number) is int and number >= 0 for number in value)
+        ):
+            return Position(value[0], value[1])
+        raise DataError(f"position {value!r} is not [entry, offset]")
+
+    def as_list(self) -> list[int]:
+        return [self.entry, self.offset]
+
+
+START = Position(0, 0)
+Skip = tuple[Position, Position]  # from the first, up to but not with the second
+
+
+@dataclass(frozen=True)
+class Books:
+    """Where every window of the plan stands: windows = applied + skipped + remainder + ahead."""
+
+    windows: int
+    applied: int
+    skipped: int
+    remainder: int
+    ahead: int
+    tokens: int  # applied windows x their sequence length
+    tail_tokens: int  # of the whole plan
+
+
+def linear(plan: Plan, position: Position) -> int:
+    """Windows of the plan before a position; raises DataError when the plan has no such place."""
+    if position.entry >= len(plan.entries):
+        if position == START:
+            return 0
+        raise DataError(f"position {position.as_list()} lies beyond the plan's {len(plan.entries)} entries")
+    if position.offset > windows_of(plan.entries[position.entry]):
+        most = windows_of(plan.entries[position.entry])
+        raise DataError(f"position {position.as_list()} lies beyond the entry's {most} windows")
+    return plan.starts[position.entry] + position.offset
+
+
+def at(plan: Plan, windows: int) -> Position:
+    """The position with that many windows before it, in the entry of the last of them."""
+    if not 0 <= windows <= plan.windows:
+        raise DataError(f"window {windows} lies beyond the plan's {plan.windows} windows")
+    if windows == 0:
+        return START
+    entry = bisect_right(plan.starts, windows - 1) - 1
+    return Position(entry, windows - plan.starts[entry])
+
+
+def windows_total(plan: Plan) -> int:
+    """All windows of the plan, skipped ones included."""
+    return plan.windows
+
+
+def take(
+    plan: Plan, position: Position, count: int, skips: Sequence[Skip] = ()
+) -> list[tuple[int, range]] | None:
+    """The next `count` windows as (entry, range of offsets) in order; None while the plan has fewer."""
+    pieces: list[tuple[int, range]] = []
+    left = count
+    for first, last in _open_ranges(plan, linear(plan, position), skips):
+        if left == 0:
+            break
+        upto = min(last, first + left)
+        pieces.extend(_pieces(plan, first, upto))
+        left -= upto - first
+    return pieces if left == 0 else None
+
+
+def advance(plan: Plan, position: Position, count: int, skips: Sequence[Skip] = ()) -> Position | None:
+    """The position after the next `count` windows, or None while the plan has fewer."""
+    pieces = take(plan, position, count, skips)
+    return None if pieces is None else after(pieces, position)
+
+
+def after(pieces: Sequence[tuple[int, range]], position: Position) -> Position:
+    """The position after pieces taken from `position`."""
+    if not pieces:
+        return position
+    entry, offsets = pieces[-1]
+    return Position(entry, offsets.stop)
+
+
+def left_after(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
+    """Windows that the plan still has to give from a position on."""
+    return sum(last - first for first, last in _open_ranges(plan, linear(plan, position), skips))
+
+
+class Accounts:
+    """What training did before a position; made once for a plan, each answer takes a few comparisons."""
+
+    def __init__(self, plan: Plan, skips: Sequence[Skip] = ()) -> None:
+        self._plan = plan
+        self._skipped = _skip_ranges(plan, skips)
+        per_entry = (
+            self._tokens_in(entry, windows_of(plan.entries[entry])) for entry in range(len(plan.entries))
+        )
+        self._tokens = tuple(accumulate(per_entry, initial=0))
+
+    def applied(self, position: Position) -> int:
+        """Windows trained on: all before the position but the skipped."""
+        end = linear(self._plan, position)
+        return end - _covered(0, end, self._skipped)
+
+    def tokens(self, position: Position) -> int:
+        """Tokens trained on: applied windows x the sequence length of their entry."""
+        linear(self._plan, position)
+        if not self._plan.entries:
+            return 0
+        return self._tokens[position.entry] + self._tokens_in(position.entry, position.offset)
+
+    def _tokens_in(self, number: int, offset: int) -> int:
+        """Tokens of the first `offset` windows of an entry."""
+        entry, start = self._plan.entries[number], self._plan.starts[number]
+        if not isinstance(entry, Segment):
+            return 0
+        return entry.seq_len * (offset - _covered(start, start + offset, self._skipped))
+
+
+def applied_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
+    """Windows trained on before a position."""
+    return Accounts(plan, skips).applied(position)
+
+
+def tokens_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
+    """Tokens trained on before a position."""
+    return Accounts(plan, skips).tokens(position)
+
+
+def books(plan: Plan, position: Position, skips: Sequence[Skip] = (), *, exhausted: bool = False) -> Books:
+    """The accounts at a position; `exhausted`: the run ended for want of data, what is left is remainder."""
+    accounts = Accounts(plan, skips)
+    applied = accounts.applied(position)
+    left = left_after(plan, position, skips)
+    return Books(
+        windows=plan.windows,
+        applied=applied,
+        skipped=plan.windows - applied - left,
+        remainder=left if exhausted else 0,
+        ahead=0 if exhausted else left,
+        tokens=accounts.tokens(position),
+        tail_tokens=sum(segment.tail_tokens for segment in plan.segments),
+    )
+
+
+def _skip_ranges(plan: Plan, skips: Iterable[Skip]) -> list[tuple[int, int]]:
+    """Skips as sorted, disjoint linear ranges; the part beyond a shorter copy of the plan is left out."""
+    spans = sorted((_clipped(plan, first), _clipped(plan, last)) for first, last in skips)
+    merged: list[tuple[int, int]] = []
+    for first, last in spans:
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        elif first < last:
+            merged.append((first, last))
+    return merged
+
+
+def _clipped(plan: Plan, position: Position) -> int:
+    if position.entry >= len(plan.entries):
+        return plan.windows
+    return linear(plan, position)
+
+
+def _open_ranges(plan: Plan, start: int, skips: Iterable[Skip]) -> Iterable[tuple[int, int]]:
+    """Linear ranges from `start` to the plan's end that are not skipped."""
+    for first, last in _skip_ranges(plan, skips):
+        if start < first:
+            yield start, first
+        start = max(start, last)
+    if start < plan.windows:
+        yield start, plan.windows
+
+
+def _covered(start: int, stop: int, ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
+
+
+def _pieces(plan: Plan, first: int, last: int) -> list[tuple[int, range]]:
+    pieces: list[tuple[int, range]] = []
+    entry = bisect_right(plan.starts, first) - 1
+    while first < last:
+        start, end = plan.starts[entry], plan.starts[entry + 1]
+        upto = min(last, end)
+        if first < upto:
+            pieces.append((entry, range(first - start, upto - start)))
+            first = upto
+        entry += 1
+    return pieces

@@ -1,0 +1,120 @@
+"""Timelines: which history a run stands on after rollbacks; timeline 0, the first, has no line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.plan.positions import Position, Skip
+from stoker.store.errors import DataError
+from stoker.store.log import read_log
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A fork: steps of `parent` after `from_step` are given up, and the `skip` ranges passed over."""
+
+    number: int
+    parent: int
+    from_step: int
+    skip: tuple[Skip, ...]
+    reason: str
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "timeline": self.number,
+            "parent": self.parent,
+            "from": self.from_step,
+            "skip": [[first.as_list(), last.as_list()] for first, last in self.skip],
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """All forks of a run in the order written, and the chain hash of each line."""
+
+    forks: tuple[Timeline, ...] = ()
+    hashes: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> int:
+        """The timeline the run is on: the newest."""
+        return self.forks[-1].number if self.forks else 0
+
+
+def read_timelines(path: Path) -> Timelines:
+    """The timelines in a file (missing: none but 0); raises DataError naming the line that is damaged."""
+    reading = read_log(path)
+    if reading.damage:
+        raise DataError(f"{path}: {reading.damage[0]}; put back the copy in the newest checkpoint")
+    forks: list[Timeline] = []
+    for index, body in enumerate(reading.entries):
+        try:
+            fork = _parse(body)
+        except (DataError, ValueError) as problem:
+            raise DataError(f"{path}: entry {index}: {problem}") from problem
+        if fork.number != index + 1 or not 0 <= fork.parent < fork.number:
+            raise DataError(
+                f"{path}: entry {index}: timeline {fork.number} of parent {fork.parent} cannot stand there; "
+                f"timeline {index + 1} of an earlier one is due"
+            )
+        forks.append(fork)
+    return Timelines(tuple(forks), tuple(reading.hashes))
+
+
+def ancestry(timelines: Timelines, current: int | None = None) -> list[tuple[int, int | None]]:
+    """The history of a timeline (default: the current), newest first: (timeline, last step that counts).
+
+    None as last step: no fork ends it. Raises DataError for a timeline that is not there.
+    """
+    number = timelines.current if current is None else current
+    history: list[tuple[int, int | None]] = []
+    upto: int | None = None
+    for fork in _path(timelines, number):
+        history.append((fork.number, upto))
+        upto = fork.from_step if upto is None else min(upto, fork.from_step)
+    return [*history, (0, upto)]
+
+
+def on_history(history: Sequence[tuple[int, int | None]], timeline: int, step: int) -> bool:
+    """Whether a step made on a timeline is part of an ancestry."""
+    return any(timeline == number and (upto is None or step <= upto) for number, upto in history)
+
+
+def skips(timelines: Timelines, current: int | None = None) -> tuple[Skip, ...]:
+    """All ranges that training on a timeline (default: the current) passes over, its ancestors' included."""
+    number = timelines.current if current is None else current
+    return tuple(skip for fork in _path(timelines, number) for skip in fork.skip)
+
+
+def _path(timelines: Timelines, number: int) -> list[Timeline]:
+    """The forks from a timeline down to, and without, timeline 0."""
+    if not 0 <= number <= len(timelines.forks):
+        raise DataError(f"timeline {number} is not in timelines.jsonl, which ends at {timelines.current}")
+    path: list[Timeline] = []
+    while number:
+        path.append(timelines.forks[number - 1])
+        number = path[-1].parent
+    return path
+
+
+def _parse(body: Mapping[str, Any]) -> Timeline:
+    if body.get("v") != 1:
+        raise ValueError(f"format version {body.get('v')!r} is not known here")
+    numbers = [body.get(field) for field in ("timeline", "parent", "from")]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("timeline, parent and from are not all whole numbers")
+    spans = body.get("skip")
+    if not isinstance(spans, list) or not all(isinstance(span, list) and len(span) == 2 for span in spans):
+        raise ValueError("skip is not a list of [position, position]")
+    return Timeline(
+        number=body["timeline"],
+        parent=body["parent"],
+        from_step=body["from"],
+        skip=tuple((Position.parse(first), Position.parse(last)) for first, last in spans),
+        reason=str(body.get("reason", "")),
+    )

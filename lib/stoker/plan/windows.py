@@ -1,0 +1,191 @@
+"""Windows of tokens read from shard sets: the train (or val) streams of a segment's sets, end to end.
+
+Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, wherever files and sets end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.plan.log import Segment
+from stoker.plan.permutation import permute
+from stoker.store.errors import DataError
+
+MOST_MAPS = 256  # a process may hold 65,530 maps (vm.max_map_count); a reader keeps far below
+
+Windows: TypeAlias = npt.NDArray[np.int64]
+_Dtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.uint32]
+_Tokens: TypeAlias = npt.NDArray[Any]  # in the sets' own dtype
+_DTYPES: Mapping[str, _Dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    tokens: int
+
+
+class WindowReader:
+    """Reads windows of (seq_len + 1) tokens from one stream of several shard sets, given in order.
+
+    At open it checks that each manifest has the sha256 the plan names and each token file its size; what the
+    files hold is proven elsewhere. Raises DataError where something disagrees, naming the file.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[tuple[str, str]],
+        shards_root: Path,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        stream: Literal["train", "val"] = "train",
+        most_maps: int = MOST_MAPS,
+    ) -> None:
+        manifests = [_manifest(shards_root / key[:16], digest) for key, digest in sets]
+        names = {str(manifest.get("dtype")) for _, manifest in manifests}
+        if len(names) != 1 or not names <= set(_DTYPES):
+            raise DataError(f"{shards_root}: the sets of a segment must share a known dtype: {names}")
+        self.dtype: _Dtype = _DTYPES[names.pop()]
+        self.seq_len = seq_len
+        self.vocab_size = vocab_size
+        self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]
+        self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
+        self._bounds: list[int] = self._starts.tolist()
+        self._maps: OrderedDict[int, _Tokens] = OrderedDict()
+        self._most_maps = max(1, most_maps)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the stream."""
+        return int(self._starts[-1])
+
+    @property
+    def windows(self) -> int:
+        """Windows the stream gives; each reads one token into the next."""
+        return max(0, (self.tokens - 1) // self.seq_len)
+
+    def read(self, windows: npt.ArrayLike) -> Windows:
+        """Tokens of windows (B,) as int64 (B, seq_len + 1), in the order asked for.
+
+        Raises DataError for an id beyond the vocabulary, IndexError for a window that is not there.
+        """
+        wanted = np.asarray(windows, dtype=np.int64).reshape(-1)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.windows):
+            raise IndexError(f"a window outside 0..{self.windows - 1} was asked for")
+        batch: _Tokens = np.empty((wanted.size, self.seq_len + 1), dtype=self.dtype)
+        starts = wanted * self.seq_len
+        files = np.searchsorted(self._starts, starts, side="right") - 1
+        for row, start, number in zip(batch, starts.tolist(), files.tolist(), strict=True):
+            self._copy(row, start, number)
+        self._check_vocabulary(batch, wanted)
+        return np.asarray(batch, dtype=np.int64)
+
+    def close(self) -> None:
+        """Forget the open maps."""
+        self._maps.clear()
+
+    def __enter__(self) -> WindowReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _copy(self, row: _Tokens, start: int, number: int) -> None:
+        """Fill a row with the window at token `start` of the stream, which lies in file `number`."""
+        filled = 0
+        while filled < len(row):
+            inside = start + filled - self._bounds[number]
+            part = self._map(number)[inside : inside + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled += len(part)
+            number += 1
+
+    def _map(self, number: int) -> _Tokens:
+        """The map of a file; the one used longest ago is closed when there are too many."""
+        mapped = self._maps.get(number)
+        if mapped is None:
+            mapped = np.asarray(np.memmap(self._files[number].path, dtype=self.dtype, mode="r"))
+            self._maps[number] = mapped
+            if len(self._maps) > self._most_maps:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(number)
+        return mapped
+
+    def _check_vocabulary(self, batch: _Tokens, wanted: Windows) -> None:
+        if not batch.size or int(batch.max()) < self.vocab_size:
+            return
+        row, column = np.argwhere(batch >= self.vocab_size)[0]
+        token = int(wanted[row]) * self.seq_len + int(column)
+        number = int(np.searchsorted(self._starts, token, side="right")) - 1
+        raise DataError(
+            f"{self._files[number].path}: token {token - int(self._starts[number])} is "
+            f"{int(batch[row, column])}, beyond the vocabulary of {self.vocab_size}; prove this shard set "
+            "(stoker verify shards) and have it restored"
+        )
+
+
+class SegmentReader(WindowReader):
+    """The windows of one plan entry; `at_offsets` reads them in the plan's order."""
+
+    def __init__(
+        self, segment: Segment, shards_root: Path, *, vocab_size: int, most_maps: int = MOST_MAPS
+    ) -> None:
+        super().__init__(
+            segment.sets, shards_root, seq_len=segment.seq_len, vocab_size=vocab_size, most_maps=most_maps
+        )
+        self.segment = segment
+        tail = self.tokens - self.windows * self.seq_len
+        if (self.windows, tail) != (segment.windows, segment.tail_tokens):
+            raise DataError(
+                f"plan entry {segment.n} has {segment.windows} windows and {segment.tail_tokens} tail tokens,"
+                f" its shard sets in {shards_root} give {self.windows} and {tail}"
+            )
+
+    def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
+        """Tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""
+        return self.read(permute(self.segment.key, self.segment.windows, np.asarray(offsets, dtype=np.int64)))
+
+
+def _manifest(directory: Path, digest: str) -> tuple[Path, Mapping[str, Any]]:
+    path = directory / "manifest.json"
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as problem:
+        raise DataError(f"{path} is not there, but the plan names its shard set") from problem
+    found = hashlib.sha256(raw).hexdigest()
+    if found != digest:
+        raise DataError(f"{path} has sha256 {found}, the plan names {digest}")
+    manifest = json.loads(raw)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise DataError(f"{path} lists no files")
+    return directory, manifest
+
+
+def _files(directory: Path, manifest: Mapping[str, Any], stream: str, itemsize: int) -> list[_File]:
+    pattern = re.compile(rf"{stream}-\d{{5}}\.bin")
+    files: list[_File] = []
+    for name in sorted(name for name in manifest["files"] if pattern.fullmatch(name)):
+        path, tokens = directory / name, manifest["files"][name]["tokens"]
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as problem:
+            raise DataError(f"{path} is not there, but its manifest lists it") from problem
+        if size != tokens * itemsize:
+            raise DataError(f"{path} has {size} bytes; its manifest says {tokens} tokens of {itemsize} bytes")
+        if tokens:
+            files.append(_File(path, tokens))
+    return files
