@@ -1,0 +1,133 @@
+"""What a sealed checkpoint directory holds: its names, checkpoint.json and SHA256SUMS.
+
+checkpoint.json lists every file but itself and SHA256SUMS, with size and sha256; SHA256SUMS, written last,
+has a line for every file but itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.store.errors import DataError
+from stoker.store.files import canonical_json
+
+BODY = "checkpoint.json"
+SUMS = "SHA256SUMS"
+PLAN_COPY = "plan.jsonl"
+TIMELINES_COPY = "timelines.jsonl"
+TEMPORARY = ".tmp-step-"  # being sealed: .tmp-step-<launch>-<step>
+PRUNED = ".tmp-pruned-"  # on its way out
+
+_NAME = re.compile(r"step-(\d{9,})")
+_SUM_LINE = re.compile(r"([0-9a-f]{64})  (\S[^\n]*)")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file as checkpoint.json lists it."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CheckpointBody:
+    """checkpoint.json; `raw` is all of it, `files` what it lists, `position` [entry, offset] of the plan."""
+
+    step: int
+    tokens: int
+    position: tuple[int, int]
+    timeline: int
+    plan_head: str
+    files: Mapping[str, FileEntry]
+    raw: Mapping[str, Any]
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory name of a step's checkpoint."""
+    return f"step-{step:09d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step a directory name speaks of (a mirrored copy's suffix is allowed), or None."""
+    match = _NAME.match(name)
+    return int(match[1]) if match and name[match.end() :][:1] in ("", "-") else None
+
+
+def write_body(body: Mapping[str, Any], files: Mapping[str, FileEntry]) -> bytes:
+    """The bytes of checkpoint.json; raises DataError when the body lacks what every reader needs."""
+    listed = {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()}
+    data = canonical_json({**body, "v": 1, "files": listed}) + b"\n"
+    read_body(data)
+    return data
+
+
+def read_body(data: bytes) -> CheckpointBody:
+    """checkpoint.json from its bytes; raises DataError saying what is wrong with it."""
+    try:
+        raw = json.loads(data)
+    except ValueError as problem:
+        raise DataError(f"{BODY} is not JSON: {problem}") from problem
+    if not isinstance(raw, dict) or raw.get("v") != 1:
+        raise DataError(f"{BODY} has no format version known here")
+    numbers = {field: _count(raw, field) for field in ("step", "tokens", "timeline")}
+    position = raw.get("position")
+    if not (isinstance(position, list) and len(position) == 2 and all(_is_count(part) for part in position)):
+        raise DataError(f"{BODY}: position {position!r} is not [entry, offset]")
+    head = raw.get("plan_head")
+    if not (isinstance(head, str) and _HEX64.fullmatch(head)):
+        raise DataError(f"{BODY}: plan_head {head!r} is not a sha256")
+    return CheckpointBody(
+        position=(position[0], position[1]),
+        plan_head=head,
+        files=_files(raw.get("files")),
+        raw=raw,
+        **numbers,
+    )
+
+
+def write_sums(sums: Mapping[str, str]) -> bytes:
+    """SHA256SUMS as `sha256sum -c` reads it, by name."""
+    return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode()
+
+
+def read_sums(data: bytes) -> dict[str, str]:
+    """Name to sha256; raises DataError naming the line. Strict, so that no flipped bit reads as the same."""
+    text = data.decode("utf-8", errors="replace")
+    if not text.endswith("\n"):
+        raise DataError(f"{SUMS} does not end with a newline")
+    sums: dict[str, str] = {}
+    for number, line in enumerate(text[:-1].split("\n"), start=1):
+        match = _SUM_LINE.fullmatch(line)
+        if match is None or match[2] in sums:
+            raise DataError(f"{SUMS} line {number} is not '<sha256>  <name>', or names a file twice")
+        sums[match[2]] = match[1]
+    return sums
+
+
+def _files(value: object) -> dict[str, FileEntry]:
+    if not isinstance(value, dict):
+        raise DataError(f"{BODY} lists no files")
+    files: dict[str, FileEntry] = {}
+    for name, entry in value.items():
+        size, digest = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if not (type(size) is int and size >= 0 and isinstance(digest, str) and _HEX64.fullmatch(digest)):
+            raise DataError(f"{BODY}: {name}: size and sha256 are not both there")
+        files[name] = FileEntry(size, digest)
+    return files
+
+
+def _count(raw: Mapping[str, Any], field: str) -> int:
+    value: Any = raw.get(field)
+    if not _is_count(value):
+        raise DataError(f"{BODY}: {field}={value!r} is not a whole number")
+    return int(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,169 @@
+"""The proof of a checkpoint: checkpoint.json and SHA256SUMS parse, agree line by line, and with what is read.
+
+Everything is read past the page cache. A conviction (`invalid`) needs two readings that agree; where a file
+system refuses O_DIRECT (tmpfs, overlays) these are two independent readings after dropping the cache, and the
+proof says `cached`. Whatever cannot be read now, or reads differently twice, is `unreadable`: stop and look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, read_body, read_sums, step_of
+from stoker.store.errors import DataError
+from stoker.store.hashing import hash_file
+
+Verdict = Literal["proven", "invalid", "unreadable"]
+Progress = Callable[[int], None]
+T = TypeVar("T")
+
+QUICK_BYTES = 1 << 20  # files up to this size are hashed even without deep
+SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; no honest one is larger
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found; `reason` names file and figure unless proven.
+
+    `cached`: some of it could not be read past the cache. `extra`: what no list names; it was never opened.
+    `body` and `digest` (sha256 of checkpoint.json) are there when proven.
+    """
+
+    verdict: Verdict
+    reason: str
+    cached: bool
+    body: CheckpointBody | None = None
+    digest: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+class _Invalid(Exception):
+    """The disk says so: the checkpoint is not whole."""
+
+
+class _Unreadable(Exception):
+    """It cannot be known now."""
+
+
+def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None = None) -> Proof:
+    """Prove the checkpoint in a directory; a bad or unreadable one is a verdict, never an exception.
+
+    With deep=False the big files are only looked at (present, plain, of the right size), the small ones read
+    too. `progress` is told,
+    from several threads, how far in bytes each file is read.
+    """
+    examination = _Examination(path, progress)
+    try:
+        return examination.prove(deep)
+    except _Invalid as finding:
+        return Proof("invalid", str(finding), examination.cached)
+    except _Unreadable as finding:
+        return Proof("unreadable", str(finding), examination.cached)
+    except OSError as error:
+        detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
+        return Proof("unreadable", f"cannot be read now: {detail}", examination.cached)
+
+
+class _Examination:
+    def __init__(self, path: Path, progress: Progress | None) -> None:
+        self.path = path
+        self.cached = False
+        self._progress = progress
+
+    def prove(self, deep: bool) -> Proof:
+        found = self._tree()
+        sums = _parsed(read_sums, self._small(SUMS, found))
+        data = self._small(BODY, found)
+        body = _parsed(read_body, data)
+        digest = hashlib.sha256(data).hexdigest()
+        self._agree(sums, body, digest)
+        for name, entry in sorted(body.files.items()):
+            size = _plain(name, found).st_size
+            if size != entry.size:
+                raise _Invalid(f"{name} has {size} bytes, {BODY} says {entry.size}")
+        read = [name for name, entry in sorted(body.files.items()) if deep or entry.size <= QUICK_BYTES]
+        self._hash_all({name: sums[name] for name in read})
+        extra = sorted(set(found) - set(sums) - {SUMS})
+        return Proof("proven", "", self.cached, body, digest, tuple(extra))
+
+    def _tree(self) -> dict[str, os.stat_result]:
+        """Everything in the directory that is no directory, by relative name; links are not followed.
+
+        Listed names are looked up here only, so none can point outside.
+        """
+        if not stat.S_ISDIR(os.lstat(self.path).st_mode):
+            raise _Invalid("it is no directory")
+        found: dict[str, os.stat_result] = {}
+        waiting = [self.path]
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+                    else:
+                        name = Path(entry.path).relative_to(self.path).as_posix()
+                        found[name] = entry.stat(follow_symlinks=False)
+        return found
+
+    def _small(self, name: str, found: Mapping[str, os.stat_result]) -> bytes:
+        """A small file's bytes, known to be those on disk."""
+        size = _plain(name, found).st_size
+        if size > SMALL_BYTES:
+            raise _Invalid(f"{name} has {size} bytes; no checkpoint's is that large")
+        data = (self.path / name).read_bytes()
+        on_disk = hash_file(self.path / name, progress=self._progress)
+        self.cached |= on_disk.cached
+        if on_disk.sha256 != hashlib.sha256(data).hexdigest():
+            raise _Unreadable(
+                f"{name}: the page cache and the disk disagree; check the disk, then prove again"
+            )
+        return data
+
+    def _agree(self, sums: Mapping[str, str], body: CheckpointBody, digest: str) -> None:
+        listed = {**{name: entry.sha256 for name, entry in body.files.items()}, BODY: digest}
+        differing = sorted({name for name, _ in listed.items() ^ sums.items()})
+        if differing:
+            raise _Invalid(f"{BODY} and {SUMS} disagree on {differing[0]}")
+        step = step_of(self.path.name)
+        if step is not None and step != body.step:
+            raise _Invalid(f"{BODY} speaks of step {body.step}, the directory's name of step {step}")
+
+    def _hash_all(self, expected: Mapping[str, str]) -> None:
+        pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
+        try:
+            list(pool.map(self._hash, expected.keys(), expected.values()))
+        finally:
+            pool.shutdown(cancel_futures=True)  # the first finding ends it: files not begun are not read
+
+    def _hash(self, name: str, expected: str) -> None:
+        """Compare a file's sha256 with the expected one; two readings that agree convict."""
+        first = hash_file(self.path / name, progress=self._progress)
+        self.cached |= first.cached
+        if first.sha256 == expected:
+            return
+        if hash_file(self.path / name, progress=self._progress).sha256 != first.sha256:
+            raise _Unreadable(f"{name} reads differently each time; check the disk and memory")
+        raise _Invalid(f"sha256 of {name} differs")
+
+
+def _parsed(parse: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return parse(data)
+    except DataError as problem:
+        raise _Invalid(str(problem)) from problem
+
+
+def _plain(name: str, found: Mapping[str, os.stat_result]) -> os.stat_result:
+    """The stat of a listed file; it must be there and be a regular file."""
+    if name not in found:
+        raise _Invalid(f"{name} is missing")
+    if not stat.S_ISREG(found[name].st_mode):
+        raise _Invalid(f"{name} is not a regular file")
+    return found[name]

@@ -1,0 +1,83 @@
+"""Bad checkpoints are moved, not deleted, and the place they are moved to keeps within a budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.store.files import make_dir, move_durably, remove_tree
+from stoker.store.names import new_id, utc_now
+from stoker.store.record import write_record
+
+PREFIX = "checkpoint-"
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """Where the checkpoint went, and which older places were dropped for it (each worth an event)."""
+
+    place: Path
+    dropped: tuple[str, ...]
+
+
+def quarantine_checkpoint(
+    quarantine: Path,
+    checkpoint: Path,
+    reason: str,
+    *,
+    keep: int,
+    keep_bytes: int,
+    detail: Mapping[str, Any] | None = None,
+) -> Quarantined:
+    """Move a checkpoint into `<quarantine>/checkpoint-<name>-<time>/` with a reason.json beside it.
+
+    Then the oldest places go until at most `keep` places of `keep_bytes` in sum are left; the newest stays
+    whatever its size, unless `keep` is 0. Both directories must be on one file system.
+    """
+    place = quarantine / f"{PREFIX}{checkpoint.name}-{new_id()}"
+    make_dir(place)
+    # The reason first: a crash in between leaves the checkpoint in place, to be convicted again, and a note.
+    write_record(
+        place / "reason.json",
+        {
+            **(detail or {}),
+            "v": 1,
+            "kind": "checkpoint",
+            "path": str(checkpoint),
+            "reason": reason,
+            "time": utc_now(),
+        },
+    )
+    move_durably(checkpoint, place / checkpoint.name)
+    return Quarantined(place, drop_over_budget(quarantine, keep=keep, keep_bytes=keep_bytes))
+
+
+def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[str, ...]:
+    """Remove the oldest places until both limits hold, as far as the newest allows; returns their names."""
+    places = quarantined(quarantine)
+    sizes = {place: _tree_bytes(place) for place in places}
+    dropped: list[str] = []
+    while len(places) > keep or (len(places) > 1 and sum(sizes[place] for place in places) > keep_bytes):
+        oldest = places.pop(0)
+        remove_tree(oldest)
+        dropped.append(oldest.name)
+    return tuple(dropped)
+
+
+def quarantined(quarantine: Path) -> list[Path]:
+    """The places of quarantined checkpoints, oldest first by the time in their names."""
+    try:
+        names = [entry.name for entry in os.scandir(quarantine) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    ours = [name for name in names if name.startswith(PREFIX)]
+    return [quarantine / name for name in sorted(ours, key=lambda name: name.rsplit("-", 2)[1:])]
+
+
+def _tree_bytes(path: Path) -> int:
+    return sum(
+        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
+    )

@@ -1,0 +1,71 @@
+"""Which checkpoints may go: a pure decision, and the removal that never leaves half a checkpoint behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.checkpoints.format import PRUNED, TEMPORARY
+from stoker.store.files import move_durably, remove_tree
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A sealed checkpoint; `proven` is None while nobody has looked, `read` while someone reads it."""
+
+    step: int
+    proven: bool | None
+    val_loss: float | None = None
+    read: bool = False
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """The last N, every K steps, the milestones, and the best N by held-out loss are kept."""
+
+    keep_last: int = 3
+    keep_every: int | None = None
+    milestones: frozenset[int] = frozenset()
+    keep_best: int = 1
+
+
+def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
+    """Steps to remove, oldest first.
+
+    Only proven checkpoints older than the newest proven one go, none that is being read; what is not proven
+    is for the proof to judge.
+    """
+    proven = sorted((one for one in checkpoints if one.proven), key=lambda one: one.step)
+    if not proven:
+        return []
+    kept = {one.step for one in proven[-max(1, policy.keep_last) :]}
+    measured = sorted((one for one in proven if one.val_loss is not None), key=_best_first)
+    kept |= {one.step for one in measured[: policy.keep_best]}
+    kept |= {one.step for one in proven if policy.keep_every and one.step % policy.keep_every == 0}
+    return [one.step for one in proven if one.step not in kept | policy.milestones and not one.read]
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Take a checkpoint's name away by one rename, then its files; a crash leaves a sweepable rest."""
+    condemned = path.parent / f"{PRUNED}{path.name}"
+    remove_tree(condemned)
+    move_durably(path, condemned)
+    remove_tree(condemned)
+
+
+def sweep_leftovers(checkpoints_dir: Path) -> list[str]:
+    """Remove what interrupted seals and removals left; only for the owner of the run's trainer lock."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(checkpoints_dir))
+    except FileNotFoundError:
+        return []
+    leftovers = [name for name in names if name.startswith((TEMPORARY, PRUNED))]
+    for name in leftovers:
+        remove_tree(checkpoints_dir / name)
+    return leftovers
+
+
+def _best_first(one: Kept) -> tuple[float, int]:
+    return (one.val_loss if one.val_loss is not None else float("inf"), -one.step)

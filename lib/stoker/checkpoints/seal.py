@@ -1,0 +1,166 @@
+"""Sealing: a checkpoint is written under a temporary name and gets its own by one rename when it is durable.
+
+Order on disk: the files, checkpoint.json, SHA256SUMS, the directory, the rename, the parent directory. A
+crash leaves no checkpoint or a whole one, and a temporary directory that the owner of trainer.lock sweeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stoker.checkpoints.format import (
+    BODY,
+    SUMS,
+    TEMPORARY,
+    CheckpointBody,
+    FileEntry,
+    checkpoint_name,
+    read_body,
+    write_body,
+    write_sums,
+)
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.tensors import FILE_BYTES, Tensor, file_chunks, split
+from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import make_dir, opened, publish_dir, remove_tree, write_all
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+
+class CheckpointWriter:
+    """Writes one checkpoint; as a context manager it removes its temporary directory on an error.
+
+    Every file's sha256 is that of the bytes handed to write(2), so a disk that stores something else is found
+    by the first proof. StorageError (disk full, I/O) leaves nothing behind.
+    """
+
+    def __init__(self, checkpoints_dir: Path, step: int, launch: str) -> None:
+        self.step = step
+        self.target = checkpoints_dir / checkpoint_name(step)
+        self._temporary = checkpoints_dir / f"{TEMPORARY}{launch}-{step:09d}"
+        self._files: dict[str, FileEntry] = {}
+        remove_tree(self._temporary)  # of an attempt of this launch that failed
+        make_dir(self._temporary)
+
+    def add(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+        """Write one file, durably; `name` is plain, without directories."""
+        if name in self._files or name in (BODY, SUMS) or not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be a file of a checkpoint, or is one already")
+        with self._abandoned_on_failure():
+            entry = self._write(name, chunks)
+        self._files[name] = entry
+        return entry
+
+    def add_safetensors(
+        self,
+        name: str,
+        tensors: Iterable[Tensor | tuple[str, str, Sequence[int], memoryview]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
+        """Write tensors (name, dtype such as F32, shape, contiguous bytes) as one safetensors file."""
+        return self.add(name, file_chunks([_tensor(*tensor) for tensor in tensors], metadata or {}))
+
+    def add_tensors(
+        self,
+        stem: str,
+        tensors: Iterable[Tensor | tuple[str, str, Sequence[int], memoryview]],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        limit: int = FILE_BYTES,
+    ) -> list[str]:
+        """Write tensors as `<stem>-00001.safetensors` and on, at most `limit` bytes each; returns the names.
+
+        A tensor larger than the limit has a file to itself.
+        """
+        names: list[str] = []
+        for group in split([_tensor(*tensor) for tensor in tensors], limit):
+            names.append(f"{stem}-{len(names) + 1:05d}.safetensors")
+            self.add_safetensors(names[-1], group, metadata)
+        return names
+
+    def seal(self, body: Mapping[str, Any]) -> Path:
+        """Write checkpoint.json and SHA256SUMS and give the checkpoint its name; returns its path.
+
+        Where the name is taken: by the same checkpoint, proven, ours is dropped; else DataError.
+        """
+        if body.get("step") != self.step:
+            raise ValueError(
+                f"the body speaks of step {body.get('step')}, the checkpoint is step {self.step}"
+            )
+        with self._abandoned_on_failure():
+            data = write_body(body, self._files)
+            sums = {name: entry.sha256 for name, entry in self._files.items()}
+            sums[BODY] = self._write(BODY, [data]).sha256
+            self._write(SUMS, [write_sums(sums)])
+            try:
+                publish_dir(self._temporary, self.target)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                _require_equal(self.target, read_body(data))
+                remove_tree(self._temporary)
+        return self.target
+
+    def abandon(self) -> None:
+        """Remove what was written so far."""
+        remove_tree(self._temporary)
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            with contextlib.suppress(OSError):  # the error on its way out says more
+                self.abandon()
+
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+        path = self._temporary / name
+        digest, size = hashlib.sha256(), 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with storage_errors("write", path), opened(path, flags) as descriptor:
+            for chunk in chunks:
+                digest.update(chunk)
+                write_all(descriptor, chunk)
+                size += memoryview(chunk).nbytes
+            os.fsync(descriptor)
+        return FileEntry(size, digest.hexdigest())
+
+    @contextlib.contextmanager
+    def _abandoned_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # swept by the next owner; the first error says more
+                self.abandon()
+            raise
+
+
+def _tensor(name: str, dtype: str, shape: Sequence[int], data: memoryview) -> Tensor:
+    return Tensor(name, dtype, tuple(shape), memoryview(data))
+
+
+def _require_equal(target: Path, ours: CheckpointBody) -> None:
+    """Raise DataError unless the checkpoint that has our name is proven and says what ours says."""
+    proof = prove_checkpoint(target)
+    theirs = proof.body
+    if theirs is not None and proof.verdict == "proven" and _identity(theirs) == _identity(ours):
+        return
+    found = "another checkpoint" if proof.verdict == "proven" else f"{proof.verdict}: {proof.reason}"
+    raise DataError(
+        f"{target} is there already and is {found}; two histories of one run must not mix. Move it away "
+        "(quarantine or roll back) and start again"
+    )
+
+
+def _identity(body: CheckpointBody) -> tuple[object, ...]:
+    return body.step, body.tokens, body.position, body.timeline, body.plan_head, dict(body.files)
