@@ -1,0 +1,185 @@
+"""The audit of the data half: pin x source records x manifests x files, recounted from what is on disk.
+
+Reads only. When records change while it looks it looks again: a pipeline at work gives no false finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.reconcile import parquet_name
+from stoker.corpus.sources import PUBLISHED, Source
+from stoker.shards.identity import set_key
+from stoker.shards.manifest import MANIFEST, Books, Manifest, ManifestInvalid
+from stoker.shards.record_audit import Records, record_findings, source_findings
+from stoker.shards.set_audit import audit_set
+from stoker.store.errors import DataError
+from stoker.store.layout import HotLayout
+
+LOOKS = 3  # at records that keep changing
+
+
+@dataclass(frozen=True)
+class DataAudit:
+    """The books summed over every published set, and what disagrees, each finding naming file and figure.
+
+    `recounted` is what was found on disk, `on_record` what only records say; with `published` 0 there is
+    nothing to balance, which is a finding too.
+    """
+
+    sources: Mapping[str, int]
+    published: int
+    rows: int
+    documents: int
+    dropped: Mapping[str, int]
+    tokens: Mapping[str, int]
+    recounted: tuple[str, ...]
+    on_record: tuple[str, ...]
+    findings: tuple[str, ...]
+    deep: bool
+
+    def figures(self) -> dict[str, Any]:
+        """The data's part of `stoker audit --json`."""
+        return {
+            "sources": dict(self.sources),
+            "rows": self.rows,
+            "documents": self.documents,
+            "dropped": dict(self.dropped),
+            "tokens": dict(self.tokens),
+        }
+
+
+def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
+    """Audit a pipeline's shard sets; `deep` hashes every byte and recounts parquet that is still here."""
+    for _ in range(LOOKS):
+        look = _Look(pipeline, deep)
+        audit = look.audit()
+        if not audit.findings or look.records_stand():
+            break
+    return audit
+
+
+@dataclass
+class _Totals:
+    """Sums over published sets, and how many sources were recounted from parquet."""
+
+    rows: int = 0
+    documents: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    reread: int = 0
+
+    def add(self, books: Mapping[str, Any]) -> None:
+        self.rows += books["rows"]
+        self.documents += books["documents"]
+        self.dropped.update(books["dropped"])
+        self.tokens.update({split: books[split]["tokens"] for split in ("train", "val")})
+
+
+class _Look:
+    """One look at everything the pipeline's data is recorded in."""
+
+    def __init__(self, pipeline: Pipeline, deep: bool) -> None:
+        self.deep = deep
+        self.pipeline = pipeline
+        self.layout, self.hot = pipeline.layout, HotLayout(pipeline.hot)
+        self.dataset = pipeline.dataset.name
+        self.totals = _Totals()
+        self.records = Records.read(self.layout, self.dataset)
+        self.sources, self.pin = self.records.sources, self.records.pin
+        self.findings = list(self.records.problems)
+
+    def records_stand(self) -> bool:
+        """Whether the records are still those this look began with."""
+        return Records.read(self.layout, self.dataset) == self.records
+
+    def audit(self) -> DataAudit:
+        """Every check; the findings in the order of the listing."""
+        published = [source for source in self.sources.values() if source.state in PUBLISHED]
+        if not published:
+            self.findings.append(
+                f"{self.layout.sources}: no shard set of {self.dataset} is on record: nothing to audit"
+            )
+        self.findings += record_findings(self.pipeline, self.records, deep=self.deep)
+        for source in self.sources.values():
+            where = self.layout.source(self.dataset, source.path)
+            found = source_findings(source, self.records, warm=self.pipeline.warm is not None)
+            self.findings += [f"{where}: {finding}" for finding in found]
+            self.findings += self._set_findings(source)
+        self.findings += self._folder_findings()
+        counts = Counter(source.state for source in self.sources.values())
+        return DataAudit(
+            sources={
+                "total": len(self.sources),
+                "proven": len(published),
+                "quarantined": counts["quarantined"],
+                "duplicate": counts["duplicate"],
+            },
+            published=len(published),
+            rows=self.totals.rows,
+            documents=self.totals.documents,
+            dropped=dict(sorted(self.totals.dropped.items())),
+            tokens={split: self.totals.tokens[split] for split in ("train", "val")},
+            recounted=self._recounted(),
+            on_record=() if self.deep and self.totals.reread == len(published) else ("parquet rows",),
+            findings=tuple(self.findings),
+            deep=self.deep,
+        )
+
+    def _recounted(self) -> tuple[str, ...]:
+        deep = ("hashes", *(("parquet rows",) if self.totals.reread else ())) if self.deep else ()
+        return ("manifests", "sizes", *deep)
+
+    def _set_findings(self, source: Source) -> tuple[str, ...]:
+        """What is wrong with the source's set on hot, where it should have one."""
+        if source.state not in PUBLISHED or source.key is None:
+            return ()
+        if source.evicted:  # its books are all that is here
+            with contextlib.suppress(ManifestInvalid):  # a finding already
+                self.totals.add(Books.from_mapping(source.books or {}).to_mapping())
+            return ()
+        receipt = self.records.receipts.get(source.path)
+        places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]
+        directory = self.hot.shard_set(self.dataset, source.key)
+        audit = audit_set(directory, source, self.pin, deep=places if self.deep else None)
+        if audit.books is not None:
+            self.totals.add(audit.books)
+        self.totals.reread += audit.reread
+        return audit.findings
+
+    def _folder_findings(self) -> Iterator[str]:
+        """Sets that belong to no source; one just published, its record not yet written, is expected."""
+        build = None if self.pin is None else self.pin.build_id
+        expected = {source.key[:16] for source in self.sources.values() if source.key is not None}
+        if build is not None:
+            expected |= {set_key(source.sha256, build)[:16] for source in self.sources.values()}
+        folder = self.hot.shards(self.dataset)
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        yield from self._other_folders()
+        for name in names:
+            if name not in expected and not self._of_earlier_version(folder / name):
+                yield f"{folder / name}: an extra set, no source record names it"
+
+    def _other_folders(self) -> Iterator[str]:
+        """Folders of datasets that this pipeline never pinned; one it had before is left in peace."""
+        shards = self.hot.shards(self.dataset).parent
+        names = sorted(entry.name for entry in shards.iterdir()) if shards.is_dir() else []
+        for name in names:
+            if name != self.dataset and not self.layout.dataset(name).exists():
+                yield f"{shards / name}: extra, no dataset of this name is on record"
+
+    def _of_earlier_version(self, directory: Path) -> bool:
+        """Sets of the builds before dataset.version was raised stay until nobody needs them."""
+        if self.pin is None or self.pin.version == 1:
+            return False
+        try:
+            manifest = Manifest.parse((directory / MANIFEST).read_bytes())
+        except (DataError, OSError):
+            return False
+        return manifest.build_id != self.pin.build_id and manifest.key[:16] == directory.name

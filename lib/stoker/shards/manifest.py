@@ -1,0 +1,250 @@
+"""The manifest of a shard set: what it is made of, what its files are, and its books."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.shards.identity import dtype_for, set_key
+from stoker.store.errors import DataError
+from stoker.store.files import canonical_json
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+BUILD_NOTE = "build.json"
+SPLITS = ("train", "val")
+OFFSET_BYTES = 8  # an .idx entry: uint64, little-endian
+TOKEN_BYTES = {"uint16": 2, "uint32": 4}
+
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_DATA_FILE = re.compile(r"(train|val)-(\d{5,})\.(bin|idx)")
+
+
+class ManifestInvalid(DataError):
+    """The manifest does not parse, contradicts itself, or its books do not balance."""
+
+
+@dataclass
+class Books:
+    """What became of a source's rows; `chars` are code points of kept documents.
+
+    `tokens` count the end-of-text of each document; `dropped` counts rows by the filter that dropped them.
+    """
+
+    rows: int = 0
+    chars: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Books:
+        """Read and balance them; raises ManifestInvalid."""
+        try:
+            books = cls(
+                rows=_count(values["rows"]),
+                chars=_count(values["chars"]),
+                dropped={str(reason): _count(rows) for reason, rows in values["dropped"].items()},
+                documents={split: _count(values[split]["documents"]) for split in SPLITS},
+                tokens={split: _count(values[split]["tokens"]) for split in SPLITS},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ManifestInvalid(f"books: {error!r}") from error
+        if books.to_mapping() != values:
+            raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
+        dropped = sum(books.dropped.values())
+        documents = sum(books.documents.values())
+        if books.rows != documents + dropped:
+            raise ManifestInvalid(
+                f"books: {books.rows} rows are not {documents} documents + {dropped} dropped"
+            )
+        return books
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The books as they stand in a manifest."""
+        return {
+            "rows": self.rows,
+            "documents": sum(self.documents.values()),
+            "dropped": {reason: rows for reason, rows in sorted(self.dropped.items()) if rows},
+            "chars": self.chars,
+            "tokens": sum(self.tokens.values()),
+            **{split: {"documents": self.documents[split], "tokens": self.tokens[split]} for split in SPLITS},
+        }
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file: size in bytes, hash; tokens and documents of a .bin (None for an .idx)."""
+
+    size: int
+    sha256: str
+    tokens: int | None = None
+    documents: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A shard set as its manifest tells it; `files` are the data files by name."""
+
+    dataset: str
+    key: str
+    build_id: str
+    source_size: int
+    source_sha256: str
+    tokenizer_sha256: str
+    vocab_size: int
+    eot: int
+    dtype: str
+    books: Books
+    files: Mapping[str, DataFile]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read a manifest; raises ManifestInvalid unless it is canonical and agrees in itself."""
+        try:
+            body = json.loads(data)
+            if body["v"] != 1:
+                raise ManifestInvalid(f"format version {body['v']}, this one reads 1")
+            manifest = cls(
+                dataset=str(body["dataset"]),
+                key=_hex64(body["key"]),
+                build_id=_hex64(body["build_id"]),
+                source_size=_count(body["source"]["size"]),
+                source_sha256=_hex64(body["source"]["sha256"]),
+                tokenizer_sha256=_hex64(body["tokenizer"]["sha256"]),
+                vocab_size=_count(body["tokenizer"]["vocab_size"]),
+                eot=_count(body["tokenizer"]["eot"]),
+                dtype=str(body["dtype"]),
+                books=Books.from_mapping(body["books"]),
+                files={
+                    str(name): DataFile(
+                        _count(entry["size"]),
+                        _hex64(entry["sha256"]),
+                        *([_count(entry["tokens"]), _count(entry["documents"])] if "tokens" in entry else []),
+                    )
+                    for name, entry in body["files"].items()
+                },
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ManifestInvalid(f"does not parse: {error!r}") from error
+        if manifest.to_bytes() != data:
+            raise ManifestInvalid("is not in canonical form")
+        manifest._check()
+        return manifest
+
+    def to_bytes(self) -> bytes:
+        """The manifest's one canonical form."""
+        return canonical_json(
+            {
+                "v": 1,
+                "dataset": self.dataset,
+                "key": self.key,
+                "build_id": self.build_id,
+                "source": {"size": self.source_size, "sha256": self.source_sha256},
+                "tokenizer": {
+                    "sha256": self.tokenizer_sha256,
+                    "vocab_size": self.vocab_size,
+                    "eot": self.eot,
+                },
+                "dtype": self.dtype,
+                "streams": ["tokens"],
+                "books": self.books.to_mapping(),
+                "files": {name: _entry(file) for name, file in self.files.items()},
+            }
+        )
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the manifest's bytes, by which plan entries name it."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def _check(self) -> None:
+        if self.key != set_key(self.source_sha256, self.build_id):
+            raise ManifestInvalid("key is not that of its source and build id")
+        if self.dtype != dtype_for(self.vocab_size) or self.eot >= self.vocab_size:
+            raise ManifestInvalid(
+                f"{self.dtype} or end-of-text {self.eot} does not fit {self.vocab_size} ids"
+            )
+        expected: set[str] = set()
+        for split in SPLITS:
+            bins = self.bins(split)
+            for number, (name, file) in enumerate(bins):
+                index = data_name(split, number, "idx")
+                if name != data_name(split, number, "bin") or index not in self.files:
+                    raise ManifestInvalid(
+                        f"files of {split} are not numbered without a gap, .bin beside .idx"
+                    )
+                if file.tokens is None or file.documents is None:
+                    raise ManifestInvalid(f"{name} says no tokens or documents")
+                if file.size != file.tokens * TOKEN_BYTES[self.dtype]:
+                    raise ManifestInvalid(f"{name}: {file.size} bytes cannot hold {file.tokens} tokens")
+                if self.files[index].size != file.documents * OFFSET_BYTES:
+                    raise ManifestInvalid(f"{index}: size does not fit {file.documents} documents")
+                expected |= {name, index}
+            tokens = sum(file.tokens or 0 for _, file in bins)
+            documents = sum(file.documents or 0 for _, file in bins)
+            if not bins or (documents, tokens) != (self.books.documents[split], self.books.tokens[split]):
+                raise ManifestInvalid(
+                    f"files of {split} hold {documents} documents and {tokens} tokens, the books say "
+                    f"{self.books.documents[split]} and {self.books.tokens[split]}"
+                )
+        if set(self.files) != expected:
+            raise ManifestInvalid(f"{sorted(set(self.files) - expected)} are no data files")
+
+    def bins(self, split: str) -> list[tuple[str, DataFile]]:
+        """The split's token files in order."""
+        names = [name for name in self.files if name.startswith(f"{split}-") and name.endswith(".bin")]
+        return [(name, self.files[name]) for name in sorted(names, key=shard_number)]
+
+
+def shard_number(name: str) -> int:
+    """The number in a data file's name; raises ManifestInvalid for a name that is none."""
+    match = _DATA_FILE.fullmatch(name)
+    if match is None:
+        raise ManifestInvalid(f"{name!r} is no name of a data file")
+    return int(match[2])
+
+
+def data_name(split: str, number: int, kind: str) -> str:
+    """The name of a split's data file: kind is "bin" or "idx"."""
+    return f"{split}-{number:05d}.{kind}"
+
+
+def sums_text(hashes: Mapping[str, str]) -> bytes:
+    """SHA256SUMS for `sha256sum -c`: every name with its hash, sorted by name."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items())).encode()
+
+
+def parse_sums(data: bytes) -> dict[str, str]:
+    """Names and hashes of SHA256SUMS; raises ManifestInvalid unless it is exactly what `sums_text` writes."""
+    try:
+        pairs = [line.split("  ", 1) for line in data.decode().splitlines()]
+        hashes = {name: _hex64(sha256) for sha256, name in pairs}
+    except ValueError as error:
+        raise ManifestInvalid(f"does not parse: {error}") from error
+    if sums_text(hashes) != data:
+        raise ManifestInvalid("is not sorted by name with each name once")
+    return hashes
+
+
+def _entry(file: DataFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"size": file.size, "sha256": file.sha256}
+    if file.tokens is not None:
+        entry.update(tokens=file.tokens, documents=file.documents)
+    return entry
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _hex64(value: Any) -> str:
+    if not isinstance(value, str) or not _HEX64.fullmatch(value):
+        raise ValueError(f"{value!r} is no sha256")
+    return value

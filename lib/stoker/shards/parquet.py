@@ -1,0 +1,196 @@
+"""Parquet in: a file as batches of rows from any row on, and the verdict on a file that does not decode.
+
+Nothing is convicted on what the page cache gave: a row group that fails is decoded again past it, column by
+column. Only what fails there too is bad; failing to read at all is a storage error, never the file's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.corpus.preflight import is_text
+from stoker.shards.past_cache import PastCacheFile
+from stoker.store.errors import DataError, StorageError, Transient
+
+READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
+
+
+class BadParquet(DataError):
+    """The file's content is wrong: `reason` is one word, `detail` the reader's own words."""
+
+    def __init__(
+        self, reason: str, detail: str, *, row_group: int | None = None, column: str | None = None
+    ) -> None:
+        place = "" if row_group is None else f" in row group {row_group}"
+        super().__init__(
+            f"{reason}{place}, column {column}: {detail}" if column else f"{reason}{place}: {detail}"
+        )
+        self.reason = reason
+        self.detail = detail
+        self.row_group = row_group
+        self.column = column
+
+    def fields(self) -> dict[str, Any]:
+        """The finding as a worker reports it."""
+        return {
+            "reason": self.reason,
+            "row_group": self.row_group,
+            "column": self.column,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of one row group: `row` is the first one's place in it, `text` is large_string."""
+
+    row_group: int
+    row: int
+    columns: pa.RecordBatch
+    text: pa.LargeStringArray
+
+    @property
+    def rows(self) -> int:
+        return len(self.text)
+
+
+class ParquetText:
+    """A parquet file's text column and the further columns named, read in batches of at most `read_rows`.
+
+    Raises BadParquet for wrong content, StorageError where the file cannot be read, Transient where a second
+    reading contradicts the first.
+    """
+
+    def __init__(
+        self, path: Path, text_column: str, columns: Sequence[str] = (), read_rows: int = 250
+    ) -> None:
+        self.path = path
+        self.text_column = text_column
+        self.columns = list(dict.fromkeys((text_column, *columns)))
+        self.read_rows = read_rows
+        self._file = self._open()
+        metadata = self._file.metadata
+        self.group_rows = tuple(
+            metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)
+        )
+        self._check_columns()
+
+    def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
+        """Every batch from this row of this row group on."""
+        for group in range(row_group, len(self.group_rows)):
+            skip = row if group == row_group else 0
+            batches = self._decode(self._file, group, self.columns)
+            while True:
+                # Only the decoding is guarded: what the consumer of a batch raises is its own affair.
+                try:
+                    with _decoding(self.path):
+                        batch = next(batches, None)
+                except (BadParquet, _Undecodable) as error:
+                    self._convict(group, error)
+                if batch is None:
+                    break
+                if batch.row + batch.rows > skip:
+                    yield _from_row(batch, skip)
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            with _decoding(self.path):
+                return _parquet_file(self.path)
+        except _Undecodable as error:
+            try:
+                with _decoding(self.path), PastCacheFile(self.path) as file:
+                    _parquet_file(file)
+            except _Undecodable as again:
+                raise BadParquet("footer_corrupt", str(again)) from again
+            raise _contradiction(self.path, "the footer", error) from error
+
+    def _check_columns(self) -> None:
+        schema = self._file.schema_arrow
+        for column in self.columns:
+            if (found := len(schema.get_all_field_indices(column))) != 1:
+                known = ", ".join(schema.names[:20])
+                raise BadParquet("missing_column", f"{found} columns {column!r} among {known}", column=column)
+        kind = schema.field(self.text_column).type
+        if not is_text(kind):
+            raise BadParquet(
+                "column_type", f"{self.text_column!r} is {kind}, not text", column=self.text_column
+            )
+
+    def _decode(self, file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[Batch]:
+        """One row group's batches from its first row; the text column's bytes are checked to be UTF-8."""
+        row = 0
+        for columns_read in file.iter_batches(self.read_rows, [group], columns, use_threads=False):
+            text = pa.nulls(columns_read.num_rows, pa.large_string())
+            if self.text_column in columns:
+                try:
+                    text = columns_read[self.text_column].cast(pa.large_string())
+                    text.validate(full=True)
+                except pa.ArrowInvalid as error:
+                    rows = f"rows {row} to {row + columns_read.num_rows - 1}: {error}"
+                    raise BadParquet(
+                        "invalid_utf8", rows, row_group=group, column=self.text_column
+                    ) from error
+            yield Batch(group, row, columns_read, text)
+            row += columns_read.num_rows
+        if row != self.group_rows[group]:
+            raise pa.ArrowInvalid(f"{row} rows where the footer says {self.group_rows[group]}")
+
+    def _convict(self, group: int, first: Exception) -> None:
+        """Decode the row group past the cache: raises BadParquet for what is wrong there, else Transient."""
+        for column in self.columns:
+            try:
+                with _decoding(self.path), PastCacheFile(self.path) as file:
+                    for _ in self._decode(_parquet_file(file), group, [column]):
+                        pass
+            except _Undecodable as error:
+                raise BadParquet("page_corrupt", str(error), row_group=group, column=column) from error
+        raise _contradiction(self.path, f"row group {group}", first) from first
+
+
+class _Undecodable(Exception):
+    """The bytes were read, and Arrow cannot decode them; the message is Arrow's."""
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    """Tell bytes that do not decode (_Undecodable) from bytes that could not be read (StorageError).
+
+    Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
+    """
+    try:
+        yield
+    except (ValueError, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowIndexError) as error:
+        raise _Undecodable(str(error)) from error  # a name that is not UTF-8 is a plain ValueError
+    except OSError as error:
+        if error.errno is None:
+            raise _Undecodable(str(error)) from error
+        raise StorageError(
+            f"cannot read {path}: {error}; check the disk and try again", error.errno
+        ) from error
+
+
+def _parquet_file(source: Path | PastCacheFile) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source, pre_buffer=False, memory_map=False, buffer_size=READ_BUFFER, page_checksum_verification=True
+    )
+
+
+def _from_row(batch: Batch, row: int) -> Batch:
+    skip = max(0, row - batch.row)
+    if not skip:
+        return batch
+    return Batch(batch.row_group, batch.row + skip, batch.columns.slice(skip), batch.text.slice(skip))
+
+
+def _contradiction(path: Path, part: str, first: Exception) -> Transient:
+    return Transient(
+        f"{path}: {part} did not decode ({first}), but does when read again past the page cache; "
+        "the file stays; check this machine's memory"
+    )

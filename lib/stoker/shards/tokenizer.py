@@ -1,0 +1,175 @@
+"""Tokenizers: training one, taking over a given one, and the form of both that engines encode with.
+
+Stoker keeps text as it is and lets none of it become a special token. So a tokenizer must be byte-level BPE
+without a normalizer, and engines are built from a definition with every added token taken out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker.store.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+MOST_IDS = 2**32
+
+# Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words:
+# what a tokenizer that cleans its input gives back changed.
+_PROBES = (
+    "e\u0301 \u00e9 \ufb01 \u2460 \uff21 \u212b",
+    " leading, trailing  and   inner\u00a0spaces \t\r\n\n ",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u4e2d\u6587 \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab",
+    "\U0001f9d1\u200d\U0001f680 \U0010ffff \ufeff\u200b\u202e",
+    "".join(map(chr, range(256))),
+    f"before{END_OF_TEXT}after </s> <s> [CLS] <unk> Mixed CASE 0123456789",
+)
+
+
+class TokenizerUnsupported(DataError):
+    """The tokenizer file cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class FrozenTokenizer:
+    """A tokenizer as builds use it.
+
+    `sha256` is the file's fingerprint, `vocab_size` one more than the highest id, `eot` the end-of-text id,
+    `special_ids` what no text may encode to, `definition` the tokenizer.json that engines are built from.
+    """
+
+    sha256: str
+    vocab_size: int
+    eot: int
+    special_ids: frozenset[int]
+    definition: str
+
+
+def train_tokenizer(texts: Iterable[list[str]], vocab_size: int) -> bytes:
+    """Train byte-level BPE on batches of texts and return its tokenizer.json; end-of-text is id 0.
+
+    The same texts in the same order give the same bytes. Little text may yield fewer than `vocab_size` ids.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str()).encode()
+
+
+def load_tokenizer(path: Path) -> FrozenTokenizer:
+    """Read and check a tokenizer.json; raises TokenizerUnsupported, OSError."""
+    return examine_tokenizer(path.read_bytes(), str(path))
+
+
+def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
+    """Check a tokenizer.json's bytes, `where` naming them in errors; raises TokenizerUnsupported."""
+    try:
+        definition = json.loads(data)
+        _check_kind(definition, where)
+        ids = _all_ids(definition)
+        eot = _end_of_text(ids, where)
+        special = {token["content"] for token in definition["added_tokens"]} | {eot}
+        plain = json.dumps(_without(definition, special), ensure_ascii=False)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TokenizerUnsupported(f"{where}: not a tokenizer.json of HF tokenizers: {error!r}") from error
+    _check_round_trip(plain, where)
+    return FrozenTokenizer(
+        sha256=hashlib.sha256(data).hexdigest(),
+        vocab_size=max(ids.values()) + 1,
+        eot=ids[eot],
+        special_ids=frozenset(ids[content] for content in special),
+        definition=plain,
+    )
+
+
+def _check_kind(definition: dict[str, Any], where: str) -> None:
+    kind = definition["model"]["type"]
+    if kind != "BPE":
+        raise TokenizerUnsupported(
+            f"{where}: its model is {kind}; give a byte-level BPE tokenizer, or train one"
+        )
+    if definition.get("normalizer") is not None:
+        raise TokenizerUnsupported(
+            f"{where}: its normalizer ({definition['normalizer'].get('type')}) changes text, which Stoker "
+            'keeps as it is; set "normalizer" to null in a copy of the file, or train a tokenizer'
+        )
+    steps = _steps(definition.get("pre_tokenizer"))
+    byte_level = [step for step in steps if step["type"] == "ByteLevel"]
+    if not byte_level:
+        raise TokenizerUnsupported(
+            f"{where}: its pre-tokenizer is not byte-level; give another, or train one"
+        )
+    if any(step.get("add_prefix_space") for step in byte_level):
+        raise TokenizerUnsupported(
+            f"{where}: it puts a space before each text, which Stoker keeps as it is; set "
+            "add_prefix_space to false in a copy of the file, or train a tokenizer"
+        )
+
+
+def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if pre_tokenizer is None:
+        return []
+    if pre_tokenizer["type"] == "Sequence":
+        return [step for part in pre_tokenizer["pretokenizers"] for step in _steps(part)]
+    return [pre_tokenizer]
+
+
+def _all_ids(definition: dict[str, Any]) -> dict[str, int]:
+    ids = dict(definition["model"]["vocab"])
+    ids.update((token["content"], token["id"]) for token in definition["added_tokens"])
+    if not all(type(one) is int and 0 <= one < MOST_IDS for one in ids.values()):
+        raise ValueError("an id is no whole number below 2**32")
+    return ids
+
+
+def _end_of_text(ids: dict[str, int], where: str) -> str:
+    for name in END_OF_TEXT_NAMES:
+        if name in ids:
+            return name
+    raise TokenizerUnsupported(
+        f"{where}: no end-of-text token among {', '.join(END_OF_TEXT_NAMES)}; add one to its added_tokens"
+    )
+
+
+def _without(definition: dict[str, Any], special: set[str]) -> dict[str, Any]:
+    """The definition with the special tokens gone from everything that could match or produce them."""
+    model = definition["model"]
+    vocab = {content: number for content, number in model["vocab"].items() if content not in special}
+    pairs = [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
+    merges = [pair for pair in pairs if not special & {*pair, "".join(pair)}]
+    return {
+        **definition,
+        "added_tokens": [],
+        "truncation": None,
+        "padding": None,
+        "post_processor": None,
+        "model": {**model, "vocab": vocab, "merges": merges, "dropout": None, "unk_token": None},
+    }
+
+
+def _check_round_trip(plain: str, where: str) -> None:
+    try:
+        tokenizer = Tokenizer.from_str(plain)
+        changed = [probe for probe in _PROBES if tokenizer.decode(tokenizer.encode(probe).ids) != probe]
+    except Exception as error:
+        raise TokenizerUnsupported(f"{where}: HF tokenizers refuses it: {error}") from error
+    if changed:
+        raise TokenizerUnsupported(
+            f"{where}: text does not survive it: {changed[0]!r} comes back changed; "
+            "give another, or train one"
+        )

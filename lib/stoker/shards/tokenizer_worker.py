@@ -1,0 +1,93 @@
+"""The worker that makes the dataset's tokenizer: `python -m stoker.shards.tokenizer_worker`.
+
+Task to train: {"files": [parquet in listing order], "sha256": [of each], "text_column", "vocab_size",
+"train_bytes", "target"};
+to take a given one over: {"file", "target"}. Result: sha256, vocab_size and eot of what now stands at the
+target; after training also `trained_on` (the files whose text was used) and `text_bytes`. Where a file does
+not decode, the result is {"bad": [{file, reason, row_group, column, detail}]} and nothing is made: without
+its text the tokenizer is another. Nor is anything made where a file is no longer what was staged (it may be
+linked from a source that is written to): {"changed": [files]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.worker_main import Report, run_worker
+from stoker.shards.build_worker import one_thread
+from stoker.shards.parquet import BadParquet, ParquetText
+from stoker.shards.sealing import still_staged
+from stoker.shards.tokenizer import examine_tokenizer, train_tokenizer
+from stoker.store.errors import DataError
+from stoker.store.files import make_dir, write_atomic
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Train the tokenizer, or check the given one, and put it at the target."""
+    one_thread()
+    if "file" in task:
+        return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), task)
+    text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
+    try:
+        data = train_tokenizer(text.batches(), int(task["vocab_size"]))
+    except BadParquet as error:
+        bad = text.used[-1]
+        if changed := _changed([bad], task, report):
+            return {"changed": changed}
+        return {"bad": [{"file": bad, **error.fields()}]}
+    if not text.text_bytes:
+        raise DataError("no text to train a tokenizer on: every row of the files given is null or empty")
+    if changed := _changed(text.used, task, report):
+        return {"changed": changed}
+    frozen = _freeze(data, "the tokenizer just trained", task)
+    return {**frozen, "trained_on": text.used, "text_bytes": text.text_bytes}
+
+
+def _changed(files: list[str], task: dict[str, Any], report: Report) -> list[str]:
+    staged = dict(zip(task["files"], task["sha256"], strict=True))
+    return [file for file in files if not still_staged(Path(file), staged[file], report)]
+
+
+def _freeze(data: bytes, where: str, task: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = examine_tokenizer(data, where)
+    target = Path(task["target"])
+    make_dir(target.parent)
+    write_atomic(target, data)
+    return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eot": tokenizer.eot}
+
+
+class TrainingText:
+    """The first `train_bytes` bytes of text of the files in order, null rows left out."""
+
+    def __init__(self, files: list[str], text_column: str, train_bytes: int, report: Report) -> None:
+        self.used: list[str] = []
+        self.text_bytes = 0
+        self._files = files
+        self._text_column = text_column
+        self._train_bytes = train_bytes
+        self._report = report
+
+    def batches(self) -> Iterator[list[str]]:
+        """Batches of texts; raises BadParquet for the file last in `used`."""
+        for file in self._files:
+            self._report("progress", file=file, text_bytes=self.text_bytes)
+            self.used.append(file)
+            for batch in ParquetText(Path(file), self._text_column).batches():
+                texts: list[str] = batch.text.drop_null().to_pylist()
+                yield self._first(texts)
+                if self.text_bytes >= self._train_bytes:
+                    return
+
+    def _first(self, texts: list[str]) -> list[str]:
+        """As many of the texts as it takes to reach train_bytes: where batches end makes no difference."""
+        for count, text in enumerate(texts, 1):
+            self.text_bytes += len(text.encode())
+            if self.text_bytes >= self._train_bytes:
+                return texts[:count]
+        return texts
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)
