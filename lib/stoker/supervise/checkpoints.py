@@ -1,0 +1,109 @@
+"""The run's checkpoints as the supervisor knows them: what is proven, what waits for a proof, what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
+from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
+from stoker.checkpoints.select import Found, History, candidates, find_checkpoints
+from stoker.config.schema import Pipeline
+from stoker.plan.log import Plan, read_plan
+from stoker.plan.positions import Position
+
+RETRY_S = 10.0  # before a checkpoint that could not be read is tried again
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was proven in this supervisor's life; `body` is its checkpoint.json."""
+
+    path: Path
+    step: int
+    body: Mapping[str, Any]
+
+    @property
+    def position(self) -> Position:
+        return Position.parse(self.body["position"])
+
+    def plan(self) -> Plan:
+        """The copy of the plan it carries."""
+        return read_plan(self.path / "plan.jsonl")
+
+
+class Checkpoints:
+    """The directory of sealed checkpoints and what is known of each. The trainer adds, we remove."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        run = pipeline.layout.run(pipeline.train.run)
+        self._directory = run.checkpoints
+        self._quarantine = pipeline.layout.quarantine
+        self._budget = pipeline.quarantine
+        keep = pipeline.train.checkpoint
+        self._policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
+        self._proven: dict[str, Checkpoint] = {}
+        self._retry_at: dict[str, float] = {}
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest one proven so far."""
+        return max(self._proven.values(), key=lambda one: one.step, default=None)
+
+    def sweep(self) -> list[str]:
+        """Remove what interrupted seals and removals left; only while nobody can be sealing."""
+        return sweep_leftovers(self._directory)
+
+    def newest_candidate(self, history: Sequence[tuple[int, int | None]]) -> Found | None:
+        """The newest sealed one of this history; before a launch it is proven again, whatever was known."""
+        return next(iter(candidates(find_checkpoints(self._directory), history)), None)
+
+    def unproven(self, history: History, now: float) -> Found | None:
+        """The newest sealed one that nobody has looked at yet and that may be tried now."""
+        found = candidates(find_checkpoints(self._directory), history)
+        return next(
+            (
+                one
+                for one in found
+                if one.path.name not in self._proven and self._retry_at.get(one.path.name, now) <= now
+            ),
+            None,
+        )
+
+    def proven(self, path: Path, body: Mapping[str, Any]) -> Checkpoint:
+        """Take in a proof that succeeded."""
+        checkpoint = Checkpoint(path, int(body["step"]), body)
+        self._proven[path.name] = checkpoint
+        self._retry_at.pop(path.name, None)
+        return checkpoint
+
+    def unreadable(self, path: Path, now: float) -> None:
+        """Take in that nothing could be found out: it is neither trusted nor convicted, and tried again."""
+        self._proven.pop(path.name, None)
+        self._retry_at[path.name] = now + RETRY_S
+
+    def convict(self, path: Path, reason: str) -> Quarantined:
+        """Move one that was proven wrong into quarantine, within its budget."""
+        self._proven.pop(path.name, None)
+        return quarantine_checkpoint(
+            self._quarantine,
+            path,
+            reason,
+            keep=self._budget.keep_checkpoints,
+            keep_bytes=self._budget.keep_bytes,
+        )
+
+    def prune(self) -> list[int]:
+        """Remove what retention no longer keeps; returns the steps."""
+        kept = [
+            Kept(one.step, True, val_loss=one.body.get("val_loss"))
+            for one in self._proven.values()
+            if one.path.exists()
+        ]
+        gone = prune(kept, self._policy)
+        for checkpoint in [one for one in self._proven.values() if one.step in gone]:
+            remove_checkpoint(checkpoint.path)
+            del self._proven[checkpoint.path.name]
+        return gone

@@ -1,0 +1,78 @@
+"""Evidence that a process tree does something: CPU time and bytes moved, read from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a tree has done so far: CPU seconds and bytes through read and write calls."""
+
+    cpu_s: float = 0.0
+    moved_bytes: int = 0
+
+
+def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
+    """The work of these processes so far; one that ended meanwhile counts nothing."""
+    cpu_s, moved = 0.0, 0
+    for pid in pids:
+        try:
+            cpu_s += _cpu_s(proc / str(pid) / "stat")
+            moved += _moved_bytes(proc / str(pid) / "io")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return Work(cpu_s, moved)
+
+
+def describe(pids: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+    """Where each process stands, as `pid name state wchan`: what can be told of it without its help."""
+    found = []
+    for pid in pids:
+        try:
+            name, _, rest = (
+                (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+            )
+            where = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        found.append(f"{pid} {name} {rest.split()[0]} {where or '-'}")
+    return found
+
+
+class Stillness:
+    """Since when a tree has done nothing worth the name; sampled, in monotonic seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._work = Work()
+        self._sampled_at = now
+        self._worked_at = now
+
+    def sampled(self, work: Work, now: float) -> None:
+        """Take a sample; less work than before (a member of the tree ended) is a sign of life too."""
+        idle_s = IDLE_SHARE * (now - self._sampled_at)
+        gained_s = work.cpu_s - self._work.cpu_s
+        if gained_s < 0 or gained_s > idle_s or work.moved_bytes != self._work.moved_bytes:
+            self._worked_at = now
+        self._work, self._sampled_at = work, now
+
+    def still_s(self, now: float) -> float:
+        """Seconds since the tree last did something."""
+        return now - self._worked_at
+
+
+def _cpu_s(stat: Path) -> float:
+    # The command name, second field, may hold spaces and parentheses: count from behind its last one.
+    fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _moved_bytes(io: Path) -> int:
+    counts = dict(line.split(": ") for line in io.read_text(encoding="ascii").splitlines())
+    return int(counts["rchar"]) + int(counts["wchar"])

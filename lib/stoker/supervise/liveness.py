@@ -1,0 +1,98 @@
+"""Is the trainer alive: limits on silence and on stillness, by what it says it is doing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+SUSPECT_S = 20.0
+STOP_S = 60.0
+TALKING = frozenset({"eval", "wait-data"})  # a word now and then is all the progress these can show
+WINDOW_STEPS = 512  # an hour of seven-second steps; one odd step in a hundred does not move the p99
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds; `hang_s` is the hard limit, `by_phase` replaces it where a phase is known to be slow."""
+
+    hang_s: float
+    suspect_s: float = SUSPECT_S
+    stop_s: float = STOP_S
+    by_phase: Mapping[str, float] = field(default_factory=dict)
+
+    def hard_s(self, phase: str) -> float:
+        return self.by_phase.get(phase, self.hang_s)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Seconds since the last word, since the last new step or phase, and since the tree last did any work."""
+
+    unheard_s: float
+    unmoved_s: float
+    still_s: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: Literal["alive", "suspect", "stop"]
+    why: str = ""
+
+
+def limits_for(hang_s: float) -> Limits:
+    """The limits a configured hang limit gives; compiling a large model takes longer than any step."""
+    return Limits(hang_s, by_phase={"compile": max(2 * hang_s, 1800.0)})
+
+
+def judge(phase: str, silence: Silence, p99_s: float | None, limits: Limits) -> Verdict:
+    """The verdict on a trainer; call it after every word that arrived has been read.
+
+    Only `train` has short limits, which follow the step time: elsewhere a single fsync or a first kernel may
+    take minutes without a sign of life. Waiting for data may last for ever, as long as the trainer says so.
+    """
+    quiet_s = silence.unheard_s if phase in TALKING else silence.unmoved_s
+    if quiet_s >= limits.hard_s(phase):
+        return Verdict(
+            "stop",
+            f"in phase {phase} for {quiet_s:.0f} s without a step (the limit is {limits.hard_s(phase):g} s)",
+        )
+    if phase != "train":
+        return Verdict("alive")
+    step_s = p99_s or 0.0
+    stop_s = max(limits.stop_s, 10 * step_s)
+    if quiet_s >= stop_s and silence.still_s >= stop_s:
+        return Verdict(
+            "stop",
+            f"no step for {quiet_s:.0f} s, and no CPU time or I/O in its tree for {silence.still_s:.0f} s",
+        )
+    if quiet_s >= max(limits.suspect_s, 5 * step_s):
+        return Verdict(
+            "suspect", f"no step for {quiet_s:.0f} s; the slowest of a hundred takes {step_s:.1f} s"
+        )
+    return Verdict("alive")
+
+
+class StepTimes:
+    """Seconds a step takes, from the arrival of steps that follow one another, over the last 512 of them."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._last: tuple[int, float] | None = None
+
+    def stepped(self, step: int, now: float) -> None:
+        """A word named this step; several at once (a stopped supervisor catching up) share their time."""
+        if self._last is not None and step > self._last[0]:
+            self._times.append((now - self._last[1]) / (step - self._last[0]))
+        if self._last is None or step != self._last[0]:
+            self._last = (step, now)
+
+    def interrupted(self) -> None:
+        """Something other than a step came between: the next interval is not a step's time."""
+        self._last = None
+
+    def p99_s(self) -> float | None:
+        """The 99th percentile in seconds, None before the first interval."""
+        ordered = sorted(self._times)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] if ordered else None

@@ -1,0 +1,56 @@
+"""The supervisor's metrics: names in one place, set from the same snapshot that `stoker status` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.kit.metrics import Metrics
+
+_GAUGES = {
+    "step": ("train_step", "Last step the trainer reported or a proven checkpoint holds."),
+    "steps": ("train_horizon_steps", "Last step of the run."),
+    "loss": ("train_loss", "Training loss of the last step."),
+    "val_loss": ("train_val_loss", "Last held-out loss."),
+    "lr": ("train_learning_rate", "Learning rate of the last step."),
+    "grad_norm": ("train_gradient_norm", "Norm of the gradient before clipping."),
+    "tokens_per_s": ("train_tokens_per_second", "Training speed of the last steps."),
+    "trainer_rss_bytes": ("trainer_rss_bytes", "Resident memory of the trainer and what it started."),
+    "plan_windows_ahead": ("plan_ahead_windows", "Windows planned beyond the trainer's position."),
+}
+
+
+class Meters:
+    """Gauges from the snapshot, counters from what happens."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._gauges = {key: metrics.gauge(name, doc) for key, (name, doc) in _GAUGES.items()}
+        self._tokens = metrics.total("train_tokens_total", "Tokens trained on in the run's history.")
+        self._checkpoint_step = metrics.gauge(
+            "train_checkpoint_step", "Step of the newest proven checkpoint."
+        )
+        self._checkpoint_age = metrics.gauge(
+            "train_checkpoint_age_seconds", "Seconds since the newest checkpoint was proven."
+        )
+        self._state = metrics.gauge("train_state", "1 for the state the run is in.", labels=("state",))
+        self._launches = metrics.total("train_launches_total", "Launches of the run so far.")
+        self.restarts = metrics.counter(
+            "train_restarts_total", "Ends of launches by class.", labels=("class",)
+        )
+        self.quarantined = metrics.counter(
+            "checkpoints_quarantined_total", "Checkpoints convicted and moved away."
+        )
+
+    def show(self, snapshot: Mapping[str, Any], checkpoint_age_s: float | None) -> None:
+        """Set every gauge the snapshot has a value for."""
+        for key, gauge in self._gauges.items():
+            if snapshot.get(key) is not None:
+                gauge.set(snapshot[key])
+        self._tokens.set(snapshot.get("tokens") or 0)
+        self._launches.set(snapshot["launches"])
+        for state in ("waiting", "running", "finished", "failed"):
+            self._state.labels(state).set(1 if snapshot["run_state"] == state else 0)
+        if snapshot["checkpoint"] is not None:
+            self._checkpoint_step.set(snapshot["checkpoint"]["step"])
+        if checkpoint_age_s is not None:
+            self._checkpoint_age.set(checkpoint_age_s)

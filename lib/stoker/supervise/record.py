@@ -1,0 +1,115 @@
+"""run.json: what a run is, which never changes, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+RunState = Literal["waiting", "running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this run; with it every checkpoint can give run.json back.
+
+    `run_id` is random, `created` UTC, `seq_len` in tokens, `dtype` the one of its token files.
+    """
+
+    run: str
+    run_id: str
+    created: str
+    seed: int
+    dataset: str
+    dataset_version: int
+    build_id: str
+    tokenizer_sha256: str
+    vocab_size: int
+    dtype: str
+    seq_len: int
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """heldout.bin: its hash, its windows of seq_len + 1 tokens, its element type and its tokens."""
+
+    sha256: str
+    windows: int
+    dtype: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The run now. `launches` counts all, `fruitless` the last ones in a row that got nowhere.
+
+    `best_step` is the furthest step ever reported or sealed, `reason` why the run failed.
+    """
+
+    identity: Identity
+    heldout: Heldout | None = None
+    state: RunState = "waiting"
+    finished: str | None = None
+    launches: int = 0
+    fruitless: int = 0
+    best_step: int = 0
+    reason: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The record's body as formats.md has it."""
+        return {
+            "v": 1,
+            **asdict(self.identity),
+            "heldout": asdict(self.heldout) if self.heldout else None,
+            "state": self.state,
+            "finished": self.finished,
+            "launches": self.launches,
+            "fruitless": self.fruitless,
+            "best_step": self.best_step,
+            "reason": self.reason,
+        }
+
+    def for_checkpoints(self) -> dict[str, Any]:
+        """What a checkpoint carries of it: the part that cannot be found out again."""
+        return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
+
+    def moved(self, **changes: Any) -> RunRecord:
+        """This record with some fields changed."""
+        return replace(self, **changes)
+
+
+def parse_record(body: Mapping[str, Any]) -> RunRecord:
+    """A run record from run.json or a checkpoint's `run_record`; ValueError names what is wrong."""
+    if body.get("v") != 1:
+        raise ValueError(f"format version {body.get('v')!r} is not known here")
+    try:
+        identity = Identity(**{item.name: body[item.name] for item in fields(Identity)})
+        held = body["heldout"]
+        heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"not a run record: {problem!r}") from problem
+    return RunRecord(
+        identity,
+        heldout,
+        state=body.get("state", "running"),
+        finished=body.get("finished"),
+        launches=int(body.get("launches", 0)),
+        fruitless=int(body.get("fruitless", 0)),
+        best_step=int(body.get("best_step", 0)),
+        reason=body.get("reason"),
+    )
+
+
+FIXED = ("seed", "seq_len", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
+
+
+def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:
+    """What the configuration and the dataset's pin want otherwise than the run began: half a sentence each.
+
+    `wanted` holds the fields that are known now; those it leaves out are not compared.
+    """
+    return [
+        f"{name} is {getattr(record, name)!r} in this run and {wanted[name]!r} now"
+        for name in FIXED
+        if name in wanted and wanted[name] != getattr(record, name)
+    ]
