@@ -1,0 +1,53 @@
+"""The loss of knowing only how frequent each token is: what a model that learned anything has to beat.
+
+`python -m stoker.training.baseline RUN_DIR` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.plan.log import read_plan
+from stoker.store.layout import RunLayout
+from stoker.store.record import read_record
+from stoker.training.evaluate import DTYPES
+
+CHUNK_TOKENS = 1 << 22
+
+
+def unigram_loss(run_dir: Path, shards_root: Path | None = None) -> float:
+    """Cross-entropy (nats a token) of the run's held-out targets under the training token frequencies.
+
+    Frequencies are those of every set the plan names, each set once, with one added to each count. The
+    targets are the ones an evaluation predicts: all tokens of each held-out window but the first.
+    """
+    layout = RunLayout(run_dir)
+    launch = read_record(layout.launch)
+    root = shards_root or Path(launch["shards_root"])
+    dtype = DTYPES[launch["dtype"]]
+    counts = np.ones(launch["vocab_size"], dtype=np.int64)
+    for key in sorted({key for segment in read_plan(layout.plan).segments for key, _ in segment.sets}):
+        for file in sorted((root / key[:16]).glob("train-*.bin")):
+            counts += _counts(file, dtype, len(counts))
+    windows = np.fromfile(layout.heldout, dtype=dtype).reshape(-1, launch["seq_len"] + 1)
+    nats = np.log(counts.sum()) - np.log(counts)
+    return float(nats[windows[:, 1:]].mean())
+
+
+def _counts(file: Path, dtype: np.dtype[Any], vocab_size: int) -> npt.NDArray[np.int64]:
+    """How often each id occurs in a token file, read in pieces."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    with file.open("rb") as stream:
+        while (tokens := np.fromfile(stream, dtype=dtype, count=CHUNK_TOKENS)).size:
+            counts += np.bincount(tokens, minlength=vocab_size)
+    return counts
+
+
+if __name__ == "__main__":
+    print(json.dumps({"unigram_loss": unigram_loss(Path(sys.argv[1]))}))

@@ -1,0 +1,71 @@
+"""The held-out loss: every window of heldout.bin, in order, never trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stoker.store.errors import DataError
+from stoker.store.hashing import hash_file
+from stoker.training.device import Compute
+from stoker.training.model import Model
+
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean cross-entropy over the held-out windows and its standard error, in nats a token."""
+
+    loss: float
+    stderr: float
+
+
+def open_heldout(file: Path, *, sha256: str, windows: int, seq_len: int, dtype: str) -> npt.NDArray[Any]:
+    """The held-out windows (N, seq_len + 1), mapped; raises DataError when the file is not the run's."""
+    try:
+        found = hash_file(file)
+    except FileNotFoundError as problem:
+        raise DataError(
+            f"{file} is not there; the train supervisor copies it once at the run's start"
+        ) from problem
+    if found.sha256 != sha256:
+        raise DataError(
+            f"{file} has sha256 {found.sha256}, the run's record says {sha256}: held-out data changed"
+        )
+    tokens: npt.NDArray[Any] = np.memmap(file, dtype=DTYPES[dtype], mode="r")
+    if tokens.size != windows * (seq_len + 1):
+        raise DataError(f"{file} holds {tokens.size} tokens, not {windows} windows of {seq_len + 1}")
+    return tokens.reshape(windows, seq_len + 1)
+
+
+def evaluate(
+    model: Model,
+    heldout: npt.NDArray[Any],
+    *,
+    compute: Compute,
+    micro_batch: int,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Evaluation | None:
+    """The loss over all held-out windows, or None as soon as `go_on`, asked before each micro-batch, says no.
+
+    The standard error is over windows, which are close to independent; tokens of one window are not.
+    """
+    losses: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for start in range(0, len(heldout), micro_batch):
+            if not go_on():
+                return None
+            part = torch.from_numpy(heldout[start : start + micro_batch].astype(np.int64)).to(compute.device)
+            with compute.autocast():
+                losses.append(model.loss_by_window(part))
+    each = torch.cat(losses).double().cpu()
+    stderr = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return Evaluation(float(each.mean()), stderr)

@@ -1,0 +1,132 @@
+"""What this launch has to do: the launch record of the run's directory and the STOKER_* environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.store.errors import ConfigError, UsageError
+from stoker.store.layout import RunLayout
+from stoker.store.record import read_record
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """The held-out file, the sha256 it must have, and its number of windows (seq_len + 1 tokens each)."""
+
+    file: Path
+    sha256: str
+    windows: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: `steps` is the run's horizon, `global_batch` is in windows, `micro_batch` None = choose.
+
+    `resume_from` is a checkpoint that was proven just now, or None to begin at step 0.
+    """
+
+    id: str
+    run: str
+    run_id: str
+    layout: RunLayout
+    plan: Path
+    timelines: Path
+    resume_from: Path | None
+    timeline: int
+    config_digest: str
+    seed: int
+    steps: int
+    seq_len: int
+    global_batch: int
+    micro_batch: int | None
+    precision: str
+    deterministic: bool
+    threads: int | None
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    evaluate_every: int | None
+    checkpoint_every_s: float | None
+    checkpoint_every_steps: int | None
+    shards_root: Path
+    tokenizer_file: Path
+    vocab_size: int
+    dtype: str
+    heldout: Heldout | None
+    log_every: int
+    run_record: Mapping[str, Any]
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """The launch the environment names; only STOKER_RUN_DIR is required, so that a trainer also runs by hand.
+
+    Raises UsageError without it and ConfigError for a launch record that is missing, of another launch or
+    lacks a field.
+    """
+    if not environ.get("STOKER_RUN_DIR"):
+        raise UsageError(
+            "STOKER_RUN_DIR is not set: the trainer is started by the train supervisor; by hand, set it "
+            "to a run's directory (<state>/runs/<run>) that has a launch.json"
+        )
+    layout = RunLayout(Path(environ["STOKER_RUN_DIR"]).absolute())
+    try:
+        record = read_record(layout.launch)
+    except FileNotFoundError as problem:
+        raise ConfigError(
+            f"{layout.launch} is not there; the train supervisor writes it before a launch"
+        ) from problem
+    wanted = environ.get("STOKER_LAUNCH") or record.get("launch")
+    if record.get("launch") != wanted:
+        raise ConfigError(
+            f"{layout.launch} is of launch {record.get('launch')}, not of {wanted} (STOKER_LAUNCH)"
+        )
+    try:
+        return _parse(record, layout, environ)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ConfigError(f"{layout.launch}: not a launch record: {problem!r}") from problem
+
+
+def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, str]) -> Launch:
+    resume = environ.get("STOKER_RESUME_FROM")
+    return Launch(
+        id=record["launch"],
+        run=record["run"],
+        run_id=record["run_id"],
+        layout=layout,
+        plan=Path(environ.get("STOKER_PLAN") or layout.plan),
+        timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),
+        resume_from=Path(resume) if resume else None,
+        timeline=record["timeline"],
+        config_digest=record["config_digest"],
+        seed=record["seed"],
+        steps=record["steps"],
+        seq_len=record["seq_len"],
+        global_batch=record["global_batch"],
+        micro_batch=None if record["micro_batch"] in (None, "auto") else int(record["micro_batch"]),
+        precision=record["precision"],
+        deterministic=record["deterministic"],
+        threads=None if record["threads"] in (None, "auto") else int(record["threads"]),
+        model=record["model"],
+        optimizer=record["optimizer"],
+        schedule=record["schedule"],
+        evaluate_every=(record["evaluate"] or {}).get("every_steps"),
+        checkpoint_every_s=record["checkpoint"]["every_s"],
+        checkpoint_every_steps=record["checkpoint"]["every_steps"],
+        shards_root=Path(record["shards_root"]),
+        tokenizer_file=Path(record["tokenizer_file"]),
+        vocab_size=record["vocab_size"],
+        dtype=record["dtype"],
+        heldout=_heldout(record["heldout"], layout),
+        log_every=record["log_every"],
+        run_record=record["run_record"],
+    )
+
+
+def _heldout(record: Mapping[str, Any] | None, layout: RunLayout) -> Heldout | None:
+    """None also where the validation data is shorter than a window: there is nothing to evaluate on."""
+    if not record or not record["windows"]:
+        return None
+    return Heldout(layout.root / record.get("file", layout.heldout), record["sha256"], record["windows"])

@@ -1,0 +1,88 @@
+"""Everything a launch trains with, made from its record and restored from its checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.plan.timelines import read_timelines, skips
+from stoker.store.errors import ConfigError, DataError
+from stoker.store.log import GENESIS
+from stoker.training import device, state
+from stoker.training.batches import Batches
+from stoker.training.evaluate import open_heldout
+from stoker.training.launch import Launch
+from stoker.training.loop import Training
+from stoker.training.metrics_log import MetricsLog
+from stoker.training.model import Model, Shape, initialize
+from stoker.training.optimizer import AdamW
+from stoker.training.protocol import Protocol
+from stoker.training.state import Progress
+from stoker.training.stop import Stop
+
+
+def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
+    """Make everything the launch needs, restored from its checkpoint when it has one.
+
+    Raises ConfigError for a checkpoint of another configuration, DataError for data that disagrees.
+    """
+    compute = device.set_up(
+        launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
+    )
+    _known(launch)
+    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=launch.seq_len))
+    body: dict[str, Any] | None = None
+    if launch.resume_from is None:
+        initialize(model, launch.seed)
+    else:
+        body = state.read_checkpoint(launch.resume_from, launch)
+    model.to(compute.device)
+    betas = launch.optimizer["betas"]
+    optimizer = AdamW(model, betas=(betas[0], betas[1]), weight_decay=launch.optimizer["weight_decay"])
+    progress = Progress()
+    if launch.resume_from is not None and body is not None:
+        progress = state.restore(launch.resume_from, body, model, optimizer)
+    batches = Batches(
+        launch.plan,
+        launch.shards_root,
+        position=progress.position,
+        size=launch.global_batch,
+        seq_len=launch.seq_len,
+        vocab_size=launch.vocab_size,
+        skips=skips(read_timelines(launch.timelines), launch.timeline),
+    )
+    if body is not None and body["plan_head"] not in (GENESIS, *batches.plan.hashes):
+        raise DataError(
+            f"{launch.plan} does not continue the plan that {launch.resume_from} was trained by (its head is "
+            f"{body['plan_head']}); put back the copy in that checkpoint"
+        )
+    heldout = None
+    if launch.heldout is not None:
+        heldout = open_heldout(
+            launch.heldout.file,
+            sha256=launch.heldout.sha256,
+            windows=launch.heldout.windows,
+            seq_len=launch.seq_len,
+            dtype=launch.dtype,
+        )
+    metrics = MetricsLog(launch.layout.metrics, timeline=launch.timeline, resume_step=progress.step)
+    return Training(
+        launch,
+        model=model,
+        optimizer=optimizer,
+        compute=compute,
+        progress=progress,
+        batches=batches,
+        heldout=heldout,
+        metrics=metrics,
+        protocol=protocol,
+        stop=stop,
+    )
+
+
+def _known(launch: Launch) -> None:
+    for what, name, known in (
+        ("optimizer", launch.optimizer["name"], "adamw"),
+        ("schedule", launch.schedule["name"], "cosine"),
+    ):
+        if name != known:
+            raise ConfigError(f"train.{what}.name {name!r} is not known to the built-in trainer: {known}")

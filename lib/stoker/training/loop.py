@@ -1,0 +1,228 @@
+"""The training run: batches in the plan's order, a step each, evaluations and checkpoints between.
+
+A checkpoint at step k means: k optimizer steps done, position at the next window. Everything a step depends
+on (parameters, optimizer state, position, the schedule's step number) is in it, so a resumed run is the same
+run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from stoker.store.errors import DataError
+from stoker.store.names import utc_now
+from stoker.training import device
+from stoker.training.batches import Batch, Batches
+from stoker.training.cadence import Cadence
+from stoker.training.device import Compute
+from stoker.training.evaluate import evaluate
+from stoker.training.launch import Launch
+from stoker.training.metrics_log import MetricsLog
+from stoker.training.model import Model
+from stoker.training.optimizer import AdamW
+from stoker.training.protocol import Protocol
+from stoker.training.saving import save
+from stoker.training.schedule import Schedule
+from stoker.training.state import Progress
+from stoker.training.step import training_step
+from stoker.training.stop import Stop
+
+PLAN_POLL_S = 0.2
+PLAN_WORD_S = 1.0
+
+
+class Training:
+    """One launch's training, made by `load`; `run` trains to the end and says which end it was."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        model: Model,
+        optimizer: AdamW,
+        compute: Compute,
+        progress: Progress,
+        batches: Batches,
+        heldout: npt.NDArray[Any] | None,
+        metrics: MetricsLog,
+        protocol: Protocol,
+        stop: Stop,
+    ) -> None:
+        self.launch, self.model, self.optimizer, self.compute = launch, model, optimizer, compute
+        self.progress, self.batches, self.heldout = progress, batches, heldout
+        self.metrics, self.protocol, self.stop = metrics, protocol, stop
+        self.micro_batch = device.choose_micro_batch(
+            launch.micro_batch,
+            global_batch=launch.global_batch,
+            seq_len=launch.seq_len,
+            vocab_size=launch.vocab_size,
+            device=compute.device.type,
+        )
+        self.schedule = Schedule(
+            peak=launch.optimizer["lr"],
+            warmup_steps=launch.schedule["warmup_steps"],
+            horizon=launch.steps,
+            min_ratio=launch.schedule["min_ratio"],
+        )
+        self.cadence = Cadence(launch.checkpoint_every_s, launch.checkpoint_every_steps)
+        self.saved_step, self.saved_at = progress.step, time.monotonic()
+
+    def run(self) -> str:
+        """Train to the horizon (`steps`), the data's end (`data_exhausted`) or a stop (`stopped`); seal."""
+        self.protocol.say("train", ready=1, **self._words())
+        self._evaluate_if_due()
+        ending = "steps"
+        while self.progress.step < self.launch.steps:
+            started = time.monotonic()
+            batch = self._next_batch()
+            if batch is None:
+                ending = "stopped" if self.stop.asked else "data_exhausted"
+                break
+            waited = time.monotonic() - started
+            self._step(batch, started, waited)
+            self._evaluate_if_due()
+            self._checkpoint_if_due()
+        if ending != "stopped" and not self._evaluate():
+            ending = "stopped"
+        if self.progress.step != self.saved_step:
+            self._checkpoint()
+        return ending
+
+    def _step(self, batch: Batch, started: float, waited: float) -> None:
+        step = self.progress.step + 1
+        rate = self.schedule.rate(step)
+        try:
+            result = training_step(
+                self.model,
+                self.optimizer,
+                torch.from_numpy(batch.windows).to(self.compute.device),
+                micro_batch=self.micro_batch,
+                rate=rate,
+                clip=self.launch.optimizer["clip"] or 0.0,
+                compute=self.compute,
+            )
+        except DataError as problem:
+            raise DataError(
+                f"step {step} cannot be made: {problem}; its windows begin at "
+                f"{self.progress.position.as_list()}. The newest checkpoint is from before it. If it happens "
+                "there again, roll back further, lower train.optimizer.lr, or look at that data"
+            ) from problem
+        tokens = self.launch.global_batch * self.launch.seq_len
+        self.progress = replace(
+            self.progress,
+            step=step,
+            tokens=self.progress.tokens + tokens,
+            position=batch.position,
+            loss=result.loss,
+        )
+        speed = tokens / max(1e-9, time.monotonic() - started)
+        if step % self.launch.log_every == 0 or step == self.launch.steps:
+            self.metrics.append(
+                {
+                    "step": step,
+                    "loss": result.loss,
+                    "lr": rate,
+                    "grad_norm": result.grad_norm,
+                    "tokens": self.progress.tokens,
+                    "position": batch.position.as_list(),
+                    "tokens_per_s": round(speed, 1),
+                    "data_wait_s": round(waited, 6),
+                    "time": utc_now(),
+                }
+            )
+        self.protocol.tell(
+            **self._words(),
+            lr=rate,
+            grad_norm=result.grad_norm,
+            tokens_per_s=round(speed, 1),
+            data_wait_s=round(waited, 6),
+        )
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch, waited for while the plan has too little; None at a stop or at the plan's end."""
+        word_at = -math.inf
+        while not self.stop.asked:
+            batch = self.batches.next()
+            if batch is not None:
+                if self.protocol.phase != "train":
+                    self.protocol.say("train", **self._words())
+                return batch
+            if self.batches.exhausted:
+                return None
+            if time.monotonic() - word_at >= PLAN_WORD_S:
+                self.protocol.say("wait-data", **self._words())
+                word_at = time.monotonic()
+            self._checkpoint_if_due()
+            time.sleep(PLAN_POLL_S)
+            self.batches.reread()
+        return None
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate at step 0 and every so many steps; what a stop cut short is made up for when resumed."""
+        step, every = self.progress.step, self.launch.evaluate_every
+        if step == 0 or (every and step % every == 0):
+            self._evaluate()
+
+    def _evaluate(self) -> bool:
+        """Evaluate this step unless that was done; False when a stop came first."""
+        step = self.progress.step
+        if self.heldout is None or self.metrics.evaluated(step):
+            return True
+        self.protocol.say("eval", **self._words())
+        found = evaluate(
+            self.model,
+            self.heldout,
+            compute=self.compute,
+            micro_batch=self.micro_batch,
+            go_on=self._still_evaluating,
+        )
+        if found is not None:
+            self.progress = replace(self.progress, val_loss=found.loss)
+            self.metrics.append(
+                {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
+            )
+        self.protocol.say("train", **self._words())
+        return found is not None
+
+    def _still_evaluating(self) -> bool:
+        self.protocol.tell(**self._words())
+        return not self.stop.asked
+
+    def _checkpoint_if_due(self) -> None:
+        now = time.monotonic()
+        if self.cadence.due(
+            step=self.progress.step, saved_step=self.saved_step, now=now, saved_at=self.saved_at
+        ):
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        phase = self.protocol.phase
+        self.protocol.say("checkpoint", **self._words())
+        self.metrics.sync()  # before the seal: the rows of a sealed step are on the disk
+        directory = save(
+            self.launch,
+            self.progress,
+            self.model,
+            self.optimizer,
+            compute=self.compute,
+            micro_batch=self.micro_batch,
+            plan_head=self.batches.plan.head,
+        )
+        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+        self.protocol.say(phase, checkpoint=directory.name, **self._words())
+
+    def _words(self) -> dict[str, object]:
+        entry, offset = self.progress.position.as_list()
+        return {
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "loss": self.progress.loss,
+            "val_loss": self.progress.val_loss,
+            "position": f"{entry},{offset}",
+        }

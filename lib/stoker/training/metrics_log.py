@@ -1,0 +1,92 @@
+"""log/metrics.jsonl: what every step gave, one row a step, none twice within a timeline."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.store.files import make_dir, write_atomic
+
+
+class MetricsLog:
+    """The one writer of a run's metrics log.
+
+    Opening it cuts what a killed launch wrote beyond the step now resumed from (0 = from the start): those
+    steps are done again. Rows of other timelines stay. A row is handed to the kernel when `append` returns,
+    and on the disk after `sync`.
+    """
+
+    def __init__(self, path: Path, *, timeline: int, resume_step: int) -> None:
+        make_dir(path.parent)
+        self._timeline = timeline
+        self._evaluated = _cut(path, timeline, resume_step)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+    def evaluated(self, step: int) -> bool:
+        """Whether this timeline has a held-out loss at the step."""
+        return step in self._evaluated
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append one row; `timeline` is added. Raises OSError (a full disk)."""
+        body = {**row, "timeline": self._timeline}
+        line = memoryview(json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+        if "val_loss" in row:
+            self._evaluated.add(row["step"])
+
+    def sync(self) -> None:
+        """Make every row so far durable."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _cut(path: Path, timeline: int, resume_step: int) -> set[int]:
+    """Drop this timeline's rows beyond the resume step, and unreadable lines; returns its evaluated steps."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        write_atomic(path, b"")
+        return set()
+    evaluated: set[int] = set()
+    kept: list[tuple[int, int]] = []  # what stays, as ranges of bytes
+    for start, line in _lines(path):
+        row = _row(line)
+        if row is None or (row["timeline"] == timeline and row["step"] > resume_step):
+            continue
+        if row["timeline"] == timeline and "val_loss" in row:
+            evaluated.add(row["step"])
+        if kept and kept[-1][1] == start:
+            kept[-1] = (kept[-1][0], start + len(line))
+        else:
+            kept.append((start, start + len(line)))
+    if sum(stop - start for start, stop in kept) == size:
+        return evaluated
+    raw = path.read_bytes()
+    write_atomic(path, b"".join(raw[start:stop] for start, stop in kept))
+    return evaluated
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    position = 0
+    with path.open("rb") as file:
+        for line in file:
+            yield position, line
+            position += len(line)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A whole row, or None for a torn or unreadable line."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(row, dict) and type(row.get("step")) is int and type(row.get("timeline")) is int
+    return row if whole else None

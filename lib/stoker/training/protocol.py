@@ -1,0 +1,95 @@
+"""The trainer's side of the protocol: datagrams of KEY=value lines to whoever supervises it.
+
+Sending never blocks: a supervisor that is stopped, slow or gone must not freeze training. What cannot be sent
+is dropped if a newer one follows, kept if it is the only one of its kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+STEP_INTERVAL_S = 0.1  # at most ten step datagrams a second
+MOST_KEPT = 32
+MOST_TEXT = 500
+
+
+class Protocol:
+    """Datagrams to STOKER_NOTIFY_SOCKET, each with LAUNCH and PHASE; without the variable nothing is sent."""
+
+    def __init__(self, path: str, launch: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._launch, self._clock = path, launch, clock
+        self._phase = "load"
+        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._sent_at = float("-inf")
+        self._socket: socket.socket | None = None
+        if path:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Protocol:
+        return cls(environ.get("STOKER_NOTIFY_SOCKET", ""), environ.get("STOKER_LAUNCH", ""))
+
+    @property
+    def phase(self) -> str:
+        return self._phase
+
+    def say(self, phase: str, **words: object) -> None:
+        """Tell a phase, a checkpoint, an end: kept until a receiver with room has taken it."""
+        self._phase = phase
+        self._kept.append(self._datagram(words))
+        self._drain()
+
+    def tell(self, **words: object) -> None:
+        """Tell how it stands in the present phase; dropped when the last such word is less than 0.1 s old."""
+        now = self._clock()
+        if now - self._sent_at < STEP_INTERVAL_S:
+            return
+        if self._drain() and self._send(self._datagram(words)):
+            self._sent_at = now
+
+    def close(self, patience_s: float = 1.0) -> None:
+        """Give the last words a moment to be taken, then close."""
+        deadline = self._clock() + patience_s
+        while not self._drain() and self._clock() < deadline:
+            time.sleep(0.01)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _datagram(self, words: Mapping[str, object]) -> bytes:
+        lines = [f"LAUNCH={self._launch}", f"PHASE={self._phase}"]
+        lines += [f"{key.upper()}={_text(value)}" for key, value in words.items() if value is not None]
+        return "\n".join(lines).encode()
+
+    def _drain(self) -> bool:
+        """Send what was kept, oldest first; False while the receiver has no room."""
+        while self._kept:
+            if not self._send(self._kept[0]):
+                return False
+            self._kept.popleft()
+        return True
+
+    def _send(self, datagram: bytes) -> bool:
+        """False when the receiver's buffer is full; one that is not there counts as having taken it."""
+        if self._socket is None:
+            return True
+        try:
+            self._socket.sendto(datagram, socket.MSG_DONTWAIT, self._path)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            # No supervisor listens (not started by one, or it was killed): the run's files are the truth.
+            return True
+        return True
+
+
+def _text(value: object) -> str:
+    with contextlib.suppress(UnicodeEncodeError):
+        text = str(value)
+        text.encode()
+        return " ".join(text.split())[:MOST_TEXT]
+    return repr(value)[:MOST_TEXT]

@@ -1,0 +1,79 @@
+"""Text from a checkpoint: its own model.json, weights and tokenizer.json, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from stoker.shards.engine import make_engine
+from stoker.shards.tokenizer import load_tokenizer
+from stoker.store.errors import DataError
+from stoker.training.model import Model, Shape
+from stoker.training.state import load_parameters, read_json
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a next token is drawn: temperature 0 takes the likeliest, `top_k` 0 considers all."""
+
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 0
+
+
+class TextModel:
+    """A trained model with its tokenizer, from a checkpoint that was proven just now."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        body = read_json(checkpoint / "checkpoint.json")
+        described = read_json(checkpoint / "model.json")
+        shape = Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"])
+        self._model = Model(shape)
+        load_parameters(checkpoint, body, self._model)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.to(self._device)
+        frozen = load_tokenizer(checkpoint / "tokenizer.json")
+        if frozen.vocab_size > shape.vocab_size:
+            raise DataError(f"{checkpoint}: tokenizer.json has more ids than the model's {shape.vocab_size}")
+        self._engine = make_engine("auto", frozen)
+        self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        self._eot = frozen.eot
+        self._ids = frozen.vocab_size  # the embedding may have been made wider
+
+    def continue_text(self, prompt: str, tokens: int, sampling: Sampling) -> str:
+        """The prompt and at most `tokens` more tokens, to the end of the text if that comes first."""
+        ids = [int(token) for token in self._engine.encode([prompt])[0]]
+        made = list(self._draw(ids, tokens, sampling))
+        # Decoded at once: a character may be spread over several byte-level tokens. One that the limit cut in
+        # two would show as a replacement character.
+        text: str = self._tokenizer.decode(ids + made, skip_special_tokens=True)
+        return text.rstrip("\ufffd") if len(made) == tokens else text
+
+    def _draw(self, ids: list[int], tokens: int, sampling: Sampling) -> Iterator[int]:
+        """Tokens one by one; end-of-text stands before the prompt, as before every document in training."""
+        generator = torch.Generator().manual_seed(sampling.seed)
+        context = [self._eot, *ids]
+        for _ in range(tokens):
+            window = torch.tensor([context[-self._model.shape.seq_len :]], device=self._device)
+            with torch.inference_mode():
+                logits = self._model(window)[0, -1, : self._ids].float().cpu()
+            token = pick(logits, sampling, generator)
+            if token == self._eot:
+                return
+            context.append(token)
+            yield token
+
+
+def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Draw an id from logits (V,)."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    if sampling.top_k:
+        least = torch.topk(logits, min(sampling.top_k, len(logits))).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    chances = torch.softmax(logits / sampling.temperature, dim=0)
+    return int(torch.multinomial(chances, 1, generator=generator))

@@ -1,0 +1,96 @@
+"""The built-in trainer: `python -m stoker.training.trainer`, rank 0 of a run, under the trainer protocol.
+
+Exit codes: 0 finished or stopped as asked, 65 bad data, 74 I/O or full disk, 75 try again, 78 configuration.
+Only light modules are imported up here: a stop must be possible while torch is still being loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+
+from stoker.kit.lock import Lock
+from stoker.kit.process import set_death_signal
+from stoker.store.errors import StokerError, StorageError
+from stoker.training.launch import Launch, read_launch
+from stoker.training.protocol import Protocol
+from stoker.training.stop import Stop, StopAsked
+
+EXIT_BUG = 70
+EXIT_STORAGE = 74
+EXIT_TRY_AGAIN = 75
+STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE})
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Run one launch; the end is told in a datagram and in the exit code."""
+    stop = Stop()
+    stop.install()
+    set_death_signal(signal.SIGTERM)  # whoever started this has died: save and end, like any other stop
+    # Read when torch is loaded. Threads that spin at each barrier take the cores from whoever else works
+    # there, the shard builders first of all: on 2 busy cores a step took 13 s spinning, 2 s sleeping.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    protocol = Protocol.from_environment(environ)
+    try:
+        protocol.say("load")
+        code = _train(read_launch(environ), protocol, stop)
+    except StopAsked:
+        code = _stopped(protocol)
+    except Exception as problem:  # noqa: BLE001 - every failure becomes an exit code and a last word
+        # A stop that falls into the middle of an import can come out as any exception.
+        code = _stopped(protocol) if stop.asked and stop.at_once else _failed(problem, protocol)
+    protocol.close()
+    return code
+
+
+def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
+    lock = Lock.acquire(
+        launch.layout.rank0_lock, purpose=f"trainer of run {launch.run}", extra={"launch": launch.id}
+    )
+    try:
+        from stoker.training.loading import load  # noqa: PLC0415 - torch takes seconds; see the first lines
+
+        training = load(launch, protocol, stop)
+        stop.at_once = False
+        ending = training.run()
+        protocol.say(protocol.phase, finished=ending, remainder=training.batches.remainder)
+        print(f"trainer: {ending} at step {training.progress.step} of {launch.steps}", file=sys.stderr)
+    finally:
+        lock.release()
+    return 0
+
+
+def _stopped(protocol: Protocol) -> int:
+    protocol.say(protocol.phase, finished="stopped")
+    print("trainer: stopped before its first step", file=sys.stderr)
+    return 0
+
+
+def _failed(problem: Exception, protocol: Protocol) -> int:
+    """Tell what went wrong, with a traceback only where the message alone cannot explain it."""
+    code = exit_code(problem)
+    if not isinstance(problem, StokerError):
+        traceback.print_exception(problem)
+    print(f"trainer: {problem}", file=sys.stderr)
+    protocol.say(protocol.phase, error=f"{type(problem).__name__}: {problem}")
+    return code
+
+
+def exit_code(problem: Exception) -> int:
+    """The sysexits code of a failure; 70 for one that nobody foresaw."""
+    if isinstance(problem, StokerError) and not isinstance(problem, StorageError):
+        return problem.exit_code
+    if isinstance(problem, OSError):
+        known = isinstance(problem, StorageError) or problem.errno in STORAGE_ERRNOS
+        return EXIT_STORAGE if known else EXIT_BUG
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return EXIT_TRY_AGAIN
+    return EXIT_BUG
+
+
+if __name__ == "__main__":
+    sys.exit(main())
