@@ -1,0 +1,190 @@
+"""Pinning a dataset: one tokenizer, one build id, and the refusal of any other for the same version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
+from stoker.corpus.listing import Listing
+from stoker.corpus.sources import TERMINAL, Source
+from stoker.corpus.training_set import TrainingSet, choose
+from stoker.kit.events import Events
+from stoker.shards.identity import BuildParameters, build_id, parameters_for, set_key
+from stoker.store.errors import ConfigError
+from stoker.store.files import canonical_json
+from stoker.store.hashing import hash_file
+from stoker.store.record import RecordDamaged, set_aside
+
+
+class Pinning:
+    """The pin of the configured dataset version; `pin` is None until its tokenizer is frozen."""
+
+    def __init__(self, pipeline: Pipeline, events: Events) -> None:
+        self._pipeline = pipeline
+        self._layout = pipeline.layout
+        self._events = events
+        self._dataset = pipeline.dataset.name
+        self._version = pipeline.dataset.version
+        self._damaged = False
+        self.earlier: DatasetPin | None = None
+        self.pin = self._read()
+        self.target = self._layout.tokenizer(self._dataset, self._version)
+
+    def _read(self) -> DatasetPin | None:
+        file = self._layout.dataset(self._dataset)
+        try:
+            pin = read_pin(self._layout, self._dataset)
+        except RecordDamaged as error:
+            place = set_aside(file, self._layout.quarantine, "damaged", str(error))
+            self._events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
+            self._damaged = True
+            return None
+        if pin is not None and pin.version < self._version:
+            self.earlier = pin
+            return None
+        return pin
+
+    def refuse_another_build(self) -> None:
+        """Raise ConfigError when the configuration asks for another build than the pinned one."""
+        if self.pin is None:
+            return
+        advice = (
+            f"set dataset.version to {self.pin.version + 1} to build the dataset anew, or undo the change"
+        )
+        if self._version < self.pin.version:
+            raise ConfigError(
+                f"{self._pipeline.file}: dataset.version is {self._version}, but {self._dataset} is pinned "
+                f"at version {self.pin.version}: set it to {self.pin.version}, or higher to build anew"
+            )
+        asked = self._asked()
+        given = asked.get("file")
+        if asked != self.pin.asked and given != self.pin.tokenizer.sha256:
+            raise ConfigError(
+                f"{self._pipeline.file}: tokenizer: {self._dataset} version {self._version} is pinned to "
+                f"{_plain(self.pin.asked)}, the configuration asks for {_plain(asked)}; {advice}"
+            )
+        wanted = self._parameters(self.pin.tokenizer)
+        if build_id(wanted) != self.pin.build_id:
+            changed = ", ".join(
+                f"{name} {_plain(value)}, pinned {_plain(self.pin.build.get(name))}"
+                for name, value in wanted.to_mapping().items()
+                if value != self.pin.build.get(name)
+            )
+            raise ConfigError(
+                f"{self._pipeline.file}: {self._dataset} version {self._version} is pinned to build "
+                f"{self.pin.build_id}, the configuration yields build {build_id(wanted)} ({changed}); "
+                f"{advice}"
+            )
+
+    def key_of(self) -> Callable[[str], str] | None:
+        """How a content's shard set is called in this build, None before there is one."""
+        if self.pin is None:
+            return None
+        build = self.pin.build_id
+        return lambda sha256: set_key(sha256, build)
+
+    def training_set(self, listing: Listing | None, sources: Mapping[str, Source]) -> TrainingSet | None:
+        """What the tokenizer is to be trained on; None when it is frozen, given, or left from a lost pin."""
+        train = self._pipeline.tokenizer.train
+        if self.pin is not None or self._given() is not None or train is None:
+            return None
+        return choose(listing, sources, train.train_bytes)
+
+    def tokenizer_task(
+        self, training: TrainingSet | None, staged: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """The task that freezes the tokenizer, None when it cannot be done yet or is done.
+
+        `staged` maps a content's sha256 to its parquet file on hot.
+        """
+        if self.pin is not None:
+            return None
+        given = self._given()
+        if given is not None:
+            return {"file": given, "target": str(self.target)}
+        train = self._pipeline.tokenizer.train
+        if training is None or not training.ready or train is None:
+            return None
+        return {
+            "files": [staged[sha256] for _, sha256 in training.files],
+            "sha256": [sha256 for _, sha256 in training.files],
+            "text_column": self._pipeline.dataset.text_column,
+            "vocab_size": train.vocab_size,
+            "train_bytes": train.train_bytes,
+            "target": str(self.target),
+        }
+
+    def freeze(self, result: Mapping[str, Any], trained_on: tuple[tuple[str, str], ...] | None) -> DatasetPin:
+        """Pin the dataset to the tokenizer a worker trained on these (path, sha256), or took over (None)."""
+        tokenizer = TokenizerPin(
+            file=f"tokenizers/{self.target.name}",
+            sha256=str(result["sha256"]),
+            vocab_size=int(result["vocab_size"]),
+            eot=int(result["eot"]),
+        )
+        parameters = self._parameters(tokenizer)
+        pin = DatasetPin(
+            dataset=self._dataset,
+            version=self._version,
+            build_id=build_id(parameters),
+            build=parameters.to_mapping(),
+            tokenizer=tokenizer,
+            asked=self._asked(),
+            tokenizer_trained_on=trained_on,
+        )
+        write_pin(self._layout, pin)
+        self.pin = pin
+        self._events.record(
+            "dataset_pinned",
+            dataset=self._dataset,
+            version=self._version,
+            build_id=pin.build_id,
+            vocab_size=tokenizer.vocab_size,
+        )
+        return pin
+
+    def keep_listing(self, listing: Listing | None, sources: Mapping[str, Source]) -> None:
+        """Keep the pin's listing: what the source lists now, and every path that already came to its end."""
+        if self.pin is None or listing is None:
+            return
+        ended = {path for path, source in sources.items() if source.state in TERMINAL}
+        complete = listing.complete and ended >= set(listing.paths)
+        pin = replace(self.pin, listing=tuple(sorted({*listing.paths, *ended})), complete=complete)
+        if pin != self.pin:
+            write_pin(self._layout, pin)
+            if complete and not self.pin.complete:
+                self._events.record("dataset_complete", dataset=self._dataset, files=len(pin.listing))
+            self.pin = pin
+
+    def _given(self) -> str | None:
+        if self._pipeline.tokenizer.file is not None:
+            return str(self._pipeline.tokenizer.file)
+        # The record of the pin is lost, the frozen tokenizer is not: it is the one the sets were built with.
+        return str(self.target) if self._damaged and self.target.exists() else None
+
+    def _asked(self) -> dict[str, Any]:
+        file, train = self._pipeline.tokenizer.file, self._pipeline.tokenizer.train
+        if file is not None:
+            try:
+                return {"file": hash_file(file, past_cache=False).sha256}
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{self._pipeline.file}: tokenizer.file: {file} is not there; correct the path"
+                ) from None
+        assert train is not None  # the configuration holds exactly one of the two
+        return {"train": {"vocab_size": train.vocab_size, "train_bytes": train.train_bytes}}
+
+    def _parameters(self, tokenizer: TokenizerPin) -> BuildParameters:
+        return parameters_for(
+            self._pipeline,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot=tokenizer.eot,
+        )
+
+
+def _plain(value: Any) -> str:
+    return canonical_json(value).decode()

@@ -1,0 +1,115 @@
+"""The run's record as the supervisor keeps it: read, compared with what is configured now, written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin
+from stoker.store.errors import ConfigError, DataError
+from stoker.store.names import new_id, utc_now
+from stoker.store.record import read_or_set_aside, write_record
+from stoker.supervise.checkpoints import Checkpoint
+from stoker.supervise.launch import dtype_for
+from stoker.supervise.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+
+
+class RunBook:
+    """run.json's one reader and writer here; `record` is None until the run has begun."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.path = pipeline.layout.run(pipeline.train.run).record
+        self.record: RunRecord | None = None
+
+    @property
+    def begun(self) -> RunRecord:
+        """The record of a run that has begun."""
+        assert self.record is not None
+        return self.record
+
+    def read(self) -> None:
+        """Take up run.json if it is there; ConfigError when the run began with another configuration."""
+        body = read_or_set_aside(self.path, self.pipeline.layout.quarantine)
+        if body is None:
+            return
+        self.record = self._parsed(body)
+        self._refuse_changes(self._configured())
+        if self.record.state == "failed":  # somebody started us all the same: one more try
+            most = self.pipeline.supervise.no_progress_launches
+            self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Make run.json anew from what a checkpoint carries of it."""
+        self.record = self._parsed(checkpoint.body["run_record"])
+        self._refuse_changes(self._configured())
+        self.change(best_step=checkpoint.step)
+
+    def begin(self, identity: Identity, heldout: Heldout | None) -> None:
+        """The run begins: its record is written for the first time."""
+        self.record = RunRecord(identity, heldout)
+        self.change()
+
+    def change(self, **changes: Any) -> None:
+        """Change the record, durably."""
+        self.record = self.begun.moved(**changes)
+        write_record(self.path, self.record.body())
+
+    def new_identity(self, pin: DatasetPin) -> Identity:
+        """The identity of a run that begins now."""
+        vocab_size = pin.tokenizer.vocab_size
+        return Identity(
+            run=self.pipeline.train.run,
+            run_id=new_id(),
+            created=utc_now(),
+            vocab_size=vocab_size,
+            dtype=dtype_for(vocab_size),
+            **{**self._configured(), **_pinned(pin)},
+        )
+
+    def check_pin(self, pin: DatasetPin) -> None:
+        """ConfigError when the dataset is not built as it was when the run began."""
+        self._refuse_changes(_pinned(pin))
+
+    def check_ours(self, checkpoint: Checkpoint) -> None:
+        """DataError when a checkpoint is another run's."""
+        run_id = self.begun.identity.run_id
+        if checkpoint.body["run_id"] != run_id:
+            raise DataError(
+                f"{checkpoint.path} is of run id {checkpoint.body['run_id']}, {self.path} names {run_id}; "
+                "move the checkpoints of the other run away"
+            )
+
+    def _parsed(self, body: Mapping[str, Any]) -> RunRecord:
+        try:
+            return parse_record(body)
+        except ValueError as problem:
+            raise DataError(f"{self.path}: {problem}; was it written by a newer Stoker?") from problem
+
+    def _configured(self) -> dict[str, Any]:
+        """What of a run's identity the configuration says."""
+        train, dataset = self.pipeline.train, self.pipeline.dataset
+        return {
+            "seed": train.seed,
+            "seq_len": train.seq_len,
+            "dataset": dataset.name,
+            "dataset_version": dataset.version,
+        }
+
+    def _refuse_changes(self, wanted: Mapping[str, Any]) -> None:
+        identity = self.begun.identity
+        if changes := changed_mid_run(identity, wanted):
+            raise ConfigError(
+                f"run {identity.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
+                f"{self.pipeline.file}, or begin another run with another train.run"
+            )
+
+
+def _pinned(pin: DatasetPin) -> dict[str, Any]:
+    """What of a run's identity the dataset's pin says."""
+    return {
+        "build_id": pin.build_id,
+        "tokenizer_sha256": pin.tokenizer.sha256,
+        "dataset_version": pin.version,
+    }

@@ -1,0 +1,159 @@
+"""What the stage-shard loop shows of itself: status and metrics, all from the records on disk."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import get_args
+
+from stoker.corpus.dataset import DatasetPin
+from stoker.corpus.sources import PUBLISHED, Source, SourceState
+from stoker.kit.daemon import DaemonContext
+from stokerd.crew import Crew, Job
+
+ACTIVITIES = ("stage", "tokenizer", "build", "prove", "quarantine", "release")
+RATE_OVER_S = 30.0
+SAMPLE_EVERY_S = 3.0
+
+
+class ShardBoard:
+    """Keeps the gauges and the rate of the last half minute."""
+
+    def __init__(self, context: DaemonContext, crew: Crew) -> None:
+        self._context, self._crew = context, crew
+        self._tokens_done: list[tuple[float, int]] = []
+        self._progress_at = time.time()
+        metrics = context.metrics
+        self._sources = metrics.gauge("shard_sources", "Source files by state.", ("state",))
+        self._documents = metrics.total(
+            "shard_documents_total", "Documents in proven shard sets.", ("split",)
+        )
+        self._tokens = metrics.total("shard_tokens_total", "Tokens in proven shard sets.", ("split",))
+        self._dropped = metrics.total("shard_dropped_rows_total", "Rows that filters dropped.", ("reason",))
+        self._workers = metrics.gauge("shard_workers", "Workers at work.", ("activity",))
+        self._rss = metrics.gauge("shard_workers_rss_bytes", "Resident memory of all workers together.")
+        self._rss_bytes, self._sampled_at = 0, -SAMPLE_EVERY_S
+        self._rate = metrics.gauge("shard_tokens_per_second", "Tokens committed, over the last half minute.")
+        self._progress = metrics.gauge(
+            "shard_last_progress_timestamp_seconds",
+            "When a build last committed or a source last changed state.",
+        )
+        self._complete = metrics.gauge(
+            "shard_dataset_complete", "1 when every listed source came to its end."
+        )
+        self._told: Mapping[str, Source] = {}
+        self._totals = Totals()
+        self._set_totals(self._totals)
+
+    def committed(self, job: Job, tokens: int) -> None:
+        """A build made its first `tokens` tokens durable."""
+        now = time.monotonic()
+        before = job.note.get("tokens")
+        job.note["tokens"] = tokens
+        if before is not None:  # the first commit after a start also counts what was there
+            self._tokens_done.append((now, max(0, tokens - before)))
+        self._progress_at = time.time()
+
+    def show(self, sources: Mapping[str, Source], pin: DatasetPin | None, trouble: str) -> None:
+        """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
+        if sources != self._told:
+            self._told, self._progress_at = dict(sources), time.time()
+            self._totals = Totals.of(sources)
+            self._set_totals(self._totals)
+        totals = self._totals
+        working = Counter(self._crew.busy.values())
+        for activity in ACTIVITIES:
+            self._workers.labels(activity).set(working[activity])
+        self._sample_memory()
+        rate = self._tokens_a_second()
+        self._rate.set(rate)
+        self._progress.set(self._progress_at)
+        self._complete.set(1 if pin is not None and pin.complete else 0)
+        status = {
+            "dataset": self._context.pipeline.dataset.name,
+            "build_id": None if pin is None else pin.build_id,
+            "complete": pin is not None and pin.complete,
+            "sources": totals.states,
+            "documents": totals.documents,
+            "tokens": totals.tokens,
+            "dropped": totals.dropped,
+            "queue": totals.states["staged"] + totals.states["building"],
+            "workers": dict(
+                sorted((activity, count) for activity, count in working.items() if activity != "list")
+            ),
+            "workers_rss_bytes": self._rss_bytes,
+            "tokens_per_second": round(rate),
+            "trouble": trouble,
+        }
+        self._context.beat(status, trouble or _text(totals, working, pin, rate))
+
+    def _set_totals(self, totals: Totals) -> None:
+        for state, count in totals.states.items():
+            self._sources.labels(state).set(count)
+        for split in ("train", "val"):
+            self._documents.set(totals.documents[split], split)
+            self._tokens.set(totals.tokens[split], split)
+        for reason, rows in totals.dropped.items():
+            self._dropped.set(rows, reason)
+
+    def _sample_memory(self) -> None:
+        if time.monotonic() - self._sampled_at >= SAMPLE_EVERY_S:
+            self._rss_bytes, self._sampled_at = self._crew.rss_bytes(), time.monotonic()
+            self._rss.set(self._rss_bytes)
+
+    def _tokens_a_second(self) -> float:
+        now = time.monotonic()
+        self._tokens_done = [each for each in self._tokens_done if each[0] > now - RATE_OVER_S]
+        return sum(tokens for _, tokens in self._tokens_done) / RATE_OVER_S
+
+
+class Totals:
+    """The sums over all source records."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, int] = dict.fromkeys(get_args(SourceState), 0)
+        self.documents = {"train": 0, "val": 0}
+        self.tokens = {"train": 0, "val": 0}
+        self.dropped: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, sources: Mapping[str, Source]) -> Totals:
+        """Sum them up; books count where a set is proven."""
+        totals = cls()
+        for source in sources.values():
+            totals.states[source.state] += 1
+            if source.books is None or source.state not in PUBLISHED:
+                continue
+            for split in ("train", "val"):
+                totals.documents[split] += source.books[split]["documents"]
+                totals.tokens[split] += source.books[split]["tokens"]
+            for reason, rows in source.books["dropped"].items():
+                totals.dropped[reason] = totals.dropped.get(reason, 0) + rows
+        return totals
+
+    def summary(self, left: Collection[str]) -> str:
+        """One line for the end of a drain; `left` says what could not be brought to an end."""
+        built = sum(self.states[state] for state in PUBLISHED)
+        parts = [f"{built} files built", f"{self.tokens['train'] + self.tokens['val']:,} tokens"]
+        parts += [
+            f"{self.states[state]} {state}" for state in ("duplicate", "quarantined") if self.states[state]
+        ]
+        return ", ".join(parts) + ("".join(f"; {each}" for each in left))
+
+
+def _text(totals: Totals, working: Counter[str], pin: DatasetPin | None, rate: float) -> str:
+    if working["tokenizer"]:
+        return "training the tokenizer"
+    if pin is None and 0 < totals.states["quarantined"] == sum(totals.states.values()):
+        return f"every file so far is quarantined ({totals.states['quarantined']}); stoker events says why"
+    if pin is None:
+        return f"waiting for the tokenizer's files: {totals.states['staged']} staged"
+    built = sum(totals.states[state] for state in PUBLISHED)
+    tokens = totals.tokens["train"] + totals.tokens["val"]
+    text = f"{built} files built, {tokens:,} tokens"
+    if working["build"]:
+        text += f", {working['build']} building at {rate:,.0f} tokens/s"
+    if totals.states["quarantined"]:
+        text += f", {totals.states['quarantined']} quarantined"
+    return text + (", complete" if pin.complete else "")

@@ -1,0 +1,117 @@
+"""The tasks of the stage-shard loop's workers, as the configuration and the records make them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.reconcile import parquet_name
+from stoker.corpus.sources import PUBLISHED, Source
+from stoker.shards.identity import Filters
+from stoker.store.names import record_name
+
+READ_ROWS = 250  # the batch that read fastest and peaked lowest
+ON_HOT = {"staged", "building", *PUBLISHED}
+FLAW_FIELDS = ("reason", "row_group", "column", "detail")
+
+# Which module does an activity, and the longest it may say nothing, in seconds: what reads or writes says so
+# all the time; training a tokenizer is silent while it merges.
+MODULES: Mapping[str, tuple[str, float]] = {
+    "stage": ("stoker.corpus.stage_worker", 300.0),
+    "build": ("stoker.shards.build_worker", 300.0),
+    "prove": ("stoker.shards.proof_worker", 300.0),
+    "quarantine": ("stoker.corpus.quarantine_worker", 300.0),
+    "release": ("stoker.corpus.sweep_worker", 300.0),
+    "sweep": ("stoker.corpus.sweep_worker", 300.0),
+    "tokenizer": ("stoker.shards.tokenizer_worker", 3600.0),
+    "list": ("stoker.corpus.lister_worker", 60.0),
+}
+
+
+class ShardTasks:
+    """Makes tasks; holds nothing but the configuration."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._layout = pipeline.layout
+        self._hot = pipeline.hot_layout
+        filters = pipeline.dataset.filters
+        self._columns = Filters.from_mapping(filters.model_dump()).columns()
+        self.columns_read = frozenset((pipeline.dataset.text_column, *self._columns))
+
+    def parquet(self, source: Source) -> str:
+        """Where the source's file lies on hot."""
+        return str(self._hot.parquet / parquet_name(source))
+
+    def building(self, key: str) -> str:
+        """Where the set of this key is being built."""
+        return str(self._hot.building / key[:16])
+
+    def look(self, sources: Collection[Source]) -> dict[str, Any]:
+        """Hold hot's owner lock, and list hot when asked."""
+        return {
+            "role": "hot",
+            "hot": str(self._pipeline.hot),
+            "dataset": self._pipeline.dataset.name,
+            "owner": f"pipeline {self._pipeline.name} (state {self._layout.state})",
+            "expected": sum(1 for source in sources if source.state in ON_HOT),
+        }
+
+    def stage(self, source: Source, receipt: Receipt, *, decode: bool) -> dict[str, Any]:
+        """Bring the source's file to hot."""
+        return {
+            "file": receipt.file,
+            "size": source.size,
+            "sha256": source.sha256,
+            "target": self.parquet(source),
+            "text_column": self._pipeline.dataset.text_column,
+            "columns": list(self._columns),
+            "floor": self._pipeline.stage.free_floor,
+            "decode": decode,
+        }
+
+    def build(self, source: Source, pin: DatasetPin) -> dict[str, Any]:
+        """Make the source's shard set; after a death each row group is committed, to blame one."""
+        assert source.key is not None
+        commit = self._pipeline.shard.commit
+        return {
+            "parquet": self.parquet(source),
+            "source": {"path": source.path, "size": source.size, "sha256": source.sha256},
+            "dataset": source.dataset,
+            "key": source.key,
+            "build_id": pin.build_id,
+            "build": dict(pin.build),
+            "tokenizer_file": str(self._layout.datasets / pin.tokenizer.file),
+            "building": self.building(source.key),
+            "target": str(self._hot.shard_set(source.dataset, source.key)),
+            "read_rows": READ_ROWS,
+            "commit": {"every_s": commit.every, "bytes": commit.bytes},
+            "commit_every_row_group": bool(source.deaths),
+            "engine": self._pipeline.tokenizer.engine,
+        }
+
+    def prove(self, source: Source, key: str) -> dict[str, Any]:
+        """Prove the set that lies at the source's target."""
+        return {"sets": [{"path": str(self._hot.shard_set(source.dataset, key)), "key": key}]}
+
+    def quarantine(self, source: Source, finding: Mapping[str, Any]) -> dict[str, Any]:
+        """Set the source's file on hot aside for the finding."""
+        return self._aside("parquet", source, self.parquet(source), finding)
+
+    def quarantine_set(self, source: Source, key: str, reason: str) -> dict[str, Any]:
+        """Set a wrong shard set aside."""
+        finding = {"reason": "set_invalid", "detail": reason, "key": key}
+        return self._aside("shards", source, str(self._hot.shard_set(source.dataset, key)), finding)
+
+    def _aside(self, kind: str, source: Source, thing: str, finding: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "directory": str(self._layout.quarantine),
+            "kind": kind,
+            "name": record_name(source.dataset, source.path),
+            "thing": thing,
+            "reason": {"path": source.path, "sha256": source.sha256, **finding},
+            "budget_bytes": self._pipeline.quarantine.keep_bytes,
+        }

@@ -1,0 +1,76 @@
+"""Looks at the source folder: a lister worker kept at work, asked for a look whenever one is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.arrivals import Look
+from stoker.corpus.folder import FileSeen
+from stokerd.crew import Crew, Patience
+
+LISTER = "/lister"  # no source's path begins with a slash
+QUIET_S = 60.0  # it says something every 5 s and in every folder it enters
+
+
+class SourceLister:
+    """One look at a time; `looks` counts those that were finished."""
+
+    def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
+        source = pipeline.dataset.source
+        self._task = {
+            "role": "folder",
+            "root": str(source.path),
+            "include": list(source.include),
+            "exclude": list(source.exclude),
+        }
+        self._every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
+        self._crew, self._patience = crew, patience
+        self._found: list[FileSeen] = []  # of the look under way
+        self._looking = False
+        self.due = 0.0  # monotonic seconds
+        self.looks = 0
+
+    def ask_if_due(self) -> None:
+        """Keep a lister running and ask it for a look when one is due and none is under way."""
+        if LISTER not in self._crew:
+            if not self._patience.allows(LISTER):
+                return
+            module = "stoker.corpus.lister_worker"
+            self._crew.start("list", LISTER, module, self._task, quiet_s=QUIET_S, keep_open=True)
+            self._looking = False
+        if not self._looking and time.monotonic() >= self.due:
+            self._looking = True
+            self._found = []
+            self._crew[LISTER].worker.send({"look": self.looks + 1})
+
+    def ask_soon(self) -> None:
+        """Have another look as soon as the one under way, if any, is over."""
+        self.due = 0.0
+
+    def hear(self, message: Mapping[str, Any]) -> Look | None:
+        """Take the lister's words; the look when it is over."""
+        if message["kind"] == "files":
+            self._found += [FileSeen(*file) for file in message["files"]]
+        if message["kind"] != "looked":
+            return None
+        self._looking = False
+        self.looks += 1
+        self.due = time.monotonic() + self._every_s
+        self._patience.succeeded(LISTER)
+        return Look(
+            files=tuple(self._found),
+            refused=tuple((path, reason) for path, reason in message["refused"]),
+            unreadable=tuple((path, reason) for path, reason in message["unreadable"]),
+            missing=bool(message["missing"]),
+        )
+
+    def next_due(self, now: float) -> float:
+        """When to ask again; while a look is under way, its end wakes us."""
+        return (
+            now + self._every_s
+            if self._looking
+            else max(self.due, self._patience.not_before.get(LISTER, 0.0))
+        )

@@ -1,0 +1,35 @@
+"""A state directory that cannot be written now: said once, waited for, and then gone on with."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.kit.daemon import DaemonContext
+from stoker.store.errors import StorageError
+from stoker.store.files import unlink_durably, write_atomic
+
+TRY_EVERY_S = 1.0
+_PROBE = b"x" * 8192  # more than a record needs, so that a single freed block does not call us back in vain
+
+
+def wait_for_state(context: DaemonContext, problem: StorageError) -> None:
+    """Wait until the state directory takes a write again, or a stop is asked; with --once raise the problem.
+
+    Nothing is lost by what failed: a fact counts only once its record is durable, and its work is repeated.
+    """
+    if context.once:
+        raise problem
+    reason = str(problem)
+    context.events.record("state_unwritable", level="error", reason=reason)
+    probe = context.layout.state / ".tmp-probe"
+    while not context.stopping:
+        context.beat({"trouble": reason}, f"waiting: {reason}")
+        context.waiter.wait(0.0)  # for signals alone; what the workers have to say waits in their pipes
+        time.sleep(TRY_EVERY_S)
+        try:
+            write_atomic(probe, _PROBE)
+            unlink_durably(probe)
+        except StorageError:
+            continue
+        context.events.record("state_writable")
+        return

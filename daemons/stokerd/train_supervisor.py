@@ -1,0 +1,389 @@
+"""The train supervisor: keeps one training run alive and honest, from its first data to its last step.
+
+The story is told in `live`: wait until nothing of an earlier launch is left; find the newest checkpoint that
+is proven whole; see to data, held-out windows and plan; launch the trainer under its guard and watch it; look
+at how it ended; again. What to do is decided by the pure functions of stoker.supervise; here it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from stoker.kit.backoff import Backoff
+from stoker.kit.daemon import DaemonContext, daemon_main
+from stoker.kit.lock import Lock, read_holder
+from stoker.kit.process import processes_with_environment, set_child_subreaper, signal_process
+from stoker.plan.positions import START, Position, left_after
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
+from stoker.store.errors import DataError, LockHeld, StorageError
+from stoker.store.files import opened
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.names import new_id
+from stoker.store.record import write_record
+from stoker.store.requests import finish_request, pending_requests
+from stoker.supervise import cleaning
+from stoker.supervise.checkpoints import Checkpoint
+from stoker.supervise.cleaning import Cleaning, Leftovers
+from stoker.supervise.exits import Exit, classify
+from stoker.supervise.horizon import consumed, finished_at
+from stoker.supervise.launch import Launch, launch_body
+from stoker.supervise.meters import Meters
+from stoker.supervise.planner import Planner
+from stoker.supervise.policy import after_exit
+from stoker.supervise.snapshot import snapshot, status_text
+from stokerd.checkpoint_desk import CheckpointDesk
+from stokerd.crew import Crew
+from stokerd.launch_watch import LaunchWatch
+from stokerd.provisions import Provisions
+from stokerd.run_book import RunBook
+from stokerd.turns import Stopped, Turns
+
+LOOK_S = 1.0  # between two looks at checkpoints and plan while the trainer runs
+REQUESTS_S = 10.0
+COMPLAINT_S = 60.0
+
+
+def main() -> int:
+    """The command `stoker-train-supervisor FILE [--once]`."""
+    return daemon_main(TRAIN_SUPERVISOR, story, sys.argv[1:])
+
+
+def story(context: DaemonContext) -> int:
+    """Supervise the run until asked to stop; with --once until it is finished."""
+    supervisor = TrainSupervisor(context)
+    try:
+        return supervisor.live()
+    except Stopped:
+        return 0
+    finally:
+        supervisor.turns.drop_work()
+
+
+class TrainSupervisor:
+    """One run: its record, its checkpoints, its plan, its trainer."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        self.context, self.events, self.pipeline = context, context.events, context.pipeline
+        self.layout, self.train_config = context.layout, context.pipeline.train
+        self.run = self.layout.run(self.train_config.run)
+        self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
+        self.turns.each, self.turns.show = self.answer_requests, self.show
+        self.meters = Meters(context.metrics)
+        backoff = self.pipeline.supervise.backoff
+        self.backoff = Backoff(backoff.first, backoff.most)
+        self.run_directories()
+        self.book = RunBook(self.pipeline)
+        self.book.read()
+        self.desk = CheckpointDesk(context, self.turns, self.meters)
+        self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan)
+        self.provisions = Provisions(context, self.turns, self.planner)
+        self.watch: LaunchWatch | None = None
+        self.last: Exit | None = None  # how the last launch ended, until that was answered
+        self.at_rest = False  # finished, and nothing will be launched any more
+
+    def live(self) -> int:
+        """The story, top to bottom; returns the exit code."""
+        set_child_subreaper()
+        self.turns.crew.end_leftovers()
+        self.context.ready("taking up the run")
+        while True:
+            try:
+                with self.clear_ground() as lock:  # a launch takes the lock with it
+                    code = self.round(lock)
+            except StorageError as problem:  # a full disk passes; what was running is asked to save and end
+                self.events.record("storage_trouble", "warning", message=str(problem))
+                self.turns.drop_work()
+                self.desk.drop_work()
+                self.turns.pause(self.backoff.next(), "the state directory cannot be used; trying")
+                continue
+            if code is not None:
+                return code
+
+    def round(self, lock: Lock) -> int | None:
+        """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
+        checkpoint = self.desk.newest_proven(ancestry(self.timelines()))
+        self.settle(checkpoint)
+        if (code := self.follow(checkpoint)) is not None:
+            return code
+        over = self.over(checkpoint)
+        if over != "steps":  # at the data's end, too: the cap on epochs may have been raised
+            self.gather(checkpoint)
+            over = self.over(checkpoint)
+        if over is not None:
+            lock.release()
+            return self.rest(over, checkpoint)
+        self.last = self.launch(lock, checkpoint)
+        return None
+
+    # Taking up the run
+
+    def run_directories(self) -> None:
+        """Make the run's place, with an empty plan and no rollbacks where there are none yet."""
+        self.run.create()
+        for log in (self.run.plan, self.run.timelines):
+            with opened(log, os.O_WRONLY | os.O_CREAT):
+                pass
+        requests = self.layout.requests(TRAIN_SUPERVISOR)
+        for directory in (self.run.checkpoints, self.layout.sources, self.layout.datasets, requests):
+            self.context.waiter.watch(directory)
+
+    def clear_ground(self) -> Lock:
+        """Wait until nothing of an earlier launch is left, helping where need be; returns its lock."""
+        began, asked, told = time.monotonic(), False, False
+        while True:
+            lock, left = self.leftovers()
+            waited_s = time.monotonic() - began
+            stop_time_s = self.pipeline.supervise.stop_time
+            action = cleaning.decide(left, waited_s=waited_s, asked=asked, stop_time_s=stop_time_s)
+            if action is Cleaning.CLEAR and lock is not None:
+                return lock
+            if lock is not None:
+                lock.release()
+            if not told:
+                told = True
+                pids = [process.pid for process in left.processes]
+                self.events.record("leftovers_found", "warning", pids=pids, guarded=left.guarded)
+            if action in (Cleaning.TERM, Cleaning.KILL):
+                asked = True
+                for process in left.processes:
+                    signal_process(process, signal.SIGKILL if action is Cleaning.KILL else signal.SIGTERM)
+            self.turns.doing = "waiting for an earlier trainer to save and end"
+            self.turns.turn_or_stop(0.2)
+
+    def leftovers(self) -> tuple[Lock | None, Leftovers]:
+        """What is left of an earlier launch; with the trainer's lock if that was free."""
+        try:
+            lock = Lock.acquire(self.run.trainer_lock, purpose=f"launch of run {self.train_config.run}")
+        except LockHeld:
+            lock = None
+        processes = processes_with_environment("STOKER_RUN_DIR", str(self.run.root))
+        return lock, Leftovers(lock is None, read_holder(self.run.rank0_lock) is not None, tuple(processes))
+
+    # Books
+
+    def settle(self, checkpoint: Checkpoint | None) -> None:
+        """Make record, plan and books agree with the newest proven checkpoint, or raise DataError."""
+        if checkpoint is None:
+            return
+        if self.book.record is None:
+            self.book.restore(checkpoint)
+            self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
+        self.book.check_ours(checkpoint)
+        if lost := self.planner.restore(checkpoint.plan()):
+            self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
+        self.keep_books(checkpoint)
+
+    def keep_books(self, checkpoint: Checkpoint) -> None:
+        """Prune what a proven checkpoint makes superfluous, which makes room, and write consumed.json."""
+        self.desk.prune()
+        books = consumed(
+            self.train_config.run,
+            checkpoint.path.name,
+            checkpoint.body,
+            self.planner.plan,
+            finished=self.over(checkpoint),
+            skips=skips(self.timelines()),
+        )
+        write_record(self.run.consumed, books)
+
+    def over(self, checkpoint: Checkpoint | None) -> str | None:
+        """Why the run is over at this checkpoint; None while it goes on."""
+        return finished_at(
+            checkpoint.step if checkpoint else 0,
+            checkpoint.position if checkpoint else START,
+            self.planner.plan,
+            steps=self.train_config.horizon,
+            global_batch=self.train_config.global_batch,
+            skips=skips(self.timelines()),
+        )
+
+    # Data
+
+    def gather(self, checkpoint: Checkpoint | None) -> None:
+        """See to everything a launch reads; returns when there is a batch to train on, or never will be."""
+        if self.book.record is None:
+            pin = self.provisions.wait_at_gate()
+            identity = self.book.new_identity(pin)
+            self.book.begin(identity, self.provisions.hold_out(pin, identity, str(self.run.heldout)))
+        step, position = (checkpoint.step, checkpoint.position) if checkpoint else (0, START)
+        while True:
+            self.keep_planned(step, position)
+            plan = self.planner.plan
+            if (
+                plan.ended
+                or left_after(plan, position, skips(self.timelines())) >= self.train_config.global_batch
+            ):
+                return
+            self.turns.doing = f"waiting for data: {self.planner.why or 'proving shard sets'}"
+            self.turns.turn_or_stop()
+
+    def keep_planned(self, step: int, position: Position) -> None:
+        """Keep the plan ahead of the trainer, from the dataset that the run began with and no other."""
+        pin = self.planner.pin()
+        if pin is not None:
+            self.book.check_pin(pin)
+            self.provisions.keep_planned(pin, step, position)
+
+    # A launch
+
+    def launch(self, lock: Lock, checkpoint: Checkpoint | None) -> Exit:
+        """Launch the trainer from a proven checkpoint, watch it to its end, and class that end."""
+        pin = self.planner.pin()
+        if pin is None:
+            raise DataError(f"{self.layout.datasets} has no pin any more; start the stage-shard loop")
+        launch = Launch(
+            launch=new_id(),
+            timeline=self.timelines().current,
+            resume_from=checkpoint.path if checkpoint else None,
+            resume_step=checkpoint.step if checkpoint else 0,
+            notify_socket=self.context.runtime.notify_socket(self.train_config.run),
+        )
+        launches = self.book.begun.launches + 1
+        self.book.change(state="running", finished=None, reason=None, launches=launches)
+        write_record(self.run.launch, launch_body(launch, self.pipeline, pin, self.book.begun))
+        self.events.record("trainer_launched", launch=launch.launch, resume_step=launch.resume_step)
+        self.turns.doing = "training"
+        self.watch = LaunchWatch(self.context, self.turns, launch)
+        ending = self.watch.run(lock, self.look_after)
+        self.turns.drop_work()
+        self.desk.drop_work()
+        exit_ = classify(ending)
+        self.meters.restarts.labels(exit_.kind).inc()
+        level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
+        words = {"launch": launch.launch, "exit_class": str(exit_.kind), "step": self.watch.step}
+        self.events.record("trainer_exited", level, message=exit_.detail, **words)
+        if self.context.stopping:
+            self.turns.doing = f"stopped at step {self.watch.step}: {exit_.detail}"
+            self.watch = None
+            self.context.beat(*self.show())
+            raise Stopped
+        return exit_
+
+    def look_after(self) -> None:
+        """While the trainer runs: prove what it sealed, keep the books and the plan."""
+        assert self.watch is not None
+        if self.watch.stop_asked or not self.turns.due("look", LOOK_S):
+            return
+        try:
+            self.look_after_checkpoints_and_plan(self.watch)
+        except StorageError as problem:  # training goes on; what could not be written is written later
+            if self.turns.due("storage trouble", COMPLAINT_S):
+                self.events.record("storage_trouble", "warning", message=str(problem))
+
+    def look_after_checkpoints_and_plan(self, watch: LaunchWatch) -> None:
+        """One look; StorageError where the state directory takes nothing now."""
+        if self.desk.prove_new(ancestry(self.timelines())) and self.desk.newest is not None:
+            self.keep_books(self.desk.newest)
+        newest = self.desk.newest
+        self.keep_planned(watch.step, watch.position or (newest.position if newest else START))
+
+    def follow(self, checkpoint: Checkpoint | None) -> int | None:
+        """Answer the end of the last launch; an exit code when the run is given up."""
+        if self.last is None or self.watch is None:
+            return None
+        last, record = self.last, self.book.begun
+        sealed = checkpoint.step if checkpoint else 0
+        progressed = sealed > self.watch.launch.resume_step or self.watch.step > record.best_step
+        following = after_exit(
+            last,
+            progressed=progressed,
+            fruitless=record.fruitless,
+            most_fruitless=self.pipeline.supervise.no_progress_launches,
+        )
+        best = max(record.best_step, self.watch.step, sealed)
+        self.book.change(fruitless=following.fruitless, best_step=best)
+        self.last = None  # answered once it is on disk: a full disk must not make a failure forgotten
+        if self.over(checkpoint) is not None:
+            return None
+        if following.exit_code is not None:
+            return self.fail(following.exit_code, following.reason)
+        if progressed:
+            self.backoff.reset()
+        if following.prove_data and not self.data_is_whole(checkpoint):
+            return self.fail(
+                DataError.exit_code, "shard sets that the plan names are damaged; the events name them"
+            )
+        self.turns.pause(self.backoff.next(), f"the trainer ended ({following.reason}); starting")
+        return None
+
+    def data_is_whole(self, checkpoint: Checkpoint | None) -> bool:
+        """Prove what was being read when the trainer complained; wait for a repair, but not for ever."""
+        for _ in range(self.pipeline.supervise.no_progress_launches):
+            damaged = self.provisions.damaged_sets(checkpoint.position if checkpoint else START)
+            if not damaged:
+                return True
+            self.events.record(
+                "shard_set_damaged",
+                "error",
+                sets=damaged,
+                message="the run waits: remove the directory and the stage-shard loop builds it again",
+            )
+            self.turns.pause(self.backoff.next(), "a shard set is damaged; proving it")
+        return False
+
+    # The end
+
+    def fail(self, code: int, reason: str) -> int:
+        """Give the run up, visibly; returns the exit code."""
+        self.book.change(state="failed", reason=reason)
+        self.turns.doing = f"failed: {reason}"
+        self.events.record("run_failed", "error", message=reason, exit_code=code)
+        self.turns.turn(0.0)
+        return code
+
+    def rest(self, why: str, checkpoint: Checkpoint | None) -> int:
+        """The run is finished: say so, and with --once end; else stay for whoever asks."""
+        record = self.book.record
+        if record is not None and (record.state, record.finished) != ("finished", why):
+            self.book.change(state="finished", finished=why, reason=None, fruitless=0)
+            self.events.record("run_finished", message=why, step=checkpoint.step if checkpoint else 0)
+        self.watch = None
+        self.turns.doing = f"finished: {why}"
+        while not self.desk.all_judged(ancestry(self.timelines())):
+            self.turns.turn_or_stop()  # the older checkpoints: retention removes none that nobody looked at
+        if checkpoint is not None:
+            self.keep_books(checkpoint)
+        self.at_rest = True
+        while not self.context.once:
+            self.turns.turn_or_stop()
+        self.turns.turn(0.0)
+        return 0
+
+    # Small things
+
+    def timelines(self) -> Timelines:
+        """The run's rollbacks as they are on disk."""
+        return read_timelines(self.run.timelines)
+
+    def answer_requests(self) -> None:
+        """Nothing can be asked of this daemon yet; who asks is told so."""
+        if self.turns.due("requests", REQUESTS_S):
+            for request in pending_requests(self.layout, TRAIN_SUPERVISOR):
+                refusal = {"refused": f"unknown verb {request.verb}"}
+                finish_request(self.layout, TRAIN_SUPERVISOR, request, refusal)
+
+    def show(self) -> tuple[dict[str, Any], str]:
+        """The status snapshot and its one line; the metrics are set from the same."""
+        shown = snapshot(
+            run=self.train_config.run,
+            steps=self.train_config.horizon,
+            tokens_per_step=self.train_config.global_batch * self.train_config.seq_len,
+            doing=self.turns.doing,
+            record=self.book.record,
+            view=self.watch.view if self.watch else None,
+            checkpoint=self.desk.newest,
+            plan=self.planner.plan,
+            trainer_pid=self.watch.trainer_pid if self.watch else None,
+            trainer_rss_bytes=self.watch.rss_bytes if self.watch else 0,
+            at_rest=self.at_rest,
+        )
+        self.meters.show(shown, self.desk.age_s)
+        return shown, status_text(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
