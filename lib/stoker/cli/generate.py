@@ -1,0 +1,75 @@
+"""`stoker generate`: text from a checkpoint, after proving it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from stoker.checkpoints.format import step_of
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.cli.options import PATH
+from stoker.store.errors import DataError, StorageError, UsageError
+
+
+@click.command(
+    epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file' --tokens 60"
+)
+@click.argument("checkpoint", type=PATH)
+@click.option("--prompt", default="", help="What the text begins with; empty for a new document.")
+@click.option(
+    "--tokens", default=100, show_default=True, type=click.IntRange(1), help="At most so many more tokens."
+)
+@click.option(
+    "--temperature",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="0 takes the likeliest token.",
+)
+@click.option(
+    "--top-k",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Draw from the k likeliest; 0 from all.",
+)
+@click.option("--seed", default=0, show_default=True, type=int, help="The same seed gives the same text.")
+def generate(  # noqa: PLR0917 - click passes one an option
+    checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
+) -> None:
+    """Continue a text with the model of CHECKPOINT, which is proven whole first.
+
+    CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ stand for the newest in it.
+    Nothing but the checkpoint is needed. Exit code 65: it is not whole.
+    """
+    directory = find_checkpoint(checkpoint)
+    proof = prove_checkpoint(directory)
+    if proof.verdict == "invalid":
+        raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
+    if proof.verdict != "proven":
+        raise StorageError(f"{directory} cannot be read now: {proof.reason}; look at the disk and try again")
+    from stoker.training.sampling import Sampling, TextModel
+
+    model = TextModel(directory)
+    text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, seed))
+    sys.stdout.buffer.write(text.encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint a path means: itself, or the newest sealed one of a run's or a checkpoints directory."""
+    if (path / "checkpoint.json").is_file() or step_of(path.name) is not None:
+        if not path.is_dir():
+            why = "is not a directory" if path.exists() else "does not exist"
+            raise UsageError(f"{path} {why}; `ls {path.parent}` shows the checkpoints there are")
+        return path
+    for place in (path, path / "checkpoints"):
+        steps = {step_of(entry.name): entry for entry in place.glob("step-*") if entry.is_dir()}
+        found = [step for step in steps if step is not None]
+        if found:
+            return steps[max(found)]
+    raise UsageError(
+        f"{path} is no checkpoint and holds none; name a step-... directory or <state>/runs/<run>"
+    )

@@ -1,0 +1,110 @@
+"""The `stoker` command: finds the subcommand, and turns every way it can end into an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from stoker.store.errors import ConfigError, StokerError
+
+EXIT_USAGE, EXIT_INTERRUPTED, EXIT_IO = 64, 130, 74
+
+# name: (module, attribute, help); a module is imported only when its command is called.
+COMMANDS = {
+    "run": ("stoker.cli.run", "run", "Run a pipeline's three daemons in the foreground."),
+    "status": ("stoker.cli.status", "status", "Show what each daemon does, the data and the run."),
+    "events": ("stoker.cli.events", "events", "Show what happened, oldest first."),
+    "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
+    "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
+    "generate": ("stoker.cli.generate", "generate", "Continue a text with a checkpoint's model."),
+    "config": ("stoker.cli.config", "config", "Check a pipeline file, or show what is in force."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called; their help lines stand in COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}; {known}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: stoker run etc/demo.yaml --until-done",
+)
+@click.version_option(package_name="stoker", message="stoker %(version)s")
+def cli() -> None:
+    """Keep a language-model pretraining run fed and burning.
+
+    Most commands take a pipeline's YAML file. Exit codes: 0, 1 a finding, 64 usage, 65 bad data,
+    69 unavailable, 74 storage, 75 try again, 78 wrong configuration.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; nothing ends in a traceback but a bug."""
+    sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def exit_code(arguments: Sequence[str]) -> int:
+    """Run one command line to its exit code."""
+    try:
+        with cli.make_context("stoker", list(arguments)) as context:
+            code = cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as wanted:
+        return wanted.exit_code
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; give the interpreter's last flush somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except StokerError as error:
+        print(f"stoker: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"stoker: {_sentence(error)}", file=sys.stderr)
+        return EXIT_IO
+    return code if isinstance(code, int) else 0
+
+
+def _sentence(error: OSError) -> str:
+    """What the system refused, where, and what helps."""
+    what = error.strerror or str(error)
+    told = f"{error.filename}: {what}" if error.filename is not None else what
+    if isinstance(error, PermissionError):
+        return f"{told}; run this as its owner or as a member of its group, or correct its mode"
+    return f"{told}; look at that path and its disk, then try again"

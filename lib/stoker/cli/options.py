@@ -1,0 +1,29 @@
+"""What several commands share: the pipeline file, JSON on request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Whether it is there and may be read is told by who reads it, with what to do about it.
+PATH = click.Path(path_type=Path, readable=False)
+
+
+def pipeline_file(function: F) -> F:
+    """The one positional argument of most commands; the loader tells when it is missing (78)."""
+    return click.argument("file", type=PATH)(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`: the same facts for a program."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a report.")(function)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value, indented."""
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False))

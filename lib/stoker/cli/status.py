@@ -1,0 +1,144 @@
+"""`stoker status`: the daemons' own snapshots, for a person or a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.config.load import load_pipeline
+from stoker.config.units import format_bytes, format_count, format_duration
+from stoker.observe.status import read_status
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.names import utc_now
+
+FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
+GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
+Daemons = Mapping[str, Mapping[str, Any]]
+
+
+@click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
+@pipeline_file
+@json_option
+def status(file: Path, as_json: bool) -> None:
+    """Show what each daemon does, how far the data is, and how the run goes.
+
+    A stopped daemon shows the last it said; after a reboot nobody remembers that, and `stoker audit` counts.
+    """
+    pipeline = load_pipeline(file)
+    daemons = read_status(pipeline.layout)
+    if as_json:
+        print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
+    else:
+        click.echo("\n".join(report_lines(pipeline.name, daemons)))
+
+
+def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
+    """The status for a person."""
+    yield f"pipeline {name}"
+    for daemon, about in daemons.items():
+        yield f"  {daemon:<18} {_daemon(about)}"
+    bodies = {daemon: _body(about) for daemon, about in daemons.items()}
+    yield from _section("data", [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])])
+    yield from _section("run", _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"]))
+
+
+def _body(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a daemon said; a stopped one's speed is no longer one."""
+    past = () if about["running"] else ("tokens_per_second", "tokens_per_s", "eta_s")
+    return {name: value for name, value in about["body"].items() if name not in past}
+
+
+def _section(title: str, lines: list[tuple[str, str]]) -> Iterator[str]:
+    if lines:
+        yield title
+        yield from (f"  {name:<18} {text}" for name, text in lines)
+
+
+def _daemon(about: Mapping[str, Any]) -> str:
+    parts = [about["state"]]
+    if about["running"]:
+        parts.append(f"pid {about['pid']}, since {about['since']}")
+        if about["metrics"]:
+            parts.append(f"metrics http://{about['metrics']}/metrics")
+    code = about["body"].get("exit_code")
+    if not about["running"] and code:
+        parts.append(f"exit code {code}")
+    text = about["body"].get("text")
+    if not text:
+        return ", ".join(parts)
+    return f"{', '.join(parts)}{':' if about['running'] else '; it last said:'} {text}"
+
+
+def _sources(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "files" not in body:
+        return []
+    verified = format_bytes(body.get("verified_bytes", 0))
+    lines = [("files", f"{_counts(body['files'])}; {verified} verified{_complete(body)}")]
+    if body.get("trouble"):
+        lines.append(("trouble", body["trouble"]))
+    return lines
+
+
+def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "sources" not in body:
+        return []
+    tokens, documents = body["tokens"], body["documents"]
+    lines = [("sources", f"{_counts(body['sources'])}{_complete(body)}")]
+    for what, figures in (("documents", documents), ("tokens", tokens)):
+        train, val = format_count(figures["train"]), format_count(figures["val"])
+        lines.append((what, f"{train} to train on, {val} held out"))
+    if body.get("dropped"):
+        lines.append(("rows dropped", _counts(body["dropped"])))
+    if body.get("tokens_per_second"):
+        lines.append(("building", f"{format_count(body['tokens_per_second'])} tokens/s"))
+    return lines
+
+
+def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
+    if "run" not in body:
+        return []
+    finished = f" ({FINISHED.get(body['finished'], body['finished'])})" if body.get("finished") else ""
+    reason = f" ({body['reason']})" if body.get("reason") else ""
+    state = body["run_state"]
+    if not running and state in GOING_ON:
+        state = f"was {state} when the supervisor ended"
+    lines = [("run", f"{body['run']}: {state}{finished}{reason}")]
+    if body.get("step") is not None:
+        lines.append(
+            ("step", f"{body['step']:,} of {body['steps']:,}{_percent(body['step'], body['steps'])}")
+        )
+    losses = [f"{name} {body[key]:.4f}" for name, key in _LOSSES if isinstance(body.get(key), float)]
+    if losses:
+        lines.append(("loss", ", ".join(losses)))
+    if body.get("tokens_per_s"):
+        lines.append(("speed", f"{format_count(body['tokens_per_s'])} tokens/s"))
+    if body.get("eta_s") is not None:
+        lines.append(("time left", format_duration(body["eta_s"])))
+    if body.get("checkpoint"):
+        lines.append(("checkpoint", str(body["checkpoint"]["name"])))
+    if body.get("plan_windows"):
+        ahead = body.get("plan_windows_ahead")
+        text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
+        lines.append(("plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"))
+    if body.get("launches"):
+        lines.append(("launches", str(body["launches"])))
+    return lines
+
+
+_LOSSES = (("training", "loss"), ("held-out", "val_loss"))
+
+
+def _counts(figures: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in figures.items() if count) or "none yet"
+
+
+def _complete(body: Mapping[str, Any]) -> str:
+    return "; complete" if body.get("complete") else ""
+
+
+def _percent(step: int, steps: int) -> str:
+    return f" ({100 * step / steps:.1f} %)" if steps else ""
