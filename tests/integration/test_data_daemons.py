@@ -1,0 +1,533 @@
+"""The data daemons on real files: from a folder of parquet to proven shard sets, whatever is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stoker.kit.lock import read_holder
+from stoker.kit.process import children_tree, signal_process
+from stoker.kit.worker import Worker
+from stoker.shards.proof import prove_set
+from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.requests import file_request, read_outcome
+from support.parquet import flip_page, truncate, write_columns, write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.waiting import wait_until
+
+HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
+
+
+def command_of(pid: int) -> str:
+    """What a process runs."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
+    """Content and modification time of every file."""
+    return {
+        file.name: (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
+        for file in sorted(folder.iterdir())
+    }
+
+
+def with_files(tmp_path: Path, count: int = 2, **changes: object) -> DataPipeline:
+    """A pipeline with so many good files."""
+    data = make_pipeline(tmp_path, **changes)
+    for number in range(count):
+        write_fineweb(data.source / f"{number:03d}.parquet", 150, seed=number)
+    return data
+
+
+class TestDownloadWatchdog:
+    def test_it_gives_receipts_and_notices_what_changes_vanishes_or_is_disputed(self, tmp_path: Path) -> None:
+        data = with_files(tmp_path, 3, stage__settle="1s")
+        (data.source / "link.parquet").symlink_to(data.source / "000.parquet")
+        (data.source / "coming.parquet.incomplete").write_bytes(b"half")
+        daemon = data.start("download_watchdog")
+        try:
+            wait_until(lambda: len(data.receipts()) == 3, what="three receipts")
+            first = data.receipts()
+            for path, receipt in first.items():
+                content = (data.source / path).read_bytes()
+                assert (receipt.sha256, receipt.size) == (hashlib.sha256(content).hexdigest(), len(content))
+            wait_until(
+                lambda: data.events("download_watchdog", "listing_complete"), what="a complete listing"
+            )
+            assert [e["path"] for e in data.events("download_watchdog", "source_refused")] == ["link.parquet"]
+
+            write_fineweb(data.source / "001.parquet", 160, seed=9)
+            changed = wait_until(
+                lambda: data.events("download_watchdog", "source_changed"), what="the change"
+            )
+            assert [event["path"] for event in changed] == ["001.parquet"]
+            assert data.receipts()["001.parquet"].sha256 != first["001.parquet"].sha256
+
+            (data.source / "002.parquet").unlink()
+            wait_until(lambda: data.events("download_watchdog", "source_vanished"), what="the loss")
+            assert "002.parquet" in data.receipts()
+
+            args = {"path": "000.parquet", "sha256": first["000.parquet"].sha256}
+            asked = file_request(data.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", args)
+            wait_until(lambda: data.events("download_watchdog", "file_reverified"), what="another look")
+            assert read_outcome(data.pipeline.layout, asked) == {"receipt": "disputed"}
+            assert data.receipts()["000.parquet"].state == "verified"
+        finally:
+            assert daemon.stop() == 0
+        assert [e["event"] for e in data.events("download_watchdog")].count("source_vanished") == 1
+
+    def test_it_waits_for_a_folder_that_is_not_there_and_starts_another_lister_for_a_dead_one(
+        self, tmp_path: Path
+    ) -> None:
+        data = with_files(tmp_path, 1)
+        data.source.rename(tmp_path / "away")
+        daemon = data.start("download_watchdog")
+        try:
+            told = wait_until(lambda: data.events("download_watchdog", "source_unavailable"), what="the word")
+            assert str(data.source) in told[0]["reason"]
+            lister = next(each for each in children_tree(daemon.pid) if "lister" in command_of(each.pid))
+            signal_process(lister, signal.SIGKILL)
+            wait_until(lambda: data.events("download_watchdog", "lister_failed"), what="the loss")
+            (tmp_path / "away").rename(data.source)
+            wait_until(data.receipts, what="the receipt")
+            assert data.events("download_watchdog", "source_available")
+        finally:
+            assert daemon.stop() == 0
+
+    def test_a_file_still_being_written_gets_no_receipt_before_it_is_quiet(self, tmp_path: Path) -> None:
+        data = make_pipeline(tmp_path, stage__settle="1s")
+        growing = data.source / "a.parquet"
+        daemon = data.start("download_watchdog")
+        try:
+            for number in range(4):
+                with growing.open("ab") as stream:
+                    stream.write(bytes([number]) * 1000)
+                size = growing.stat().st_size
+                wait_until(lambda: data.listed().get("a.parquet") == size, what="the next look")  # noqa: B023
+                assert not data.receipts()
+            wait_until(data.receipts, what="the receipt")
+            assert data.receipts()["a.parquet"].sha256 == hashlib.sha256(growing.read_bytes()).hexdigest()
+        finally:
+            daemon.stop()
+
+    def test_once_refuses_a_missing_folder_with_a_sentence_and_drains_an_empty_one(
+        self, tmp_path: Path
+    ) -> None:
+        data = make_pipeline(tmp_path)
+        assert data.once("download_watchdog").returncode == 0
+        data.source.rmdir()
+        ended = data.once("download_watchdog")
+        assert ended.returncode == 69
+        assert f"the source folder {data.source} is not there" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+    def test_a_folder_that_is_suddenly_empty_is_taken_for_unmounted(self, tmp_path: Path) -> None:
+        data = with_files(tmp_path)
+        assert data.once("download_watchdog").returncode == 0
+        listed = data.listed()
+        for file in data.source.iterdir():
+            file.unlink()
+        ended = data.once("download_watchdog")
+        assert ended.returncode == 69
+        assert "mount it" in ended.stderr
+        assert data.listed() == listed
+
+    def test_a_damaged_receipt_is_set_aside_and_written_again(self, tmp_path: Path) -> None:
+        data = with_files(tmp_path)
+        data.once("download_watchdog")
+        good = data.receipts()
+        record = data.pipeline.layout.receipt("prose", "001.parquet")
+        record.write_bytes(record.read_bytes()[:-20])
+        assert data.once("download_watchdog").returncode == 0
+        assert data.receipts() == good
+        assert data.events("download_watchdog", "record_damaged")
+
+
+class Drained:
+    """Three good files whose sets are proven, made once; each test works on a copy of state and hot."""
+
+    def __init__(self, home: Path) -> None:
+        self.made = with_files(home, 3)
+        self.made.drain()
+
+    def copy(self, home: Path, **changes: object) -> DataPipeline:
+        for part in ("state", "hot"):
+            shutil.copytree(self.made.home / part, home / part, dirs_exist_ok=True)
+        return self.again(home, **changes)
+
+    def again(self, home: Path, **changes: object) -> DataPipeline:
+        """The same source folder seen by a pipeline of another configuration."""
+        return make_pipeline(home, **{"dataset__source__path": str(self.made.source), **changes})
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
+    return Drained(tmp_path_factory.mktemp("drained"))
+
+
+class TestStageShard:
+    def test_good_files_are_built_and_bad_ones_named_with_the_source_folder_untouched(
+        self, tmp_path: Path
+    ) -> None:
+        data = with_files(tmp_path, dataset__filters={"min_chars": 20, "at_least": {"language_score": 0.7}})
+        folder = data.source
+        shutil.copy(folder / "001.parquet", folder / "copy.parquet")
+        # Its footer is whole, and it is the first that the tokenizer would be trained on.
+        flip_page(write_fineweb(folder / "000-cursed.parquet", 200, seed=7, row_group=50), row_group=2)
+        truncate(write_fineweb(folder / "cut.parquet", 60, seed=8))
+        write_columns(folder / "bare.parquet", text=pa.array(["no score here at all, sadly enough"] * 30))
+        (folder / "readme.parquet").write_text("not parquet at all")
+        before = fingerprint(folder)
+
+        data.drain()
+
+        states = data.states()
+        assert sorted(states.pop(twin) for twin in ("001.parquet", "copy.parquet")) == [
+            "duplicate",
+            "released",
+        ]
+        assert states == {
+            "000.parquet": "released",
+            **dict.fromkeys(
+                ("000-cursed.parquet", "bare.parquet", "cut.parquet", "readme.parquet"), "quarantined"
+            ),
+        }
+        reasons = data.reasons()
+        assert {path: each["reason"] for path, each in reasons.items()} == {
+            "000-cursed.parquet": "page_corrupt",
+            "bare.parquet": "missing_column",
+            "cut.parquet": "truncated",
+            "readme.parquet": "not_parquet",
+        }
+        cursed = reasons["000-cursed.parquet"]
+        assert (cursed["row_group"], cursed["column"]) == (2, "text")
+        pin = data.pin()
+        assert pin.complete
+        assert len(pin.listing) == 7
+        assert pin.tokenizer_trained_on[0][0] == "000.parquet"
+        for source in data.sources().values():
+            if source.state == "released":
+                proof = prove_set(data.pipeline.hot_layout.shard_set("prose", source.key), key=source.key)
+                assert (proof.verdict, proof.manifest_sha256) == ("proven", source.manifest_sha256)
+                assert proof.manifest.books.to_mapping() == source.books
+        assert fingerprint(folder) == before
+        assert not list(data.pipeline.hot_layout.parquet.iterdir())
+        assert not list(data.pipeline.hot_layout.building.iterdir())
+        again = data.once("stage_shard")
+        assert again.returncode == 0
+        assert "2 files built" in again.stderr
+        assert "4 quarantined" in again.stderr
+
+    def test_files_quarantined_for_a_column_are_looked_at_again_when_another_is_configured(
+        self, tmp_path: Path
+    ) -> None:
+        data = with_files(tmp_path, dataset__text_column="body")
+        data.drain()
+        assert set(data.states().values()) == {"quarantined"}
+        assert "quarantined" in data.once("stage_shard").stderr
+        assert set(data.states().values()) == {"quarantined"}
+
+        data.file.write_text(data.file.read_text().replace("text_column: body", "text_column: text"))
+        data.drain()
+
+        assert set(data.states().values()) == {"released"}
+
+    def test_another_build_of_the_same_version_is_refused_and_of_the_next_one_made(
+        self, drained: Drained, tmp_path: Path
+    ) -> None:
+        data = drained.copy(tmp_path)
+        first = data.pin()
+        ended = drained.again(tmp_path, dataset__filters={"min_chars": 300}).once("stage_shard")
+        assert ended.returncode == 78
+        assert first.build_id in ended.stderr
+        assert "set dataset.version to 2" in ended.stderr
+        assert data.pin() == first
+        ended = drained.again(tmp_path, tokenizer__train__vocab_size=500).once("stage_shard")
+        assert ended.returncode == 78
+        raised = drained.again(tmp_path, dataset__filters={"min_chars": 300}, dataset__version=2)
+        assert raised.once("stage_shard").returncode == 0
+        assert raised.pin().build_id != first.build_id
+        assert set(raised.states().values()) == {"released"}
+        assert len(raised.sets()) == 6
+        assert drained.again(tmp_path).once("stage_shard").returncode == 78  # an earlier version
+
+    def test_a_given_tokenizer_is_frozen_as_it_is(self, drained: Drained, tmp_path: Path) -> None:
+        frozen = drained.made.pipeline.layout.tokenizer("prose", 1)
+        data = drained.again(tmp_path, tokenizer={"file": str(frozen)}, shard__workers=1)
+        data.drain()
+        assert data.pin().tokenizer_trained_on is None
+        assert data.pin().build_id == drained.made.pin().build_id
+        assert data.sets() == drained.made.sets()
+
+    def test_a_second_pipeline_on_the_same_hot_directory_is_refused_by_name(
+        self, drained: Drained, tmp_path: Path
+    ) -> None:
+        data = drained.copy(tmp_path, name="first")
+        daemon = data.start("stage_shard")
+        try:
+            other = make_pipeline(tmp_path / "other", name="second", hot=str(data.pipeline.hot))
+            ended = other.once("stage_shard")
+            assert ended.returncode == 75
+            assert "pipeline first" in ended.stderr
+        finally:
+            assert daemon.stop() == 0
+        assert read_holder(data.pipeline.hot_layout.owner_lock) is None
+
+    def test_lost_and_damaged_things_are_made_again_byte_for_byte(
+        self, drained: Drained, tmp_path: Path
+    ) -> None:
+        data = drained.copy(tmp_path)
+        sets, sources, pin = data.sets(), data.sources(), data.pin()
+        layout, hot = data.pipeline.layout, data.pipeline.hot_layout
+        one, two, three = (hot.shard_set("prose", source.key) for source in sources.values())
+        shutil.rmtree(one)  # the set is gone
+        layout.source("prose", "001.parquet").write_bytes(b"{}")  # the record is damaged, the set is whole
+        layout.source("prose", "002.parquet").unlink()  # the record is gone, the set is damaged
+        victim = three / "train-00000.bin"
+        victim.write_bytes(victim.read_bytes()[:-1] + b"\xff")
+        layout.dataset("prose").write_bytes(b"not a record")
+        (hot.building / "0123456789abcdef").mkdir(parents=True)
+        (hot.parquet / ".tmp-left.parquet").write_bytes(b"half")
+        was = two.stat().st_ino
+
+        ended = data.once("stage_shard")
+
+        assert ended.returncode == 0, ended.stderr
+        assert data.sets() == sets
+        assert data.sources() == sources
+        assert data.pin().build_id == pin.build_id
+        assert two.stat().st_ino == was
+        assert len(data.events("stage_shard", "shard_set_invalid")) == 1
+        assert not list(hot.building.iterdir())
+        assert not list(hot.parquet.iterdir())
+        assert list(layout.quarantine.glob(f"shards-*/{three.name}/manifest.json"))
+
+    def test_an_empty_folder_where_hot_was_is_taken_for_unmounted_until_told_otherwise(
+        self, drained: Drained, tmp_path: Path
+    ) -> None:
+        data = drained.copy(tmp_path)
+        sets, states, hot = data.sets(), data.states(), data.pipeline.hot
+        hot.rename(tmp_path / "disk")
+        hot.mkdir()
+        daemon = data.start("stage_shard")
+        try:
+            wait_until(lambda: data.events("stage_shard", "list_failed"), 30.0, "the finding")
+            assert "lock is not there or is another; mount" in data.events("stage_shard")[-1]["reason"]
+            assert not list(hot.iterdir())
+            hot.rmdir()
+            (tmp_path / "disk").rename(hot)
+            wait_until(lambda: read_holder(data.pipeline.hot_layout.owner_lock), 30.0, "hot owned again")
+        finally:
+            assert daemon.stop() == 0
+        assert (data.sets(), data.states()) == (sets, states)
+        shutil.rmtree(hot)
+        hot.mkdir()
+        data.pipeline.hot_layout.owner_lock.touch()  # what it held is lost
+        ended = data.once("stage_shard")
+        assert ended.returncode == 0, ended.stderr
+        assert (data.sets(), data.states()) == (sets, states)
+
+    def test_hot_that_is_swapped_for_another_folder_ends_its_lister(self, tmp_path: Path) -> None:
+        hot = tmp_path / "hot"
+        task = {"role": "hot", "hot": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
+        lister = Worker.start(
+            "stoker.corpus.lister_worker", task, name="list", deadline_s=30.0, keep_open=True
+        )
+        said: list[str] = []
+
+        def heard(word: str) -> bool:
+            said.extend(message["kind"] for message in lister.messages())
+            return word in said
+
+        try:
+            lister.send({"look": 1})
+            wait_until(lambda: heard("hot"), 20.0, "the first look")
+            hot.rename(tmp_path / "disk")
+            hot.mkdir()
+            lister.send({"look": 2})
+            wait_until(lister.poll, 20.0, "its end")
+        finally:
+            lister.stop(5.0)
+        ended = lister.poll()
+        assert ended is not None
+        assert (ended.kind, ended.code) == ("failed", 69)
+        assert said.count("hot") == 1
+
+    def test_a_duplicate_takes_the_place_of_an_original_that_lost_set_and_file(self, tmp_path: Path) -> None:
+        data = with_files(tmp_path)
+        shutil.copy(data.source / "000.parquet", data.source / "twin.parquet")
+        data.drain()
+        sets = data.sets()
+        assert data.states()["twin.parquet"] == "duplicate"
+        (data.source / "000.parquet").unlink()
+        original = data.sources()["000.parquet"]
+        shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", original.key))
+        data.drain()
+        assert data.states() == {
+            "000.parquet": "duplicate",
+            "001.parquet": "released",
+            "twin.parquet": "released",
+        }
+        assert data.sets() == sets
+
+    def test_content_that_is_not_the_receipts_is_disputed_and_built_after_another_look(
+        self, tmp_path: Path
+    ) -> None:
+        data = make_pipeline(tmp_path)
+        file = write_fineweb(data.source / "a.parquet", 150)
+        data.once("download_watchdog")
+        was = file.stat()
+        write_fineweb(file, 150, seed=77)
+        os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+        ended = data.once("stage_shard")
+        assert ended.returncode == 0
+        assert "1 not finished: a.parquet" in ended.stderr
+        data.drain()
+        assert data.states() == {"a.parquet": "released"}
+        assert data.sources()["a.parquet"].sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+SEGFAULT_AT_ROW_GROUP_2 = """
+import os, signal, sys
+if "stoker.shards.build_worker" in sys.orig_argv:
+    from stoker.shards import parquet
+    whole = parquet.ParquetText.batches
+    def batches(self, row_group=0, row=0):
+        for batch in whole(self, row_group, row):
+            if batch.row_group == 2 and self.path.name.startswith("cursed"):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            yield batch
+    parquet.ParquetText.batches = batches
+"""
+
+
+def test_a_file_that_kills_its_worker_twice_at_one_place_is_quarantined_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = with_files(tmp_path / "home", 1)
+    write_fineweb(data.source / "cursed.parquet", 200, seed=5, row_group=50)
+    (tmp_path / "sitecustomize.py").write_text(SEGFAULT_AT_ROW_GROUP_2)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    data.drain()
+    assert data.states() == {
+        "000.parquet": "released",
+        "cursed.parquet": "quarantined",
+    }
+    reason = data.reasons()["cursed.parquet"]
+    assert (reason["reason"], reason["row_group"]) == ("worker_died", 2)
+    assert "SIGSEGV" in reason["detail"]
+
+
+def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path)
+    daemons = {name: data.start(name) for name in ("download_watchdog", "stage_shard")}
+    try:
+        for number in range(2):
+            write_fineweb(data.source / f"{number:03d}.parquet", 150, seed=number)
+        wait_until(lambda: list(data.states().values()) == ["released"] * 2, 60.0, "two sets")
+        wait_until(lambda: data.pin().complete, what="the complete pin")
+        listers = [
+            process
+            for daemon in daemons.values()
+            for process in children_tree(daemon.pid)
+            if "lister_worker" in command_of(process.pid)
+        ]
+        assert len(listers) == 2
+        for pid in [*(daemon.pid for daemon in daemons.values()), *(lister.pid for lister in listers)]:
+            status = Path(f"/proc/{pid}/status").read_text()
+            assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) <= 45 * 1024, status
+            assert not HEAVY.search(Path(f"/proc/{pid}/maps").read_text())
+        holder = read_holder(data.pipeline.layout.lock("stage_shard"))
+        metrics = urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics").read().decode()
+        tokens = sum(source.books["train"]["tokens"] for source in data.sources().values())
+        assert f'stoker_shard_tokens_total{{pipeline="data",split="train"}} {float(tokens)}' in metrics
+        assert 'stoker_shard_sources{pipeline="data",state="released"} 2.0' in metrics
+        resident = float(re.search(r"stoker_shard_workers_rss_bytes{[^}]*} (\S+)", metrics)[1])
+        assert resident >= 10 * 2**20  # a lister at least
+        left = [process for daemon in daemons.values() for process in children_tree(daemon.pid)]
+    finally:
+        codes = [daemon.stop() for daemon in daemons.values()]
+    assert codes == [0, 0]
+    assert not any(process.alive() for process in left)
+
+
+@pytest.mark.root
+def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a small tmpfs")
+    data = make_pipeline(tmp_path)
+    state = data.pipeline.layout.state
+    state.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(state)], check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        daemons = {name: data.start(name) for name in ("download_watchdog", "stage_shard")}
+        try:
+            write_fineweb(data.source / "000.parquet", 150)
+            wait_until(lambda: data.states() == {"000.parquet": "released"}, 60.0, "the first set")
+            fill(state / "filler")
+            write_fineweb(data.source / "001.parquet", 150, seed=2)
+            wait_until(lambda: "state_unwritable" in daemons["download_watchdog"].said(), 20.0, "the pause")
+            (state / "filler").unlink()
+            wait_until(lambda: list(data.states().values()) == ["released"] * 2, 60.0, "the second set")
+            fill(state / "filler")
+            one = data.sources()["000.parquet"]
+            shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", one.key))
+            daemons["stage_shard"].kill()
+            daemons["stage_shard"] = data.start("stage_shard")
+            wait_until(lambda: "state_unwritable" in daemons["stage_shard"].said(), 20.0, "the other's pause")
+            (state / "filler").unlink()
+            wait_until(
+                lambda: data.pipeline.hot_layout.shard_set("prose", one.key).exists(), 60.0, "it again"
+            )
+            wait_until(lambda: list(data.states().values()) == ["released"] * 2, 60.0, "both")
+        finally:
+            codes = [daemon.stop() for daemon in daemons.values()]
+        assert codes == [0, 0]
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=False)
+
+
+def fill(file: Path) -> None:
+    """Write until the disk is full."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+    try:
+        for size in (4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(descriptor, b"x" * size)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.root
+def test_a_full_hot_disk_pauses_the_work_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a small tmpfs")
+    hot = tmp_path / "small"
+    hot.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", str(hot)], check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        data = with_files(tmp_path, hot=str(hot), stage__free_floor="0B")
+        assert data.once("download_watchdog").returncode == 0
+        daemon = data.start("stage_shard")
+        try:
+            wait_until(lambda: data.events("stage_shard", "disk_full"), 40.0, "the full disk")
+            subprocess.run(["mount", "-o", "remount,size=20m", str(hot)], check=True)
+            wait_until(lambda: list(data.states().values()) == ["released"] * 2, 60.0, "two sets")
+        finally:
+            assert daemon.stop() == 0
+        assert not data.reasons()
+    finally:
+        subprocess.run(["umount", "-l", str(hot)], check=False)

@@ -1,0 +1,14 @@
+"""kill -9 on the data's way, a few of the many that `scripts/chaos --scenario data --kills 40` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.driver import run_scenario
+from chaos.scenarios.data import DataScenario
+
+
+def test_shard_sets_come_out_the_same_through_any_kill_of_daemons_and_workers(tmp_path: Path) -> None:
+    report = run_scenario(DataScenario(), kills=6, seed=1, directory=tmp_path)
+    print(report.table())
+    assert report.kills + report.skipped >= 4

@@ -1,0 +1,242 @@
+"""The daemons' frame as real processes: start, refuse, serve, beat, stop, and being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.kit.events import read_events
+from stoker.kit.lock import Lock, read_holder
+from stoker.observe.status import read_status
+from stoker.store.layout import StateLayout
+from support.processes import RunningDaemon, start_daemon
+from support.waiting import wait_until
+
+NAME = "stage_shard"
+DAEMON = f"""
+import sys
+from pathlib import Path
+from stoker.kit.daemon import DaemonContext, daemon_main
+from stoker.store.errors import DataError
+
+def story(context: DaemonContext) -> int:
+    what = Path(sys.argv[2]).read_text()
+    if what == "fail":
+        raise DataError("set 3 is rotten")
+    if what == "bug":
+        raise KeyError("surprise")
+    context.waiter.watch(context.layout.requests({NAME!r}))
+    context.ready("looking")
+    rounds = 0
+    while not context.stopping and not context.once:
+        rounds += 1
+        context.beat({{"rounds": rounds}}, f"round {{rounds}}")
+        context.waiter.wait(0.2)
+    return 0
+
+sys.exit(daemon_main({NAME!r}, story, [sys.argv[1], *sys.argv[3:]]))
+"""
+PIPELINE = """
+name: {name}
+state: {state}
+hot: {hot}
+dataset: {{name: prose, source: {{kind: folder, path: {source}}}}}
+train:
+  steps: 10
+  model: {{layers: 1, width: 64, heads: 2, ffn: 128}}
+  seq_len: 64
+  global_batch: 8
+metrics: {{ports: {{download: 0, shard: {port}, train: 0}}}}
+"""
+
+
+class House:
+    """A pipeline whose stage_shard is a story of a few lines."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.layout = StateLayout(root / "state")
+        self.runtime = root / "run"
+        self.errors = root / "stderr"
+        self.environ = {"RUNTIME_DIRECTORY": str(self.runtime)}
+        self.story = root / "story"
+        self.file = root / "house.yaml"
+        self.running: list[RunningDaemon] = []
+        (root / "source").mkdir()
+        self.configure()
+        self.story.write_text("work")
+
+    def configure(self, port: int = 0) -> None:
+        state, hot, source = self.layout.state, self.root / "hot", self.root / "source"
+        self.file.write_text(PIPELINE.format(name="house", state=state, hot=hot, source=source, port=port))
+
+    def command(self, *options: str) -> list[str]:
+        return [sys.executable, "-c", DAEMON, str(self.file), str(self.story), *options]
+
+    def start(self, **environ: str) -> RunningDaemon:
+        self.running.append(start_daemon(self.command(), self.errors, environ={**self.environ, **environ}))
+        return self.running[-1]
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, **self.environ}
+        return subprocess.run(
+            self.command(*options), env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def status(self) -> dict[str, Any]:
+        return read_status(self.layout)[NAME]
+
+    def events(self) -> list[str]:
+        return [event["event"] for event in read_events(self.layout)]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    for daemon in house.running:
+        daemon.kill()
+
+
+def test_a_daemon_starts_quickly_stays_small_shows_itself_and_stops(house: House) -> None:
+    daemon = house.start()
+    body = wait_until(lambda: house.status()["body"].get("rounds", 0) > 1 and house.status()["body"])
+    assert (body["daemon"], body["pipeline"], body["pid"]) == (NAME, "house", daemon.pid)
+    assert body["ready"] and body["state"] == "running" and body["text"].startswith("round ")
+    status = house.status()
+    assert status["running"] and status["state"] == "running" and status["pid"] == daemon.pid
+    with urllib.request.urlopen(f"http://{status['metrics']}/metrics", timeout=10) as answer:
+        assert b'stoker_events_total{event="daemon_started",pipeline="house"} 1.0' in answer.read()
+    target = json.loads((house.runtime / "targets" / f"{NAME}.json").read_text())
+    assert target[0]["targets"] == [status["metrics"]]
+    assert daemon.rss_bytes() < 45 << 20
+    assert daemon.stop() == 0
+    status = house.status()
+    assert not status["running"] and status["state"] == "stopped" and status["since"]
+    assert status["pid"] is None and status["metrics"] is None
+    assert status["body"]["state"] == "stopped" and status["body"]["exit_code"] == 0
+    assert house.events() == ["daemon_started", "daemon_stopped"]
+    assert "Traceback" not in daemon.said()
+
+
+def test_a_second_copy_exits_75_and_names_the_first(house: House) -> None:
+    daemon = house.start()
+    refused = house.run()
+    assert refused.returncode == 75
+    assert f"pid {daemon.pid}" in refused.stderr and NAME in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert daemon.process.poll() is None
+
+
+def test_a_daemon_killed_with_9_is_stopped_for_the_onlooker_and_can_start_again(house: House) -> None:
+    daemon = house.start()
+    wait_until(lambda: house.status()["body"].get("rounds"))
+    daemon.kill()
+    status = house.status()
+    assert not status["running"] and status["body"]["rounds"] >= 1, "what is known of its last life"
+    assert house.start().stop() == 0
+    assert house.events() == ["daemon_started", "daemon_started", "daemon_stopped"]
+
+
+def test_a_daemon_waits_for_a_command_that_holds_its_lock_for_a_moment(house: House) -> None:
+    house.layout.create()
+    with Lock.acquire(house.layout.lock(NAME), purpose="command"):
+        waiting = subprocess.Popen(house.command("--once"), env={**os.environ, **house.environ})
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1.5)
+        assert house.status()["state"] == "stopped", "a command is not the daemon"
+    assert waiting.wait(20) == 0
+
+
+def test_a_wrong_file_exits_78_with_a_sentence(house: House) -> None:
+    house.file.write_text(house.file.read_text().replace("metrics:", "metrix:"))
+    refused = house.run()
+    assert refused.returncode == 78
+    assert "metrix" in refused.stderr and "house.yaml:" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_wrong_command_line_exits_64_and_help_0(house: House) -> None:
+    assert house.run("--twice").returncode == 64
+    assert house.run("--help").returncode == 0
+
+
+def test_a_taken_metrics_port_exits_69_and_lets_the_lock_go(house: House) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        house.configure(port=other.getsockname()[1])
+        refused = house.run()
+    assert refused.returncode == 69 and "metrics.ports.shard" in refused.stderr
+    assert read_holder(house.layout.lock(NAME)) is None
+
+
+@pytest.mark.parametrize(
+    ("story", "code", "words"), [("fail", 65, "set 3 is rotten"), ("bug", 70, "KeyError")]
+)
+def test_an_error_ends_as_an_event_and_an_exit_code(house: House, story: str, code: int, words: str) -> None:
+    house.story.write_text(story)
+    ended = house.run()
+    assert ended.returncode == code
+    failed = read_events(house.layout)[-1]
+    assert failed["event"] == "daemon_failed" and words in failed["message"] and failed["exit_code"] == code
+    assert ("Traceback" in ended.stderr) == (story == "bug")
+    assert house.status()["body"]["state"] == "failed"
+
+
+def test_once_does_its_work_and_exits_0(house: House) -> None:
+    assert house.run("--once").returncode == 0
+
+
+def test_hangup_is_ignored_with_a_line(house: House) -> None:
+    daemon = house.start()
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "event=hangup_ignored" in daemon.said())
+    assert daemon.stop() == 0
+
+
+def test_a_runtime_directory_that_a_cleaner_took_is_made_anew(house: House) -> None:
+    daemon = house.start()
+    wait_until(lambda: house.status()["body"].get("rounds"))
+    shutil.rmtree(house.runtime)
+    wait_until(lambda: house.status()["body"].get("rounds"), what="a new snapshot")
+    assert daemon.stop() == 0
+
+
+def test_an_unsound_state_directory_exits_74_with_a_sentence(house: House) -> None:
+    house.layout.create()
+    shutil.rmtree(house.layout.state / "events")
+    (house.layout.state / "events").write_text("in the way")
+    ended = house.run("--once")
+    assert ended.returncode == 74 and "events" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_systemd_hears_ready_status_and_the_watchdog_from_the_loop(house: House) -> None:
+    path = str(house.root / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        server.settimeout(10)
+        daemon = house.start(NOTIFY_SOCKET=path, WATCHDOG_USEC="5000000")
+        heard: list[str] = []
+        while "WATCHDOG=1" not in heard:
+            heard.append(server.recv(4096).decode())
+        assert heard[:2] == ["READY=1", "STATUS=looking"]
+        os.kill(daemon.pid, signal.SIGTERM)
+        while "STOPPING=1" not in heard:
+            heard.append(server.recv(4096).decode())
+    assert daemon.stop() == 0
+
+
+def test_nothing_heavy_is_mapped_into_a_daemon(house: House) -> None:
+    daemon = house.start()
+    maps = Path(f"/proc/{daemon.pid}/maps").read_text()
+    assert not [name for name in ("torch", "numpy", "pyarrow", "tokenizers", "xxhash") if name in maps]

@@ -1,0 +1,225 @@
+"""Workers as real processes: what they say, and how each way to end is classified."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.kit.process import ProcessId
+from stoker.kit.worker import Worker, WorkerExit
+from stoker.kit.worker_main import LINE_LIMIT
+from support.processes import wait_gone
+from support.waiting import wait_until
+
+MODULE = "support.talking_worker"
+ENVIRON = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    workers: list[Worker] = []
+
+    def start(task: dict[str, Any], **options: Any) -> Worker:
+        options = {"name": "test", "deadline_s": 30.0, "environ": ENVIRON, **options}
+        workers.append(Worker.start(MODULE, task, **options))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop(0)
+
+
+def run(worker: Worker, timeout_s: float = 20.0) -> tuple[WorkerExit, list[dict[str, Any]]]:
+    """Wait on its descriptor alone, as a daemon's loop does."""
+    said: list[dict[str, Any]] = []
+    deadline = time.monotonic() + timeout_s
+    while (ended := worker.poll()) is None:
+        assert time.monotonic() < deadline, "the worker did not end"
+        select.select([worker.fileno()], [], [], 0.2)
+        said += worker.messages()
+    return ended, said + worker.messages()
+
+
+def test_a_worker_finishes_with_its_messages_in_order_and_prints_apart(start: Any) -> None:
+    ended, said = run(start({"do": "echo", "words": ["a", "ü\n", "c"]}))
+    assert ended.kind == "finished" and ended.code == 0
+    assert said == [{"kind": "word", "word": word} for word in ("a", "ü\n", "c")]
+    assert "printed, which is not a message" in ended.stderr_tail
+    assert "printed by a child" in ended.stderr_tail
+    assert ended.max_rss_bytes > 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "code", "error"),
+    [
+        ({"do": "raise"}, "failed", 65, {"type": "DataError", "message": "row group 17 is rotten"}),
+        ({"do": "bug"}, "failed", 70, {"type": "KeyError", "message": "'surprise'"}),
+        ({"do": "disk"}, "failed", 74, {"type": "FileNotFoundError", "errno": 2}),
+        ({"do": "exit", "code": 0}, "failed", 0, None),
+        ({"do": "exit", "code": 9}, "failed", 9, None),
+    ],
+)
+def test_a_failure_carries_its_code_and_its_words(
+    start: Any, task: dict[str, Any], kind: str, code: int, error: dict[str, Any] | None
+) -> None:
+    ended, _ = run(start(task))
+    assert (ended.kind, ended.code, ended.signal, ended.result) == (kind, code, None, None)
+    if error is None:
+        assert ended.error is None
+    else:
+        assert ended.error is not None and error.items() <= ended.error.items()
+        assert ended.error["exit_code"] == code
+
+
+def test_a_segfault_is_killed_by_its_signal_with_the_stack_in_the_last_lines(start: Any) -> None:
+    ended, _ = run(start({"do": "segfault"}))
+    assert (ended.kind, ended.signal, ended.code) == ("killed", signal.SIGSEGV, None)
+    assert "SIGSEGV" in ended.reason()
+    assert any("talking_worker" in line for line in ended.stderr_tail)
+
+
+def test_a_worker_past_its_deadline_is_timed_out_even_when_it_ignores_term(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.2)
+    ended, said = run(start({"do": "hang"}, deadline_s=1.0))
+    assert said == [{"kind": "hanging"}]
+    assert (ended.kind, ended.signal) == ("timed_out", signal.SIGKILL)
+
+
+def test_silence_past_the_quiet_deadline_is_timed_out(start: Any) -> None:
+    ended, _ = run(start({"do": "work until stopped"}, deadline_s=None, quiet_deadline_s=0.8))
+    assert ended.kind == "timed_out"
+    assert ended.error is not None and ended.error["type"] == "WorkerStopped"
+
+
+def test_a_stop_lets_the_worker_reach_its_safe_point(start: Any) -> None:
+    worker = start({"do": "work until stopped"})
+    wait_until(worker.messages, what="the first word")
+    ended = worker.stop(10)
+    assert ended is not None and (ended.kind, ended.code) == ("failed", 75)
+    assert worker.poll() is ended
+
+
+def test_helpers_in_the_workers_group_end_with_it(start: Any) -> None:
+    ended, said = run(start({"do": "leave a helper"}))
+    assert ended.kind == "finished"
+    wait_gone([ProcessId(said[0]["pid"], _start_of(said[0]["pid"]))])
+
+
+def _start_of(pid: int) -> int:
+    try:
+        return ProcessId.of(pid).start_ticks
+    except ProcessLookupError:
+        return 0
+
+
+def test_a_conversation_goes_on_until_the_input_is_closed(start: Any) -> None:
+    worker = start({"do": "answer"}, keep_open=True)
+    for number in (1, 2):
+        worker.send({"ask": number})
+        assert wait_until(worker.messages) == [{"kind": "answer", "to": number}]
+    worker.close_input()
+    ended, _ = run(worker)
+    assert ended.result == {"answered": 2}
+
+
+def test_a_worker_that_waits_for_a_line_hears_the_stop(start: Any) -> None:
+    worker = start({"do": "answer"}, keep_open=True)
+    worker.send({"ask": 1})
+    wait_until(worker.messages)
+    ended = worker.stop(10)
+    assert ended is not None and ended.result == {"stopped_after": 1}
+
+
+def test_a_task_larger_than_any_pipe_never_blocks_the_daemon(start: Any) -> None:
+    task = {"do": "size", "filler": "y" * (3 << 20)}
+    ended, _ = run(start(task))
+    assert ended.result == {"task_bytes": len(str(task))}
+
+
+def test_a_worker_that_does_not_read_never_blocks_the_daemon(start: Any) -> None:
+    worker = start({"do": "answer"}, keep_open=True)
+    worker.send({"ask": 1})
+    wait_until(worker.messages)
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker.send({"ask": "z" * (3 << 20)})  # more than the pipe takes
+    assert worker.messages() == []
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.close_input()
+    ended, said = run(worker)
+    assert ended.result == {"answered": 2} and len(said[0]["to"]) == 3 << 20
+
+
+def test_a_message_without_bounds_is_dropped_and_said(start: Any) -> None:
+    ended, said = run(start({"do": "long line", "bytes": LINE_LIMIT}))
+    assert ended.kind == "finished" and said == []
+    assert any("dropped" in line for line in ended.stderr_tail)
+
+
+def test_garbage_is_no_message_and_the_last_lines_of_stderr_are_kept(start: Any) -> None:
+    ended, said = run(start({"do": "garble"}))
+    assert ended.kind == "finished" and said == []
+    assert len(ended.stderr_tail) == 40 and "err 59" in ended.stderr_tail
+
+
+def test_a_worker_dies_with_a_daemon_killed_by_9(tmp_path: Path) -> None:
+    code = f"""
+import select, sys
+from stoker.kit.worker import Worker
+worker = Worker.start({MODULE!r}, {{"do": "hang"}}, name="w", deadline_s=None)
+while not worker.messages(): select.select([worker.fileno()], [], [])
+print(worker.pid, flush=True)
+select.select([], [], [])
+"""
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, **ENVIRON}
+    )
+    assert daemon.stdout is not None
+    worker = ProcessId.of(int(daemon.stdout.readline()))
+    assert worker.alive()
+    daemon.kill()
+    daemon.wait(20)
+    wait_gone([worker])
+    daemon.stdout.close()
+
+
+def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.kit.worker import child_environment
+
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("STOKER_READY_FD", "7")
+    assert not {"NOTIFY_SOCKET", "STOKER_READY_FD"} & child_environment({"A": "b"}).keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["{pid}", "--", "sh", "-c", "exit 5"], 5),
+        (["1", "--", "true"], 75),
+        (["{pid}", "--", "/no/such/command"], 127),
+        (["{pid}", "--", "/etc/passwd"], 126),
+        (["{pid}", "true"], 64),
+        (["x", "--", "true"], 64),
+    ],
+)
+def test_the_launcher_starts_only_a_child_of_the_parent_it_was_told(arguments: list[str], code: int) -> None:
+    told = [argument.format(pid=os.getpid()) for argument in arguments]
+    command = [sys.executable, "-m", "stoker.kit.exec", *told]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == code
+
+
+def test_the_launcher_gives_sigpipe_back_its_meaning() -> None:
+    probe = ["sh", "-c", "grep SigIgn /proc/self/status"]
+    command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "--", *probe]
+    ignored = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1))

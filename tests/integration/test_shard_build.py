@@ -1,0 +1,434 @@
+"""Real build workers: killed, starved, raced and lied to; and a recount by none of the project's code."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from tokenizers import Tokenizer
+
+from support.builds import (
+    build_task,
+    messages_of,
+    run_to_end,
+    set_bytes,
+    small_source,
+    small_tokenizer,
+    start_worker,
+)
+from support.text import damage_page, documents, write_parquet
+
+BUILD = "stoker.shards.build_worker"
+ROWS = 900
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_source(tmp_path_factory.mktemp("source"), ROWS)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, source: Path, tokenizer: Path) -> dict[str, bytes]:
+    """The set as built in peace, in one go."""
+    task = build_task(tmp_path_factory.mktemp("reference"), source, tokenizer, read_rows=1000)
+    assert run_to_end(BUILD, task)["status"] == "published"
+    return set_bytes(Path(task["target"]))
+
+
+def test_an_independent_recount_agrees(tmp_path: Path, source: Path, tokenizer: Path) -> None:
+    """pyarrow, tokenizers, xxhash and numpy alone."""
+    task = build_task(tmp_path, source, tokenizer)
+    books = run_to_end(BUILD, task)["books"]
+    definition = json.loads(tokenizer.read_text())
+    definition["added_tokens"] = []
+    del definition["model"]["vocab"]["<|endoftext|>"]
+    encoder = Tokenizer.from_str(json.dumps(definition))
+    streams: dict[str, list[list[int]]] = {"train": [], "val": []}
+    dropped = {"null": 0, "min_chars": 0}
+    chars = 0
+    for text in pq.read_table(source)["text"].to_pylist():
+        if text is None or len(text) < 10:
+            dropped["null" if text is None else "min_chars"] += 1
+            continue
+        chars += len(text)
+        held_out = xxhash.xxh3_64_intdigest(text.encode(), task["build"]["val_salt"]) < int(0.1 * 2**64)
+        streams["val" if held_out else "train"].append([*encoder.encode(text).ids, 0])
+    assert books["rows"] == ROWS
+    assert books["dropped"] == dropped
+    assert books["chars"] == chars
+    assert min(books["train"]["documents"], books["val"]["documents"]) > 50
+    target = Path(task["target"])
+    for split, found in streams.items():
+        assert books[split] == {"documents": len(found), "tokens": sum(map(len, found))}
+        bins = sorted(target.glob(f"{split}-*.bin"))
+        tokens = np.concatenate([np.fromfile(path, "<u2") for path in bins])
+        assert tokens.tolist() == [token for document in found for token in document]
+        lengths = [np.diff(np.fromfile(path.with_suffix(".idx"), "<u8"), prepend=0) for path in bins]
+        assert np.concatenate(lengths).tolist() == [len(document) for document in found]
+        assert all(path.stat().st_size <= 20_000 * 2 for path in bins)
+
+
+def test_batch_size_commits_and_place_change_no_byte(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    for number, options in enumerate(
+        (
+            {"read_rows": 1, "every_s": 0.05},
+            {"read_rows": 64, "commit_bytes": 1},
+            {"read_rows": 100_000, "every_s": 0.0},
+        )
+    ):
+        task = build_task(tmp_path / str(number), source, tokenizer, **options)  # type: ignore[arg-type]
+        assert run_to_end(BUILD, task)["status"] == "published"
+        assert set_bytes(Path(task["target"])) == reference
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_killed_again_and_again_still_make_the_same_set(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes], seed: int
+) -> None:
+    rng = random.Random(seed)
+    hit: list[str] = []
+    rows: list[int] = []
+    for attempt in range(40):
+        task = build_task(
+            tmp_path, source, tokenizer, read_rows=rng.choice([17, 50, 120]), every_s=0.0, commit_bytes=1
+        )
+        kill_at = rng.randint(2, 14) if attempt < 6 else 10**9
+        if (result := _kill_at(task, kill_at, hit, rows)) is not None:
+            break
+    else:
+        raise AssertionError("never finished")
+    assert result["status"] == "published"
+    assert len(hit) >= 3
+    assert rows == sorted(rows)  # what a commit has is never lost again
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def _kill_at(task: dict[str, Any], count: int, hit: list[str], rows: list[int]) -> dict[str, Any] | None:
+    with start_worker(BUILD, task) as process:
+        for number, message in enumerate(messages_of(process)):
+            if "result" in message:
+                return dict(message["result"])
+            assert "error" not in message, message
+            if message["kind"] == "commit":
+                rows.append(message["rows"])
+            if number == count:
+                process.send_signal(signal.SIGKILL)
+                hit.append(message.get("phase", message["kind"]))
+                break
+    return None
+
+
+@pytest.mark.parametrize("phase", ["open", "commit", "seal_hash", "seal_manifest", "seal_sums", "publish"])
+def test_a_kill_in_each_phase_is_survived(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes], phase: str
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, every_s=0.0)
+    with start_worker(BUILD, task) as process:
+        for message in messages_of(process):
+            if message.get("phase") == phase:
+                process.send_signal(signal.SIGKILL)
+                break
+    assert run_to_end(BUILD, task)["status"] in ("published", "existed")
+    assert set_bytes(Path(task["target"])) == reference
+    assert list(Path(task["building"]).parent.iterdir()) == []
+
+
+@pytest.mark.strace
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize(("call", "when"), [("fdatasync", 5), ("fsync", 9), ("rename", 3)])
+def test_a_kill_inside_a_system_call_is_survived(  # noqa: PLR0917 - fixtures and parameters
+    tmp_path: Path,
+    source: Path,
+    tokenizer: Path,
+    reference: dict[str, bytes],
+    call: str,
+    when: int,
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, every_s=0.0)
+    tracer = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
+    inject = ["-e", f"inject={call}:signal=KILL:when={when}"]
+    worker = [sys.executable, "-m", BUILD]
+    killed = subprocess.run(
+        [*tracer, *inject, *worker], input=json.dumps(task).encode() + b"\n", capture_output=True, check=False
+    )
+    assert killed.returncode != 0
+    assert run_to_end(BUILD, task)["status"] in ("published", "existed")
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def test_a_stop_commits_what_it_has_and_the_next_worker_goes_on_there(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, read_rows=20)
+    with start_worker(BUILD, task) as process:
+        stream = messages_of(process)
+        assert next(stream)["phase"] == "open"
+        process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+    assert process.returncode == 75
+    assert rest[-1]["error"]["type"] == "WorkerStopped"
+    assert any(message.get("kind") == "commit" for message in rest)
+    with start_worker(BUILD, task) as process:
+        first, *_, last = list(messages_of(process))
+    commit = [message for message in rest if message.get("kind") == "commit"][-1]
+    assert (first["row_group"], first["row"]) == (commit["row_group"], commit["row"])
+    assert last["result"]["status"] == "published"
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def test_a_set_that_is_there_already_is_left_as_it_is(tmp_path: Path, source: Path, tokenizer: Path) -> None:
+    task = build_task(tmp_path, source, tokenizer)
+    first = run_to_end(BUILD, task)
+    inode = Path(task["target"]).stat().st_ino
+    again = run_to_end(BUILD, task)
+    assert (first["status"], again["status"]) == ("published", "existed")
+    assert (again["books"], again["manifest_sha256"]) == (first["books"], first["manifest_sha256"])
+    assert Path(task["target"]).stat().st_ino == inode
+    assert not Path(task["building"]).exists()
+
+
+def test_a_wrong_set_at_the_target_is_told_and_not_touched(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    task = build_task(tmp_path, source, tokenizer)
+    run_to_end(BUILD, task)
+    flipped = Path(task["target"]) / "train-00001.bin"
+    flipped.write_bytes(bytes(flipped.stat().st_size))
+    result = run_to_end(BUILD, task)
+    assert result["status"] == "target_invalid"
+    assert "train-00001.bin" in result["reason"]
+    assert flipped.exists()
+
+
+def test_a_parquet_that_changed_since_staging_drops_the_set(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    mine = Path(shutil.copy(source, tmp_path / "mine.parquet"))
+    task = build_task(tmp_path, mine, tokenizer, every_s=0.0, read_rows=20)
+    write_parquet(mine, documents(ROWS - 50, seed=1))
+    assert run_to_end(BUILD, task)["status"] == "changed"
+    assert not Path(task["building"]).exists()
+    assert not Path(task["target"]).exists()
+
+
+def test_a_parquet_that_is_being_overwritten_is_changed_and_not_bad(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    """It may be a link to a source that somebody writes in place: what is read then speaks of no content."""
+    mine = Path(shutil.copy(source, tmp_path / "mine.parquet"))
+    task = build_task(tmp_path, mine, tokenizer)
+    damage_page(mine, 3)
+    assert run_to_end(BUILD, task)["status"] == "changed"
+    assert not Path(task["building"]).exists()
+
+
+def test_what_was_built_from_another_staging_of_the_file_is_not_gone_on_with(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    """A copy damaged on hot is half built when it is staged anew, whole: none of the damage may stay."""
+    mine = Path(shutil.copy(source, tmp_path / "mine.parquet"))
+    task = build_task(tmp_path, mine, tokenizer, every_s=0.0, read_rows=20)
+    write_parquet(mine, documents(ROWS, seed=8))
+    with start_worker(BUILD, task) as process:
+        for message in messages_of(process):
+            if message.get("kind") == "commit":
+                process.send_signal(signal.SIGKILL)
+                break
+    mine.unlink()
+    shutil.copy(source, mine)
+    assert run_to_end(BUILD, task)["status"] == "published"
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def test_a_damaged_page_is_told_with_its_place_and_leaves_nothing(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    mine = damage_page(Path(shutil.copy(source, tmp_path / "mine.parquet")), 7)
+    task = build_task(tmp_path, mine, tokenizer, every_s=0.0)
+    result = run_to_end(BUILD, task)
+    assert (result["status"], result["reason"]) == ("bad", "page_corrupt")
+    assert (result["row_group"], result["column"]) == (7, "text")
+    assert result["detail"]
+    assert not Path(task["building"]).exists()
+
+
+def test_a_file_without_one_of_the_columns_is_bad_with_the_reason(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, filters={"at_least": {"score": 0.5}})
+    result = run_to_end(BUILD, task)
+    assert (result["status"], result["reason"], result["column"]) == ("bad", "missing_column", "score")
+
+
+def test_a_file_whose_rows_are_all_dropped_makes_an_empty_set_that_is_proven(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    mine = write_parquet(tmp_path / "mine.parquet", [None, "short", "", None])
+    task = build_task(tmp_path, mine, tokenizer)
+    result = run_to_end(BUILD, task)
+    assert result["books"]["documents"] == 0
+    assert result["books"]["dropped"] == {"min_chars": 2, "null": 2}
+    sizes = {path.name: path.stat().st_size for path in Path(task["target"]).glob("*-*")}
+    assert sizes == {"train-00000.bin": 0, "train-00000.idx": 0, "val-00000.bin": 0, "val-00000.idx": 0}
+    proofs = run_to_end(
+        "stoker.shards.proof_worker", {"sets": [{"path": task["target"], "key": task["key"]}]}
+    )
+    assert [proof["verdict"] for proof in proofs["proofs"]] == ["proven"]
+    assert run_to_end(BUILD, task)["status"] == "existed"
+
+
+def test_an_empty_parquet_file_makes_an_empty_set(tmp_path: Path, tokenizer: Path) -> None:
+    mine = write_parquet(tmp_path / "mine.parquet", [])
+    result = run_to_end(BUILD, build_task(tmp_path, mine, tokenizer))
+    assert (result["status"], result["books"]["rows"]) == ("published", 0)
+
+
+def test_after_an_unexplained_death_every_row_group_is_committed(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    task = build_task(tmp_path, source, tokenizer) | {"commit_every_row_group": True}
+    with start_worker(BUILD, task) as process:
+        commits = [message for message in messages_of(process) if message.get("kind") == "commit"]
+    assert [(commit["row_group"], commit["row"]) for commit in commits][:9] == [(n, 0) for n in range(1, 10)]
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def test_two_workers_never_share_a_building_directory(tmp_path: Path, source: Path, tokenizer: Path) -> None:
+    task = build_task(tmp_path, source, tokenizer)
+    with start_worker(BUILD, task) as first:
+        stream = messages_of(first)
+        next(stream)
+        first.send_signal(signal.SIGSTOP)
+        with start_worker(BUILD, task) as second:
+            last = list(messages_of(second))[-1]
+        first.send_signal(signal.SIGCONT)
+        assert second.returncode == 75
+        assert last["error"]["type"] == "LockHeld"
+        assert list(stream)[-1]["result"]["status"] == "published"
+
+
+def test_a_full_disk_is_an_error_to_try_again_and_not_the_files_fault(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, every_s=0.0)
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    with start_worker(BUILD, task, preexec_fn=small_files) as process:
+        last = list(messages_of(process))[-1]
+    assert process.returncode == 74
+    assert last["error"]["errno"] == errno.EFBIG
+    assert run_to_end(BUILD, task)["status"] == "published"
+    assert set_bytes(Path(task["target"])) == reference
+
+
+def test_a_task_whose_key_or_tokenizer_is_not_that_of_its_parameters_is_refused(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(tokenizer.read_text().replace('"version"', ' "version"', 1))
+    task = build_task(tmp_path, source, tokenizer)
+    for change in ({"key": "0" * 64}, {"tokenizer_file": str(other)}):
+        with start_worker(BUILD, {**task, **change}) as process:
+            last = list(messages_of(process))[-1]
+        assert (process.returncode, last["error"]["exit_code"]) == (65, 65)
+
+
+def test_a_worker_stays_small(tmp_path: Path, source: Path, tokenizer: Path) -> None:
+    task = build_task(tmp_path, source, tokenizer, read_rows=250)
+    run_to_end(BUILD, task)
+    note = json.loads((Path(task["target"]) / "build.json").read_text())
+    assert note["max_rss_bytes"] < 230 << 20
+    assert note["engine"]["name"] == "tokenizers"
+    assert note["source"] == task["source"]["path"]
+
+
+def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_cut_into(
+    tmp_path: Path,
+) -> None:
+    texts = documents(600, seed=3)
+    whole = write_parquet(tmp_path / "whole.parquet", texts)
+    parts = [write_parquet(tmp_path / f"part{n}.parquet", texts[n * 200 : n * 200 + 200]) for n in range(3)]
+    results = []
+    for name, files in (("one", [whole]), ("three", parts)):
+        task = {
+            **training_files(*files),
+            "text_column": "text",
+            "vocab_size": 500,
+            "train_bytes": 60_000,
+            "target": str(tmp_path / "tokenizers" / f"{name}.json"),
+        }
+        results.append(run_to_end("stoker.shards.tokenizer_worker", task))
+        assert hashlib.sha256(Path(task["target"]).read_bytes()).hexdigest() == results[-1]["sha256"]
+    assert results[0]["sha256"] == results[1]["sha256"]
+    assert (results[0]["vocab_size"] > 300, results[0]["eot"]) == (True, 0)
+    assert results[1]["trained_on"] == [str(parts[0])]
+    assert 60_000 <= results[0]["text_bytes"] < 62_000
+
+
+def test_the_tokenizer_worker_names_a_bad_file_and_makes_nothing(tmp_path: Path, source: Path) -> None:
+    bad = damage_page(write_parquet(tmp_path / "bad.parquet", documents(200)), 1)
+    target = tmp_path / "tokenizer.json"
+    task = {
+        **training_files(bad, source), "text_column": "text", "vocab_size": 500, "train_bytes": 10**9,
+        "target": str(target),
+    }  # fmt: skip
+    result = run_to_end("stoker.shards.tokenizer_worker", task)
+    assert [(one["file"], one["reason"], one["row_group"]) for one in result["bad"]] == [
+        (str(bad), "page_corrupt", 1)
+    ]
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("into", ["other text", "garbage"])
+def test_the_tokenizer_worker_neither_trains_on_nor_convicts_what_is_not_what_was_staged(
+    tmp_path: Path, source: Path, into: str
+) -> None:
+    mine = write_parquet(tmp_path / "mine.parquet", documents(200))
+    target = tmp_path / "tokenizer.json"
+    task = {
+        **training_files(mine, source), "text_column": "text", "vocab_size": 500, "train_bytes": 10**9,
+        "target": str(target),
+    }  # fmt: skip
+    write_parquet(mine, documents(200, seed=5))
+    if into == "garbage":
+        damage_page(mine, 1)
+    assert run_to_end("stoker.shards.tokenizer_worker", task) == {"changed": [str(mine)]}
+    assert not target.exists()
+
+
+def training_files(*files: Path) -> dict[str, list[str]]:
+    """The files to train on, as a task names them."""
+    return {
+        "files": [str(file) for file in files],
+        "sha256": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
+    }
+
+
+def test_the_tokenizer_worker_takes_a_given_file_over_byte_for_byte(tmp_path: Path, tokenizer: Path) -> None:
+    target = tmp_path / "deep" / "tokenizer.json"
+    result = run_to_end("stoker.shards.tokenizer_worker", {"file": str(tokenizer), "target": str(target)})
+    assert target.read_bytes() == tokenizer.read_bytes()
+    assert result["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()

@@ -1,0 +1,177 @@
+"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.kit.lock import read_holder
+from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
+from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from support.parquet import flip_page, write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.processes import kill_tree, wait_gone
+from support.training import SLOW_ENOUGH, TrainPipeline, on_one_core
+from support.waiting import wait_until
+
+MARK = "STOKER_TEST_RUN"
+STOKER = str(Path(sys.executable).parent / "stoker")
+
+
+class StokerRun:
+    """`stoker run` as a process of its own; what it prints is kept in a file."""
+
+    def __init__(self, pipeline: DataPipeline, *options: str) -> None:
+        self.training = TrainPipeline(pipeline)
+        self.layout = pipeline.pipeline.layout
+        self.mark = str(pipeline.home)
+        self.printed = pipeline.home / "printed"
+        with self.printed.open("ab") as stream, on_one_core():
+            self.process = subprocess.Popen(
+                [STOKER, "run", str(pipeline.file), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, MARK: self.mark},
+            )
+
+    def said(self) -> str:
+        return self.printed.read_text()
+
+    def daemon(self, name: str) -> ProcessId | None:
+        """The live daemon of that name."""
+        holder = read_holder(self.layout.lock(name))
+        try:
+            return ProcessId.of(holder.pid) if holder and holder.pid else None
+        except ProcessLookupError:
+            return None
+
+    def everyone(self) -> list[ProcessId]:
+        """Every live process that was started below, whatever became of its parent."""
+        return processes_with_environment(MARK, self.mark)
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever the test found."""
+        if self.process.poll() is None:
+            kill_tree(self.process.pid)
+            self.process.wait(20)
+        for process in self.everyone():
+            signal_process(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def started() -> Iterator[Any]:
+    runs: list[StokerRun] = []
+
+    def start(pipeline: DataPipeline, *options: str) -> StokerRun:
+        runs.append(StokerRun(pipeline, *options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.end()
+
+
+def pipeline_of_text(home: Path, **changes: Any) -> DataPipeline:
+    """Three files, the second damaged; a run of 40 small steps."""
+    settings: dict[str, Any] = {
+        "train__steps": 40,
+        "train__seq_len": 64,
+        "train__global_batch": 4,
+        "train__model": SLOW_ENOUGH,
+        "train__start_when": {"tokens": "1000", "shard_sets": 1},
+        "train__evaluate": {"every_steps": 20, "tokens": 512},
+        "train__checkpoint": {"every": None, "every_steps": 20},
+        "supervise__stop_time": "20s",
+        "supervise__backoff": {"first": "0.1s", "most": "0.2s"},
+    }
+    pipeline = make_pipeline(home, **{**settings, **changes})
+    for number in range(3):
+        write_fineweb(pipeline.source / f"{number}.parquet", rows=150, seed=number)
+    flip_page(pipeline.source / "1.parquet", 1)
+    return pipeline
+
+
+def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_text(tmp_path / "done")
+    run = started(pipeline, "--until-done", "--headless")
+    assert run.process.wait(120) == 0, run.said()
+    assert run.training.record()["finished"] == "steps"
+    assert run.training.checkpoints() == ["step-000000020", "step-000000040"]
+    assert pipeline.states() == {"0.parquet": "released", "1.parquet": "quarantined", "2.parquet": "released"}
+    said = run.said()
+    for word in ("file_verified", "source_quarantined", "source_proven", "checkpoint_proven", "run_finished"):
+        assert word in said
+    assert "\x1b" not in said
+    assert run.everyone() == []
+    audit = [STOKER, "audit", str(pipeline.file)]
+    assert subprocess.run(audit, check=False, capture_output=True).returncode == 0
+
+
+def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_saves(
+    tmp_path: Path, started: Any
+) -> None:
+    pipeline = pipeline_of_text(tmp_path / "held", train__steps=100_000)
+    run = started(pipeline)
+    run.training.wait_for_step(3, timeout_s=90)
+
+    second = started(pipeline)
+    assert second.process.wait(20) == 75
+    assert f"pid {run.process.pid}" in second.said()
+
+    killed = run.daemon(STAGE_SHARD)
+    assert killed is not None
+    signal_process(killed, signal.SIGKILL)
+    wait_until(lambda: (back := run.daemon(STAGE_SHARD)) and back != killed, 20, "the daemon's return")
+
+    everyone = [*children_tree(run.process.pid), *run.everyone()]
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(40) == 0
+    wait_gone(everyone, 1.0)
+    assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
+
+
+def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_text(tmp_path / "killed", train__steps=100_000)
+    run = started(pipeline)
+    run.training.wait_for_step(3, timeout_s=90)
+    everyone = run.everyone()
+    run.process.kill()
+    run.process.wait(10)
+    wait_gone(everyone, 15.0)
+    assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
+
+
+def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_text(tmp_path / "daemon")
+    daemon = pipeline.start(TRAIN_SUPERVISOR)
+    try:
+        run = started(pipeline)
+        assert run.process.wait(30) == 75
+        assert f"pid {daemon.pid}" in run.said()
+        assert [run.daemon(name) is not None for name in DAEMONS] == [False, False, True]
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_misspelt_key_exits_78_and_is_told_the_right_one(tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_text(tmp_path / "misspelt")
+    pipeline.file.write_text(pipeline.file.read_text().replace("global_batch", "globl_batch"))
+    run = started(pipeline)
+    assert run.process.wait(20) == 78
+    assert "global_batch" in run.said()
+
+
+def test_a_run_that_fails_ends_it_with_the_reason(tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_text(tmp_path / "hopeless", train__seq_len=100_000)
+    run = started(pipeline, "--until-done")
+    assert run.process.wait(60) == 65, run.said()
+    assert "fewer than one window" in run.said()
+    assert run.everyone() == []

@@ -1,0 +1,143 @@
+"""The train supervisor with the real trainer: a run to its end, its refusals, its stop, bad checkpoints."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.kit.lock import read_holder
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import read_record
+from support.processes import wait_gone
+from support.training import TrainPipeline, make_training
+from support.waiting import wait_until
+
+
+def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: TrainPipeline) -> None:
+    record, books = finished.record(), read_record(finished.run.consumed)
+    assert (record["state"], record["finished"], record["launches"]) == ("finished", "steps", 1)
+    assert finished.checkpoints() == ["step-000000040", "step-000000050", "step-000000060"]
+    assert (books["step"], books["applied"], books["tokens"]) == (60, 240, 240 * 64)
+    assert [row["step"] for row in finished.rows() if "loss" in row] == list(range(1, 61))
+
+
+def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline) -> None:
+    ended = finished.once()
+    assert ended.returncode == 0, ended.stderr
+    assert len(finished.events("trainer_launched")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"train__seed": 2}, "seed is 1 in this run and 2 now"),
+        ({"train__seq_len": 32}, "seq_len is 64 in this run and 32 now"),
+    ],
+)
+def test_what_must_not_change_inside_a_run_is_refused_with_both_values(
+    finished: TrainPipeline, change: dict[str, Any], said: str
+) -> None:
+    ended = make_training(finished.data.home, finished.data.home, **change).once()
+    make_training(finished.data.home, finished.data.home)  # the file as it was
+    assert ended.returncode == 78
+    assert said in ended.stderr
+
+
+def copy_of(finished: TrainPipeline, home: Path, **changes: Any) -> TrainPipeline:
+    return make_training(finished.data.home, home, **changes)
+
+
+def test_a_finished_run_with_a_farther_horizon_goes_on(finished: TrainPipeline, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "further", train__steps=70)
+    assert run.once().returncode == 0
+    assert run.record()["finished"] == "steps"
+    assert run.checkpoints()[-1] == "step-000000070"
+    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 71))
+
+
+def test_the_end_of_the_data_is_an_end_too(shard_sets: Path, tmp_path: Path) -> None:
+    run = make_training(
+        shard_sets,
+        tmp_path / "short",
+        train__steps=10_000,
+        train__seq_len=512,
+        train__global_batch=16,
+        train__model={"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
+        plan__epochs=1,
+        train__evaluate={"every_steps": None, "tokens": 0},
+    )
+    assert run.once().returncode == 0
+    record, books = run.record(), read_record(run.run.consumed)
+    assert (record["state"], record["finished"], record["heldout"]) == ("finished", "data_exhausted", None)
+    assert 0 < books["remainder"] < 16
+    assert books["applied"] == books["step"] * 16
+
+
+@pytest.mark.parametrize("name", ["model-00001.safetensors", "SHA256SUMS", "plan.jsonl"])
+def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_before(
+    finished: TrainPipeline, tmp_path: Path, name: str
+) -> None:
+    run = copy_of(finished, tmp_path / "flipped", metrics__ports={"download": 0, "shard": 0, "train": 0})
+    file = run.run.checkpoints / "step-000000060" / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+    daemon = run.start()
+    try:
+        launched = wait_until(lambda: run.events("trainer_launched")[1:], 30, "a launch after the finding")
+        assert launched[0]["resume_step"] == 50
+        finding = run.events("checkpoint_quarantined")[0]
+        assert finding["path"] == "checkpoints/step-000000060"
+        assert name in finding["reason"] or name == "SHA256SUMS"
+        assert (Path(finding["moved_to"]) / "step-000000060" / name).exists()
+        assert "event=checkpoint_quarantined" in daemon.said()
+        assert "stoker_checkpoints_quarantined_total" in metrics(run)
+        assert metrics(run)["stoker_checkpoints_quarantined_total"] == 1.0
+    finally:
+        assert daemon.stop() == 0
+
+
+def metrics(run: TrainPipeline) -> dict[str, float]:
+    holder = read_holder(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
+    assert holder is not None
+    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=5) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path, tmp_path: Path) -> None:
+    run = make_training(shard_sets, tmp_path / "stopped", train__steps=5000)
+    daemon = run.start()
+    run.wait_for_step(5)
+    before = run.processes()
+    assert daemon.stop() == 0
+    wait_gone(before, 1.0)
+    assert run.checkpoints()[-1] == f"step-{run.last_step():09d}"
+    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+    assert run.record()["state"] == "running"
+
+
+def test_launches_that_get_nowhere_end_the_run_as_failed(finished: TrainPipeline, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "broken", train__steps=80, supervise__no_progress_launches=2)
+    run.run.heldout.write_bytes(b"not what run.json says")
+    ended = run.once()
+    assert ended.returncode == 65, ended.stderr
+    assert (run.record()["state"], run.record()["fruitless"]) == ("failed", 2)
+    assert "heldout" in run.events("trainer_exited")[-1]["message"]
+    assert run.events("run_failed")[-1]["level"] == "error"
+
+
+def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(
+    finished: TrainPipeline, tmp_path: Path
+) -> None:
+    run = copy_of(finished, tmp_path / "damaged")
+    before = run.record()
+    run.run.record.write_bytes(b'{"v":1}')
+    assert run.once().returncode == 0
+    assert run.events("run_record_restored")
+    assert {key: run.record()[key] for key in ("run_id", "heldout", "seed")} == {
+        key: before[key] for key in ("run_id", "heldout", "seed")
+    }

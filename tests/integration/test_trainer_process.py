@@ -1,0 +1,134 @@
+"""The trainer as a process: stops, waits, ends and refusals, told by exit code, datagram and checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.kit.lock import Lock
+from stoker.plan.log import read_plan
+from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
+from support.waiting import wait_until
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Iterator[Inbox]:
+    inbox = Inbox(tmp_path / "notify.sock")
+    yield inbox
+    inbox.close()
+
+
+def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path: Path, inbox: Inbox) -> None:
+    run = TrainerRun(tmp_path, steps=100_000)
+    run.plan(4000)
+    trainer = run.start(socket_path=inbox.path)
+    wait_until(lambda: (inbox.read(), run.last_step() >= 4)[1], 60, "some steps")
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(30) == 0, run.errors.read_text()
+
+    (checkpoint,) = run.checkpoints()
+    proof = prove_checkpoint(checkpoint)
+    assert proof.verdict == "proven"
+    body = proof.body.raw
+    assert body["step"] == run.last_step() >= 4
+    assert body["tokens"] == body["step"] * 8 * SEQ_LEN
+    assert body["position"] == [0, body["step"] * 8]
+    assert body["plan_head"] == read_plan(run.layout.plan).head
+    assert (checkpoint / "plan.jsonl").read_bytes() == run.layout.plan.read_bytes()
+    assert inbox.read()[-1]["FINISHED"] == "stopped"
+    assert any(word.get("READY") == "1" for word in inbox.words)
+    assert {word["LAUNCH"] for word in inbox.words} == {"launch-1"}
+
+
+def test_a_trainer_waits_for_the_plan_stops_promptly_there_and_ends_with_the_data(
+    tmp_path: Path, inbox: Inbox
+) -> None:
+    run = TrainerRun(tmp_path, steps=1000)
+    run.plan(20)  # two batches of 8, and 4 windows that are no batch
+    trainer = run.start(socket_path=inbox.path)
+    wait_until(lambda: _phase(inbox) == "wait-data", 60, "waiting for data")
+    assert run.last_step() == 2
+    run.plan(8)  # with the 4 left over: one batch across two entries
+    wait_until(lambda: (inbox.read(), run.last_step() == 3)[1], 20, "the batch across entries")
+    wait_until(lambda: _phase(inbox) == "wait-data", 20, "waiting again")
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(30) == 0, run.errors.read_text()
+    assert [path.name for path in run.checkpoints()] == ["step-000000003"]
+
+    run.plan(end=True)
+    resumed = run.start(socket_path=inbox.path, resume=run.checkpoints()[-1])
+    assert resumed.wait(60) == 0, run.errors.read_text()
+    last = inbox.read()[-1]
+    assert (last["FINISHED"], last["REMAINDER"]) == ("data_exhausted", "4")
+    assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3]
+    assert [row["step"] for row in run.rows() if "val_loss" in row] == [0, 3]
+
+
+def test_a_stop_while_loading_ends_at_once_and_leaves_nothing(tmp_path: Path, inbox: Inbox) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    trainer = run.start(socket_path=inbox.path)
+    wait_until(inbox.read, 60, "the first word")
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(30) == 0, run.errors.read_text()
+    assert inbox.read()[-1]["FINISHED"] == "stopped"
+    assert run.checkpoints() == [] and run.rows() == []
+
+
+def test_a_second_trainer_of_a_run_exits_75_and_names_the_holder(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    with Lock.acquire(run.layout.rank0_lock, purpose="trainer of run main"):
+        assert run.start().wait(30) == 75
+    assert "trainer of run main" in run.errors.read_text()
+
+
+def test_a_loss_that_is_not_finite_exits_65_and_is_never_sealed(tmp_path: Path, inbox: Inbox) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
+    trainer = run.start(socket_path=inbox.path, optimizer=wild)
+    assert trainer.wait(60) == 65
+    assert run.checkpoints() == []
+    assert "the loss is" in run.errors.read_text() and "Traceback" not in run.errors.read_text()
+    assert "the loss is" in inbox.read()[-1]["ERROR"]
+
+
+def test_a_checkpoint_of_another_configuration_exits_78_with_both_values(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path, steps=2)
+    run.plan(200)
+    assert run.start().wait(60) == 0, run.errors.read_text()
+    other = run.start(resume=run.checkpoints()[-1], config_digest="e" * 64)
+    assert other.wait(60) == 78
+    said = run.errors.read_text()
+    assert "d" * 64 in said and "e" * 64 in said
+
+
+def test_a_shard_set_that_is_not_the_plans_exits_65(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    (tokens,) = run.shards.glob("*/train-00000.bin")
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    assert run.start().wait(60) == 65
+    assert str(tokens) in run.errors.read_text()
+
+
+def test_training_does_not_freeze_when_its_supervisor_does_not_listen(tmp_path: Path, inbox: Inbox) -> None:
+    run = TrainerRun(tmp_path, steps=80)
+    run.plan(2000)
+    trainer = run.start(socket_path=inbox.path)  # nobody reads: the socket's queue is full after a few words
+    try:
+        assert trainer.wait(60) == 0, run.errors.read_text()
+    except subprocess.TimeoutExpired:
+        trainer.kill()
+        raise
+    assert run.last_step() == 80
+
+
+def _phase(inbox: Inbox) -> str:
+    return inbox.read()[-1]["PHASE"] if inbox.read() else ""

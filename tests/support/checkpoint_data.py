@@ -1,0 +1,51 @@
+"""Small sealed checkpoints for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.seal import CheckpointWriter
+
+TRAINER_FILES = ("model-00001.safetensors", "optimizer-00001.safetensors", "trainer.json", "plan.jsonl")
+
+
+def body_of(step: int, **changes: Any) -> dict[str, Any]:
+    """A checkpoint.json body of a made-up run; each step trains on 16 windows of 8 tokens."""
+    return {
+        "run": "main",
+        "run_id": "ab" * 16,
+        "step": step,
+        "tokens": step * 128,
+        "position": [0, step * 16],
+        "timeline": 0,
+        "plan_head": "0" * 64,
+        "world_size": 1,
+        "micro_batch": 8,
+        "config_digest": "00" * 32,
+        "loss": 3.5,
+        "val_loss": None,
+        "run_record": {},
+        **changes,
+    }
+
+
+def seal(
+    checkpoints: Path,
+    step: int,
+    *,
+    launch: str = "l1",
+    files: Mapping[str, bytes] | None = None,
+    **changes: Any,
+) -> Path:
+    """Seal a checkpoint with tensors of the step's own; `files` replaces or adds whole files."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    values = memoryview(bytes(range(step % 7, step % 7 + 64)))
+    extra = dict(files or {})
+    with CheckpointWriter(checkpoints, step, launch) as writer:
+        writer.add_safetensors("model-00001.safetensors", [("w", "F32", (4, 4), values)])
+        writer.add_safetensors("optimizer-00001.safetensors", [("w.exp_avg", "F32", (16,), values)])
+        for name, data in {"trainer.json": b'{"rng":1}\n', "plan.jsonl": b"", **extra}.items():
+            writer.add(name, [data])
+        return writer.seal(body_of(step, **changes))

@@ -1,0 +1,133 @@
+"""Small pipelines for tests of the data daemons: a file, its directories, the daemons run over it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin, read_pin
+from stoker.corpus.listing import read_listing
+from stoker.corpus.receipts import Receipt, read_receipts
+from stoker.corpus.sources import Source, read_sources
+from stoker.store.log import read_log
+from support.processes import RunningDaemon, daemon_command, start_daemon
+
+
+@dataclass
+class DataPipeline:
+    """A pipeline below one test directory; its source folder is `source`."""
+
+    home: Path
+    file: Path
+    pipeline: Pipeline
+
+    @property
+    def source(self) -> Path:
+        return self.home / "source"
+
+    def receipts(self) -> dict[str, Receipt]:
+        """The receipts on disk."""
+        return read_receipts(self.pipeline.layout, self.pipeline.dataset.name)
+
+    def sources(self) -> dict[str, Source]:
+        """The source records on disk."""
+        return read_sources(self.pipeline.layout, self.pipeline.dataset.name)
+
+    def states(self) -> dict[str, str]:
+        """The sources' states by path."""
+        return {path: source.state for path, source in self.sources().items()}
+
+    def pin(self) -> DatasetPin:
+        """The dataset's pin."""
+        pin = read_pin(self.pipeline.layout, self.pipeline.dataset.name)
+        assert pin is not None
+        return pin
+
+    def sets(self) -> dict[str, dict[str, bytes]]:
+        """Every published set: its files' bytes by name, build.json aside, which tells when and how long."""
+        folder = self.pipeline.hot_layout.shards(self.pipeline.dataset.name)
+        return {
+            each.name: {
+                file.name: file.read_bytes() for file in sorted(each.iterdir()) if file.name != "build.json"
+            }
+            for each in sorted(folder.iterdir())
+        }
+
+    def events(self, daemon: str, word: str | None = None) -> list[dict[str, Any]]:
+        """What a daemon recorded."""
+        entries = read_log(self.pipeline.layout.events(daemon)).entries
+        return [entry for entry in entries if word is None or entry["event"] == word]
+
+    def listed(self) -> dict[str, int]:
+        """The listed files' sizes by path."""
+        listing = read_listing(self.pipeline.layout, self.pipeline.dataset.name)
+        return {} if listing is None else dict(listing.files)
+
+    def reasons(self) -> dict[str, dict[str, Any]]:
+        """The quarantine's reasons by path."""
+        found = [
+            json.loads(file.read_text()) for file in self.pipeline.layout.quarantine.glob("*/reason.json")
+        ]
+        return {each["path"]: each for each in found}
+
+    def once(self, daemon: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a daemon with --once to its end."""
+        return subprocess.run(
+            daemon_command(daemon, self.file, "--once"),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def drain(self) -> None:
+        """Receipts, then shard sets, of everything in the source folder."""
+        for daemon in ("download_watchdog", "stage_shard"):
+            ended = self.once(daemon)
+            assert ended.returncode == 0, ended.stderr
+
+    def start(self, daemon: str) -> RunningDaemon:
+        """Start a daemon and wait until it is READY."""
+        return start_daemon(daemon_command(daemon, self.file), self.home / f"{daemon}.err")
+
+
+def make_pipeline(home: Path, name: str = "data", **changes: Any) -> DataPipeline:
+    """Write a pipeline file; `changes` are keys by their dotted path with "__" for the dot."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "source").mkdir(exist_ok=True)
+    body: dict[str, Any] = {
+        "name": name,
+        "state": str(home / "state"),
+        "hot": str(home / "hot"),
+        "dataset": {
+            "name": "prose",
+            "source": {"kind": "folder", "path": str(home / "source")},
+            "filters": {"min_chars": 20},
+        },
+        "stage": {"settle": "0s", "free_floor": "1MiB"},
+        "tokenizer": {"train": {"vocab_size": 400, "train_bytes": "60KB"}},
+        "shard": {"val_ratio": 0.1, "shard_tokens": 8000, "workers": 2},
+        "train": {
+            "steps": 10,
+            "seq_len": 32,
+            "global_batch": 2,
+            "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 64},
+        },
+        "metrics": {"ports": {"download": 0, "shard": 0, "train": 0}},
+    }
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        section = body
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    file = home / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(body, sort_keys=False))
+    return DataPipeline(home, file, load_pipeline(file))

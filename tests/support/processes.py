@@ -1,0 +1,107 @@
+"""Real processes in tests: a daemon that is awaited until READY, and ways to end what a test started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.kit.process import ProcessId, children_tree, signal_process
+from support.waiting import wait_until
+
+
+@dataclass
+class RunningDaemon:
+    """A daemon under test; its standard error goes to a file."""
+
+    process: subprocess.Popen[bytes]
+    errors: Path
+    ready_after_s: float | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def said(self) -> str:
+        """What it wrote to standard error so far."""
+        return self.errors.read_text(errors="replace")
+
+    def rss_bytes(self) -> int:
+        """Its resident memory now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """TERM and wait; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """kill -9, and reap."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+
+
+def daemon_command(name: str, file: Path, *options: str) -> list[str]:
+    """The command line of a daemon by its module name, as its console script runs it."""
+    code = f"import sys; from stokerd.{name} import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", code, str(file), *options]
+
+
+def start_daemon(
+    command: Sequence[str],
+    errors: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 20.0,
+) -> RunningDaemon:
+    """Start a daemon and return once it is READY; fails with its words when it ends or stays silent."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    started = time.monotonic()
+    try:
+        with errors.open("ab") as stream:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=(writing,),
+                env={**os.environ, **(environ or {}), "STOKER_READY_FD": str(writing)},
+            )
+    finally:
+        os.close(writing)
+    daemon = RunningDaemon(process, errors)
+    try:
+        readable, _, _ = select.select([reading], [], [], timeout_s)
+        word = os.read(reading, 64) if readable else b""
+    finally:
+        os.close(reading)
+    if word != b"READY\n":
+        kill_tree(process.pid)
+        code = process.wait(20)
+        raise AssertionError(f"{command[-1]}: not READY but exit code {code}; it said:\n{daemon.said()}")
+    daemon.ready_after_s = time.monotonic() - started
+    return daemon
+
+
+def kill_tree(pid: int) -> None:
+    """kill -9 a process and all its descendants, whatever their sessions."""
+    tree = children_tree(pid)
+    with contextlib.suppress(ProcessLookupError):
+        tree.insert(0, ProcessId.of(pid))
+    for process in tree:
+        signal_process(process, signal.SIGKILL)
+
+
+def wait_gone(processes: Sequence[ProcessId], timeout_s: float = 15.0) -> None:
+    """Wait until none of these processes lives."""
+    wait_until(lambda: not any(p.alive() for p in processes), timeout_s, "the end of every process")

@@ -1,0 +1,146 @@
+"""The shipped units in a real systemd: start, look, stop, and refuse what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.text import documents, write_parquet
+from support.waiting import wait_until
+from systemd.box import Box, missing
+
+REPO = Path(__file__).resolve().parents[2]
+DAEMONS = ("download-watchdog", "stage-shard", "train-supervisor")
+PIPELINE = """
+name: thread
+state: /var/lib/stoker/thread
+hot: /srv/hot
+dataset:
+  name: words
+  source: {kind: folder, path: /srv/parquet}
+  filters: {min_chars: 1}
+stage: {settle: 0s, free_floor: 0}
+tokenizer: {train: {vocab_size: 300, train_bytes: 100kB}}
+shard: {val_ratio: 0.05, release: never}
+plan: {segment_tokens: 1000}
+train:
+  steps: 1000000
+  start_when: {tokens: 1000, shard_sets: 1}
+  model: {layers: 1, width: 16, heads: 2, kv_heads: 2, ffn_width: 32}
+  seq_len: 32
+  global_batch: 4
+  evaluate: {every_steps: 1000, tokens: 1024}
+  checkpoint: {every: 30m}
+metrics: {ports: {download: 0, shard: 0, train: 0}}
+"""
+
+SCRAPE = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
+
+MEMORY_OF_WORKERS = {
+    "stage_shard": "stoker_shard_workers_rss_bytes",
+    "train_supervisor": "stoker_trainer_rss_bytes",
+}
+
+reason = missing()
+if reason is not None:
+    warnings.warn(f"THE UNITS ARE NOT TESTED IN A REAL SYSTEMD: {reason}", stacklevel=1)
+pytestmark = [
+    pytest.mark.systemd,
+    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
+]
+
+
+def let_anyone_enter(box: Box, path: Path) -> None:
+    """In the box's own copy of the file system, the daemons' user must reach the interpreter and the code."""
+    for folder in path.parents:
+        box.run("chmod", "a+x", str(folder))
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    data = tmp_path_factory.mktemp("parquet")
+    data.chmod(0o755)  # pytest's directories are private, and the daemons are another user
+    for number in range(2):
+        write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
+    binds = [(REPO, str(REPO)), (REPO, "/opt/stoker"), (data, "/srv/parquet")]
+    with Box("units", binds) as started:
+        for path in (Path(sys.executable).resolve(), Path(sysconfig.get_paths()["stdlib"]) / "os.py", REPO):
+            let_anyone_enter(started, path)
+        for unit in (REPO / "deploy" / "systemd").glob("stoker*@.*"):
+            started.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
+        started.write("/etc/sysusers.d/stoker.conf", (REPO / "deploy/systemd/stoker.sysusers").read_text())
+        started.run("systemd-sysusers")
+        started.run("install", "-d", "-o", "stoker", "-g", "stoker", "/srv/hot")
+        started.write("/etc/stoker/thread.yaml", PIPELINE)
+        started.run("systemctl", "daemon-reload")
+        yield started
+        print(started.journal("stoker-*"))  # pytest shows it where a test failed
+
+
+def in_state(box: Box, name: str) -> Path:
+    return Path(f"/proc/{box.pid}/root/var/lib/stoker/thread/{name}")
+
+
+def trained_steps(box: Box) -> int:
+    log = in_state(box, "runs/main/log/metrics.jsonl")
+    return sum('"loss"' in line for line in log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with_a_sealed_checkpoint(
+    box: Box,
+) -> None:
+    units = [f"stoker-{daemon}@thread.service" for daemon in DAEMONS]
+    box.run("systemctl", "start", "stoker@thread.target")
+    for unit in units:
+        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "active", 30, f"{unit} to be READY")
+    wait_until(lambda: trained_steps(box) > 20, 90, "twenty steps of training")
+
+    for unit in units:
+        assert box.show(unit, "StatusText"), unit
+        assert box.show(unit, "NRestarts") == "0", box.journal(unit)
+        assert box.show(unit, "User") == "stoker"
+    for daemon in ("download_watchdog", "stage_shard", "train_supervisor"):
+        holder = json.loads(in_state(box, f"locks/{daemon}.lock").read_text())
+        page = box.run(sys.executable, "-c", SCRAPE, f"http://{holder['metrics']}/metrics").stdout
+        assert "stoker_daemon_rss_bytes{" in page, daemon
+        assert 'pipeline="thread"' in page, daemon
+        assert MEMORY_OF_WORKERS.get(daemon, "stoker_daemon_rss_bytes") in page
+    records = [json.loads(line) for line in box.journal(units[2], "-o", "json").splitlines()]
+    assert any(record.get("STOKER_EVENT") and record.get("STOKER_PIPELINE") == "thread" for record in records)
+
+    box.run("systemctl", "stop", "stoker@thread.target")
+
+    for unit in units:
+        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "inactive", 60, f"{unit} to stop")
+        assert box.show(unit, "Result") == "success", box.journal(unit)
+    (checkpoint,) = in_state(box, "runs/main/checkpoints").glob("step-*")
+    inside = f"/var/lib/stoker/thread/runs/main/checkpoints/{checkpoint.name}"
+    box.run("/opt/stoker/.venv/bin/stoker", "verify", "checkpoint", inside)
+    assert int(checkpoint.name.removeprefix("step-")) >= 20
+
+
+def test_a_misspelt_key_ends_with_78_and_is_not_restarted(box: Box) -> None:
+    box.write("/etc/stoker/misspelt.yaml", PIPELINE.replace("name: thread", "name: misspelt") + "trian: {}\n")
+    unit = "stoker-stage-shard@misspelt.service"
+
+    box.run("systemctl", "start", unit, check=False)
+
+    wait_until(lambda: box.show(unit, "ActiveState") == "failed", 30, "the unit to fail")
+    assert box.show(unit, "ExecMainStatus") == "78"
+    assert box.show(unit, "NRestarts") == "0"
+    assert "trian" in box.journal(unit)
+    assert "train" in box.journal(unit)
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(box: Box) -> None:
+    units = [f"/etc/systemd/system/stoker-{daemon}@.service" for daemon in DAEMONS]
+    checked = box.run("systemd-analyze", "verify", *units, "/etc/systemd/system/stoker@.target")
+    assert checked.stderr == "", "systemd-analyze returns 0 even on an unknown key, so silence is demanded"
+    assert os.fspath(REPO) not in checked.stdout

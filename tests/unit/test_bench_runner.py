@@ -1,0 +1,80 @@
+"""The bench: variants take turns, medians and ratios are right, limits fail it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def test_variants_take_turns_and_ratios_are_to_the_first_one(tmp_path: Path) -> None:
+    from benchlib.runner import Scenario, run, table
+
+    called: list[str] = []
+
+    class Two(Scenario):
+        name = "two"
+        limits: ClassVar = {"work_s": 3.0}
+
+        def prepare(self, directory: Path) -> None:
+            called.append("prepare")
+
+        def variants(self) -> Mapping[str, Callable[[Path], Mapping[str, float]]]:
+            return {
+                "scale": lambda at: self.measure("scale", 2.0),
+                "other": lambda at: self.measure("other", 5.0),
+            }
+
+        def measure(self, name: str, value: float) -> Mapping[str, float]:
+            called.append(name)
+            return {"work_s": value * len(called)}  # a machine that grows slower and slower
+
+    result = run(Two(), 3, tmp_path)
+    assert called == ["prepare", "scale", "other", "other", "scale", "scale", "other"]
+    assert result.series["scale"]["work_s"].values == (4.0, 10.0, 12.0)
+    assert result.series["other"]["work_s"].median == 20.0
+    assert result.series["other"]["work_s"].ratio == pytest.approx(35 / 12)
+    assert result.over_limit == ("other: work_s 20.00 s > 3.00 s",)
+    assert "OVER THE LIMIT" in table(result)
+    assert json.loads(json.dumps(result.as_json()))["variants"]["scale"]["work_s"]["median"] == 10.0
+
+
+def test_the_start_of_a_daemon_is_measured_to_its_ready_and_a_failed_one_is_told(tmp_path: Path) -> None:
+    from benchlib.scenarios.start import Start, measure_start
+
+    scenario = Start()
+    scenario.prepare(tmp_path)
+    python, watchdog, *_ = scenario.variants().values()
+    bare, daemon = python(tmp_path), watchdog(tmp_path)
+    assert 0 < bare["ready_s"] < daemon["ready_s"]
+    assert bare["rss_bytes"] < daemon["rss_bytes"] <= scenario.limits["rss_bytes"]
+    with pytest.raises(RuntimeError, match="out of order"):
+        measure_start([sys.executable, "-c", "raise SystemExit('out of order')"], tmp_path)
+
+
+def test_the_command_lists_its_scenarios_and_refuses_unknown_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchlib.__main__ import main
+
+    assert main(["--list"]) == 0
+    assert "start" in capsys.readouterr().out
+    assert main(["no-such"]) == 64
+    assert "no-such" in capsys.readouterr().err
+    assert (
+        main(["store", "--repeats", "1", "--json", str(tmp_path / "figures.json"), "--dir", str(tmp_path)])
+        == 0
+    )
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures["results"][0]["variants"]) == {"not durable", "durable"}

@@ -1,0 +1,29 @@
+"""What `stoker run` says of a daemon that ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.foreground import Child, how_it_ended
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (137, "was killed by SIGKILL"),
+        (78, "ended with exit code 78"),
+        (128, "ended with exit code 128"),
+        (255, "ended with exit code 255"),
+    ],
+)
+def test_an_end_is_told_in_words(code: int, told: str) -> None:
+    assert how_it_ended(code) == told
+
+
+def test_its_last_words_are_what_went_wrong_not_what_went_well(tmp_path: Path) -> None:
+    log = tmp_path / "stage_shard.log"
+    well, wrong = "2026-11-20T12:00:00Z level=info daemon=x event=source_proven", "Traceback (most recent"
+    log.write_text(f"{well}\n{wrong}\n{well}\n")
+    assert Child("stage_shard", log).last_words() == [wrong]

@@ -1,0 +1,197 @@
+"""The command's frame: help, exit codes, one sentence for each way to go wrong, quiet pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from stoker.cli import main as main_module
+from stoker.cli.main import COMMANDS, cli, exit_code
+from stoker.store import errors
+from support.config_files import MINIMAL, write_pipeline
+from support.parquet import write_fineweb
+
+COMMAND = [sys.executable, "-c", "from stoker.cli.main import main; main()"]
+
+
+def every_command() -> list[tuple[str, ...]]:
+    """The words of every command there is."""
+    found: list[tuple[str, ...]] = []
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        found.append((name,))
+        if isinstance(command, click.Group):
+            found += [(name, inner) for inner in command.list_commands(context)]
+    return found
+
+
+@pytest.mark.parametrize("words", [(), *every_command()], ids=" ".join)
+def test_every_command_has_help_with_an_example(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Usage: stoker" in text
+    assert "Example: " in text
+
+
+def test_help_imports_nothing_that_only_a_command_needs() -> None:
+    program = (
+        "import sys; from stoker.cli.main import exit_code; exit_code(['--help']);"
+        "print(sorted({'torch', 'numpy', 'pyarrow', 'pydantic', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["confg"], "No such command 'confg'; did you mean 'config'?"),
+        (["zzz"], "No such command 'zzz'; there are run, status, "),
+        (["generate", "/nowhere/step-000000005"], "step-000000005 does not exist; `ls /nowhere` shows"),
+        (["status"], "Missing argument 'FILE'"),
+        (["status", "x.yaml", "--jsn"], "No such option"),
+        (["config", "chek", "x"], "No such command 'chek'"),
+        (["verify", "shards"], "Missing argument 'PATHS...'"),
+        (["verify", "shards", "/nowhere/at/all"], "stoker: /nowhere/at/all does not exist"),
+        (["verify", "checkpoint", __file__], "is not a directory; a checkpoint is one"),
+    ],
+)
+def test_usage_errors_exit_64(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(words) == 64
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (errors.LockHeld("held by x"), 75, "stoker: held by x\n"),
+        (errors.StorageError("no space on /x; free some", 28), 74, "stoker: no space on /x; free some\n"),
+        (errors.ConfigError("a.yaml:3: k: wrong"), 78, "a.yaml:3: k: wrong\n"),
+        (errors.StokerError("broken"), 70, "stoker: broken\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            74,
+            "stoker: /x: Permission denied; run this as its owner or as a member of its group",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+    ],
+)
+def test_errors_end_in_one_sentence_and_their_exit_code(
+    error: BaseException,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "cli", fail)
+    assert exit_code([]) == code
+    output = capsys.readouterr()
+    assert output.err.startswith(told)
+    assert "Traceback" not in output.err
+    assert output.out == ""
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    writer = subprocess.Popen(
+        [*COMMAND, "config", "show", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+    assert writer.stderr.read() == b""
+    assert writer.wait(20) == 0
+
+
+def test_config_check_says_ok_with_what_it_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_pipeline(tmp_path, MINIMAL + "  schedule: {warmup_steps: 1}\nstage: {free_floor: 0}\n")
+    (tmp_path / "parquet").mkdir()
+    (tmp_path / "parquet" / "some.parquet").touch()
+    assert exit_code(["config", "check", str(path)]) == 0
+    assert capsys.readouterr().out == (
+        f"ok: pipeline mine: folder {tmp_path}/parquet -> dataset prose version 1 -> run main: 10 steps, "
+        f"2.6 M tokens; state in {tmp_path}/state\n"
+    )
+
+
+def test_config_check_notes_what_may_surprise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_pipeline(
+        tmp_path, MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm") + "stage: {free_floor: 0}\n"
+    )
+    assert exit_code(["config", "check", str(path)]) == 0
+    notes = capsys.readouterr().out.splitlines()
+    assert notes[0].startswith("note: warm: this version copies nothing there yet")
+    assert notes[1].startswith("note: train.schedule.warmup_steps: 2000 is not below the run's 10 steps")
+    source = f"note: dataset.source.path: {tmp_path}/parquet"
+    assert notes[2] == f"{source} cannot be read: No such file or directory; a run waits until that changes"
+    (tmp_path / "parquet").mkdir()
+    assert exit_code(["config", "check", str(path)]) == 0
+    told = capsys.readouterr().out.splitlines()[2]
+    assert told == f"{source} holds no file to read that matches *.parquet; a run waits until that changes"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("text_column: txet", "note: dataset.text_column: {file}: no single column 'txet'; it has: text, "),
+        ("text_column: token_count", "note: dataset.text_column: {file}: 'token_count' is int64, not text; "),
+        (
+            "filters: {at_least: {quality: 0.5}}",
+            "note: dataset.filters: {file}: no single column 'quality'; ",
+        ),
+        ("filters: {languages: [en]}", "ok: "),
+    ],
+)
+def test_config_check_looks_up_the_columns_in_the_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, told: str
+) -> None:
+    file = write_fineweb(tmp_path / "parquet" / "a.parquet", rows=10)
+    text = MINIMAL.replace("name: prose", f"name: prose\n  {more}") + "  schedule: {warmup_steps: 1}\n"
+    path = write_pipeline(tmp_path, text + "stage: {free_floor: 0}\n")
+    assert exit_code(["config", "check", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(told.format(file=file))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (MINIMAL.replace("steps: 10", "stpes: 10"), "train.stpes: unknown key; did you mean 'steps'?"),
+        (
+            MINIMAL + "  start_when: {tokens: 900T}\n",
+            "mine.yaml:10: train.start_when.tokens: 900000000000000 tokens take 1637.1 TiB",
+        ),
+        (
+            MINIMAL + "stage: {free_floor: 900TiB}\n",
+            "mine.yaml:7: train.start_when.tokens: 100000000 tokens take",
+        ),
+    ],
+)
+def test_config_check_exits_78_for_a_bad_file(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["config", "check", str(write_pipeline(tmp_path, text))]) == 78
+    output = capsys.readouterr()
+    assert told in output.err
+    assert output.out == ""
+
+
+def test_config_show_prints_what_the_environment_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_TRAIN__STEPS", "77")
+    assert exit_code(["config", "show", str(write_pipeline(tmp_path))]) == 0
+    assert "\n  steps: 77\n" in capsys.readouterr().out

@@ -1,0 +1,200 @@
+"""`stoker status` and `stoker events` over snapshots and event logs that daemons left or are writing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli.events import _moment
+from stoker.cli.main import exit_code
+from stoker.cli.status import report_lines
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.kit.context import write_snapshot
+from stoker.kit.lock import Lock
+from stoker.store.errors import UsageError
+from stoker.store.layout import RuntimeLayout
+from stoker.store.log import ChainedLog
+from support.config_files import write_pipeline
+from support.waiting import wait_until
+
+SHARD = {
+    "sources": {"proven": 9, "quarantined": 1, "staged": 0},
+    "complete": True,
+    "documents": {"train": 985, "val": 5},
+    "tokens": {"train": 746_200, "val": 3800},
+    "dropped": {"min_chars": 8},
+    "tokens_per_second": 1_200_000,
+    "text": "9 files built",
+}
+RUN = {
+    "run": "main",
+    "run_state": "running",
+    "finished": None,
+    "step": 500,
+    "steps": 1000,
+    "loss": 3.25,
+    "val_loss": None,
+    "tokens_per_s": 52_000,
+    "eta_s": 185.0,
+    "checkpoint": {"name": "step-000000400", "step": 400},
+    "plan_windows": 20_000,
+    "plan_entries": 2,
+    "plan_windows_ahead": 12_000,
+    "launches": 3,
+}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    pipeline = load_pipeline(write_pipeline(tmp_path), {})
+    pipeline.layout.create()
+    return pipeline
+
+
+@pytest.fixture
+def running(pipeline: Pipeline, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline whose shard loop and supervisor hold their locks and have written a snapshot."""
+    runtime = RuntimeLayout(tmp_path / "runtime")
+    runtime.create()
+    locks = []
+    for daemon, body in (("stage_shard", SHARD), ("train_supervisor", RUN)):
+        extra = {"runtime": str(runtime.root), "metrics": "127.0.0.1:9812"}
+        locks.append(Lock.acquire(pipeline.layout.lock(daemon), purpose=daemon, extra=extra))
+        write_snapshot(runtime, daemon, dict(body))
+    yield pipeline
+    for lock in locks:
+        lock.release()
+
+
+def log_events(pipeline: Pipeline, daemon: str, *events: dict[str, Any]) -> None:
+    """Append events as a daemon does."""
+    log = ChainedLog(pipeline.layout.events(daemon))
+    for event in events:
+        log.append({"v": 1, "level": "info", "pipeline": pipeline.name, **event}, durable=False)
+    log.close()
+
+
+def test_status_of_a_pipeline_that_never_ran(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["status", str(pipeline.file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "pipeline mine",
+        "  download_watchdog  never started",
+        "  stage_shard        never started",
+        "  train_supervisor   never started",
+    ]
+
+
+def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["status", str(running.file)]) == 0
+    text = capsys.readouterr().out
+    assert f"  stage_shard        running, pid {os.getpid()}, since " in text
+    assert "metrics http://127.0.0.1:9812/metrics: 9 files built" in text
+    for line in (
+        "  sources            9 proven, 1 quarantined; complete",
+        "  tokens             746.2 K to train on, 3,800 held out",
+        "  rows dropped       8 min_chars",
+        "  building           1.2 M tokens/s",
+        "  run                main: running",
+        "  step               500 of 1,000 (50.0 %)",
+        "  loss               training 3.2500",
+        "  speed              52,000 tokens/s",
+        "  time left          3 min 5 s",
+        "  checkpoint         step-000000400",
+        "  plan               20,000 windows in 2 entries, 12,000 ahead",
+        "  launches           3",
+    ):
+        assert line in text.splitlines(), text
+
+
+def test_status_as_json_is_the_daemons_own_snapshots(
+    running: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["status", str(running.file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["v"], told["pipeline"]) == (1, "mine")
+    assert told["daemons"]["train_supervisor"]["running"] is True
+    assert told["daemons"]["train_supervisor"]["body"] == RUN
+    assert told["daemons"]["download_watchdog"]["state"] == "never started"
+
+
+def test_a_stopped_daemon_has_no_speed() -> None:
+    stopped = {"running": False, "state": "stopped", "pid": None, "since": "x", "metrics": None, "body": {}}
+    daemons = {
+        "download_watchdog": stopped,
+        "stage_shard": {**stopped, "body": SHARD},
+        "train_supervisor": {**stopped, "body": {**RUN, "exit_code": 78}},
+    }
+    text = "\n".join(report_lines("mine", daemons))
+    assert "tokens/s" not in text
+    assert "time left" not in text
+    assert "  train_supervisor   stopped, exit code 78" in text
+    assert "  stage_shard        stopped; it last said: 9 files built" in text
+    assert "  run                main: was running when the supervisor ended" in text
+    daemons["train_supervisor"]["body"] = {**RUN, "run_state": "finished", "finished": "steps"}
+    lines = list(report_lines("mine", daemons))
+    assert "  run                main: finished (all its steps are done)" in lines
+
+
+def test_events_are_merged_by_time(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    log_events(
+        pipeline,
+        "stage_shard",
+        {"time": "2026-11-20T12:00:02Z", "seq": 1, "event": "source_proven", "key": "0f", "path": "a b"},
+    )
+    log_events(
+        pipeline,
+        "train_supervisor",
+        {"time": "2026-11-20T12:00:01Z", "seq": 1, "event": "run_begun", "message": "as asked"},
+        {"time": "2026-11-20T12:00:03Z", "seq": 2, "event": "hang", "level": "warning", "step": 4},
+    )
+    assert exit_code(["events", str(pipeline.file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-11-20T12:00:01Z train_supervisor  run_begun - as asked",
+        '2026-11-20T12:00:02Z stage_shard       source_proven path="a b" key=0f',
+        "2026-11-20T12:00:03Z train_supervisor  [warning] hang step=4",
+    ]
+    assert exit_code(["events", str(pipeline.file), "--json", "--since", "2026-11-20T12:00:03Z"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in told] == ["hang"]
+
+
+def test_since_takes_a_duration_or_a_time() -> None:
+    now = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+    assert _moment("90m", now) == "2026-11-20T10:30:00Z"
+    assert _moment("2026-11-20T11:00:00+01:00", now) == "2026-11-20T10:00:00Z"
+    assert _moment("2026-11-20", now) == "2026-11-20T00:00:00Z"
+    with pytest.raises(UsageError, match="neither a duration"):
+        _moment("yesterday", now)
+
+
+def test_follow_shows_each_new_event_once_until_it_is_interrupted(pipeline: Pipeline, tmp_path: Path) -> None:
+    log_events(pipeline, "stage_shard", {"time": "2026-11-20T12:00:00Z", "seq": 1, "event": "first"})
+    output = tmp_path / "output"
+    command = [sys.executable, "-u", "-c", "from stoker.cli.main import main; main()"]
+    with output.open("wb") as file:
+        follower = subprocess.Popen([*command, "events", str(pipeline.file), "--follow"], stdout=file)
+    try:
+        wait_until(lambda: b"first" in output.read_bytes(), what="the first event")
+        log_events(pipeline, "stage_shard", {"time": "2026-11-20T12:00:01Z", "seq": 2, "event": "second"})
+        log_events(
+            pipeline, "download_watchdog", {"time": "2026-11-20T12:00:02Z", "seq": 1, "event": "third"}
+        )
+        wait_until(lambda: b"third" in output.read_bytes(), what="the third event")
+        wait_until(lambda: b"second" in output.read_bytes(), what="the second event")
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(20) == 130
+    finally:
+        follower.kill()
+        follower.wait()
+    words = [line.split()[2] for line in output.read_text().splitlines()]
+    assert sorted(words) == ["first", "second", "third"]

@@ -1,0 +1,105 @@
+"""`stoker verify`: a line for each thing, 1 where one is wrong, 74 where one could not be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.main import exit_code
+from support.checkpoint_data import seal
+from support.parquet import flip_page, truncate, write_fineweb
+from support.plan_data import write_set
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_whole_parquet_is_proven_and_a_folder_stands_for_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deeper").mkdir()
+    first, second = write_fineweb(tmp_path / "a.parquet"), write_fineweb(tmp_path / "deeper" / "b.parquet")
+    assert exit_code(["verify", "parquet", str(tmp_path)]) == 0
+    assert lines_of(capsys) == [f"{first}: proven", f"{second}: proven"]
+
+
+def test_a_corrupt_page_is_found_with_its_row_group_and_the_others_still_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = flip_page(write_fineweb(tmp_path / "a.parquet"), 3)
+    good = write_fineweb(tmp_path / "b.parquet")
+    short = truncate(write_fineweb(tmp_path / "c.parquet"))
+    assert exit_code(["verify", "parquet", str(tmp_path)]) == 1
+    lines = lines_of(capsys)
+    assert lines[0].startswith(f"{bad}: invalid: page_corrupt in row group 3, column text: ")
+    assert lines[1] == f"{good}: proven"
+    assert lines[2].startswith(f"{short}: invalid: ")
+
+
+def test_the_text_column_can_be_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_fineweb(tmp_path / "a.parquet")
+    assert exit_code(["verify", "parquet", str(path), "--text-column", "body"]) == 1
+    assert "body" in lines_of(capsys)[0]
+
+
+def test_a_whole_checkpoint_is_proven_and_a_flipped_bit_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    first, second = seal(checkpoints, 10), seal(checkpoints, 20)
+    assert exit_code(["verify", "checkpoint", str(first)]) == 0
+    assert lines_of(capsys)[0] == f"{first}: proven"
+    flip(second / "optimizer-00001.safetensors", -1)
+    assert exit_code(["verify", "checkpoint", str(tmp_path)]) == 1
+    verdicts = [line for line in lines_of(capsys) if ": note: " not in line]
+    assert verdicts[0] == f"{first}: proven"
+    assert verdicts[1].startswith(f"{second}: invalid: ")
+    assert "optimizer-00001.safetensors" in verdicts[1]
+
+
+def test_what_no_list_names_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = seal(tmp_path / "checkpoints", 10)
+    (path / "stray.bin").write_bytes(b"x")
+    assert exit_code(["verify", "checkpoint", str(path)]) == 0
+    assert f"{path}: note: stray.bin is in no list of this checkpoint, and was not opened" in lines_of(capsys)
+
+
+def test_a_directory_without_anything_to_verify_is_a_usage_error(tmp_path: Path) -> None:
+    for kind in ("parquet", "shards", "checkpoint"):
+        assert exit_code(["verify", kind, str(tmp_path)]) == 64
+
+
+def test_any_directory_above_shard_sets_stands_for_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_set(tmp_path / "shards" / "prose", "k1", [[1, 2, 3, 4, 5, 6]])
+    (tmp_path / ".stoker-owner.lock").touch()
+    (tmp_path / ".building" / "half").mkdir(parents=True)
+    (published,) = (tmp_path / "shards" / "prose").iterdir()
+    for above in (published, tmp_path / "shards" / "prose", tmp_path / "shards", tmp_path):
+        assert exit_code(["verify", "shards", str(above)]) == 1
+        assert lines_of(capsys) == [f"{published}: invalid: SHA256SUMS is missing"]
+
+
+def test_a_set_that_was_emptied_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    emptied = tmp_path / "shards" / "90aa867ef55a7e73"
+    emptied.mkdir(parents=True)
+    assert exit_code(["verify", "shards", str(tmp_path)]) == 1
+    assert lines_of(capsys)[0].startswith(f"{emptied}: invalid: ")
+
+
+def test_a_set_without_its_manifest_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, "k1", [[1, 2, 3, 4, 5, 6]])
+    (path,) = tmp_path.iterdir()
+    (path / "manifest.json").unlink()
+    assert exit_code(["verify", "shards", str(path)]) == 1
+    assert lines_of(capsys)[0].startswith(f"{path}: invalid: ")

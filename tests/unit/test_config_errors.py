@@ -1,0 +1,253 @@
+"""A wrong pipeline file is told with file, line, key, what is wrong and what to write instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.config.load import load_pipeline
+from stoker.store.errors import ConfigError
+from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("steps: 10", "stpes: 10\n  tokens: 1M", ["mine.yaml:8: train.stpes: unknown key", "'steps'"]),
+        ("hot: hot", "hto: x\nhot: hot", ["mine.yaml:3: hto: unknown key", "did you mean 'hot'?"]),
+        ("  model: tiny", "  model: tiny\n  lr: 0.1", ["mine.yaml:10: train.lr", "train.optimizer.lr"]),
+        (
+            "  model: tiny",
+            "  model: tiny\n  zzqq: 0.1",
+            ["mine.yaml:10: train.zzqq", "known here: run, seed"],
+        ),
+        ("steps: 10", "steps: 10\n  steps: 20", ["mine.yaml:9: train.steps", "already in line 8"]),
+        ("model: tiny", "model: tny", ["mine.yaml:9: train.model", "did you mean 'tiny'?"]),
+        ("model: tiny", "model: enormous", ["mine.yaml:9: train.model", "124m, 474m, demo, tiny"]),
+        ("steps: 10", "steps:", ["mine.yaml:8: train.steps: is required"]),
+        ("kind: folder", "kind: fodler", ["mine.yaml:6: dataset.source.kind", "did you mean 'folder'?"]),
+        ("name: prose", "name: {a: 1}", ["mine.yaml:5: dataset.name", "is a mapping"]),
+        ("train:", "plan: 7\ntrain:", ["mine.yaml:7: plan: must be a mapping", "not '7'"]),
+        ("train:", "notify: mail\ntrain:", ["mine.yaml:7: notify: must be a list"]),
+        ("hot: hot\n", "", ["mine.yaml:1: hot: is required"]),
+        ("model: tiny", "model: {layers: 2, width: 64, heads: 4}", ["train.model.ffn_width: is required"]),
+    ],
+)
+def test_each_wrong_key_is_told_with_its_line_and_the_right_one(
+    tmp_path: Path, old: str, new: str, told: list[str]
+) -> None:
+    problems = problems_of(tmp_path, MINIMAL.replace(old, new, 1))
+    assert any(all(part in problem for part in told) for problem in problems), problems
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("name: mine", "name: no", ["mine.yaml:1: name: 'no'", "quotes"]),
+        ("name: prose", "name: on", ["dataset.name: 'on'", "true or false"]),
+        ("name: prose", "name: 2026-11-20", ["dataset.name", "a date", "quotes"]),
+        ("name: prose", "name: 12", ["dataset.name", "a number", "quotes"]),
+        ("name: prose", "name: 1e6", ["dataset.name: '1e6'", "a number", "quotes"]),
+        ("train:", "plan: {order: no}\ntrain:", ["plan.order", "not one of listing, arrival"]),
+        ("steps: 10", "steps: 012", ["mine.yaml:8: train.steps: '012'", "octal"]),
+        ("steps: 10", "steps: 12:30", ["mine.yaml:8: train.steps: '12:30'", "base 60"]),
+        ("steps: 10", "steps: yes", ["train.steps: 'yes' is not a whole number"]),
+        ("steps: 10", "steps: 0x10", ["train.steps: '0x10' is not a whole number"]),
+        ("steps: 10", "steps: 1.5", ["train.steps: '1.5' is not a whole number"]),
+        ("steps: 10", "steps: -5", ["train.steps: '-5' is below zero"]),
+        ("steps: 10", "steps: 0", ["train.steps: must be 1 or more"]),
+        ("steps: 10", "steps: .inf", ["train.steps: '.inf' is not a whole number"]),
+        ("steps: 10", "steps: 10\n  deterministic: 1", ["train.deterministic: '1' is not true or false"]),
+        ("train:", "stage: {settle: 12:30}\ntrain:", ["stage.settle: '12:30'", "12h30m"]),
+        ("train:", "stage: {settle: 30}\ntrain:", ["stage.settle: '30' is not a duration", "30s"]),
+        ("train:", "stage: {free_floor: 80G}\ntrain:", ["stage.free_floor: 'G' is not a unit", "64MiB"]),
+        ("train:", "shard: {val_ratio: 1}\ntrain:", ["shard.val_ratio: must be less than 1"]),
+        ("train:", "shard: {val_ratio: nan}\ntrain:", ["shard.val_ratio: 'nan' is not a number"]),
+        (
+            "name: prose",
+            "name: prose\n  filters: {languages: [en, no]}",
+            ["dataset.filters.languages[1]: 'no'", "quotes"],
+        ),
+        ("name: prose", "name: !!python/object:os.system prose", ["dataset.name: the tag", "no meaning"]),
+        ("state: state", "state: ~/state", ["state: '~/state'", "not expanded"]),
+    ],
+)
+def test_yaml_traps_are_errors_that_say_what_to_write(
+    tmp_path: Path, old: str, new: str, told: list[str]
+) -> None:
+    problems = problems_of(tmp_path, MINIMAL.replace(old, new, 1))
+    assert any(all(part in problem for part in told) for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("name: mine", "name: other", "mine.yaml:1: name: 'other' is not the file's name 'mine'"),
+        ("name: mine", "name: Mine", "name: 'Mine' is not a name"),
+        ("hot: hot", "hot: state", "mine.yaml:3: hot: is the same directory as state"),
+        ("hot: hot", "hot: /", "hot: is the root of the file system"),
+        ("hot: hot", "hot: hot\nwarm: hot", "mine.yaml:4: warm: is the same directory as hot"),
+        ("hot: hot", "hot: hot\nwarm: hot/warm", "warm: warm lies inside hot"),
+        ("state: state", "state: hot/state", "hot: state lies inside hot"),
+        ("path: parquet", "path: hot/parquet", "dataset.source.path: lies inside hot"),
+        ("path: parquet", "path: parquet, repo: a/b", "dataset.source.repo: means nothing for kind: folder"),
+        ("{kind: folder, path: parquet}", "{kind: folder}", "dataset.source.path: is required"),
+        ("steps: 10", "steps: 10\n  tokens: 1B", "train.tokens: steps and tokens exclude each other"),
+        ("  steps: 10\n", "", "train.steps: is required; write how many steps the run takes"),
+        ("  steps: 10\n", "  tokens: 7\n", "train.tokens: 7 tokens do not fill one batch of 262144"),
+        ("steps: 10", "steps: 10\n  micro_batch: 7", "train.micro_batch: 7 does not divide global_batch 128"),
+        ("steps: 10", "steps: 10\n  seq_len: 0", "train.seq_len: must be 2 or more"),
+        (
+            "model: tiny",
+            "model: {layers: 1, width: 64, heads: 3, ffn: 64}",
+            "train.model.heads: 3 does not divide width 64",
+        ),
+        (
+            "model: tiny",
+            "model: {layers: 1, width: 6, heads: 2, ffn: 64}",
+            "train.model.heads: width / heads is 3; RoPE needs it even",
+        ),
+        (
+            "train:",
+            "tokenizer: {file: t.json, train: {vocab_size: 500}}\ntrain:",
+            "tokenizer.file: train and file exclude each other",
+        ),
+        ("train:", "tokenizer: {train: {vocab_size: 100}}\ntrain:", "vocab_size: must be 257 or more"),
+        ("train:", "metrics: {ports: {train: 9811}}\ntrain:", "metrics.ports.train: 9811 is also download's"),
+        ("train:", "metrics: {ports: {train: 70000}}\ntrain:", "ports.train: must be 65535 or less"),
+        (
+            "hot: hot",
+            "hot: hot\nwarm: warm\nshard: {release: after_proof}",
+            "shard.release: after_proof is for",
+        ),
+        ("train:", "shard: {release: after_sync}\ntrain:", "shard.release: after_sync needs warm"),
+    ],
+)
+def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str, told: str) -> None:
+    problems = problems_of(tmp_path, MINIMAL.replace(old, new, 1))
+    assert any(told in problem for problem in problems), problems
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("kind: folder, path: parquet", "kind: hub, repo: a/b", "dataset.source.kind"),
+        ("kind: folder, path: parquet", "kind: urls, urls_file: l.txt", "dataset.source.kind"),
+        ("name: prose", "name: prose\n  limit: {rows: 5}", "dataset.limit.rows"),
+        ("steps: 10", "steps: 10\n  command: [python, train.py]", "train.command"),
+        ("steps: 10", "steps: 10\n  on_checkpoint: echo", "train.on_checkpoint"),
+        ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
+        ("steps: 10", "steps: 10\n  launcher: {devices: [0, 1]}", "train.launcher.devices"),
+        ("train:", "tokenizer: {engine: fastokens}\ntrain:", "tokenizer.engine"),
+        ("train:", "plan: {order: arrival}\ntrain:", "plan.order"),
+        ("train:", "notify: [mail]\ntrain:", "notify"),
+    ],
+)
+def test_what_this_version_does_not_do_is_refused_by_its_key(
+    tmp_path: Path, old: str, new: str, key: str
+) -> None:
+    problems = problems_of(tmp_path, MINIMAL.replace(old, new, 1))
+    assert [f": {key}: this version " in problem for problem in problems] == [True], problems
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = MINIMAL.replace("steps: 10", "stpes: 10\n  micro_batch: 7").replace("hot: hot", "hot: hot\nhot: x")
+    text = text.replace("name: mine", "name: other").replace("model: tiny", "model: tinny\n  seq_len: 012")
+    problems = problems_of(tmp_path, text)
+    assert [problem.split(": ")[:2] for problem in problems] == [
+        ["mine.yaml:1", "name"],
+        ["mine.yaml:4", "hot"],
+        ["mine.yaml:9", "train.stpes"],
+        ["mine.yaml:10", "train.micro_batch"],
+        ["mine.yaml:11", "train.model"],
+        ["mine.yaml:12", "train.seq_len"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "mine.yaml:1: is empty"),
+        (b"# only a remark\n", "mine.yaml:1: is empty"),
+        (b"- a\n- b\n", "mine.yaml:1: holds no keys"),
+        (b"just words\n", "mine.yaml:1: holds no keys"),
+        (b"name: mine\n---\nname: two\n", "mine.yaml:2: column 1: a second document begins here"),
+        (b"name: mine\ndataset:\n\tname: x\n", "mine.yaml:3: column 1: a tab"),
+        (b"name: mine\nhot: [a\nstate: b\n", "mine.yaml:3"),
+        (b"name: mine\nhot: a: b\n", "mine.yaml:2: column 7: a second `key: value`"),
+        (b"name: mine\nhot: caf\xe9\n", "mine.yaml:2: byte 0xe9 is not UTF-8"),
+        (b"name: mine\nhot: a\x00b\n", "mine.yaml:2: holds the character"),
+        (b"name: *nobody\n", "mine.yaml:1: column 7: not YAML: found undefined alias"),
+        (b"name: &a [*a]\n", "mine.yaml:1: name[0] contains itself"),
+        (b"a: " + b"[" * 5000, "mine.yaml:1: is nested too deeply"),
+        (b"#" * (1 << 21), "mine.yaml: is larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_pipeline_is_told_in_a_sentence(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(path, {})
+    assert str(caught.value).startswith(f"{tmp_path}/{told}")
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_that_multiply_end_in_a_sentence_not_in_all_memory(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    path = write_pipeline(tmp_path, "\n".join(lines))
+    with pytest.raises(ConfigError, match="too many values"):
+        load_pipeline(path, {})
+
+
+def test_a_file_that_cannot_be_read_is_told_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; check the path"):
+        load_pipeline(tmp_path / "none.yaml", {})
+    with pytest.raises(ConfigError, match="is a directory; name the pipeline's YAML file"):
+        load_pipeline(tmp_path, {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_pipeline(write_pipeline(tmp_path) / "below", {})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_told_so(tmp_path: Path) -> None:
+    path = write_pipeline(tmp_path)
+    path.chmod(0)
+    with pytest.raises(ConfigError, match="check its permissions"):
+        load_pipeline(path, {})
+
+
+def test_an_override_that_names_no_key_is_told_the_right_one(tmp_path: Path) -> None:
+    told = problems_of(tmp_path, MINIMAL, {"STOKER_TRAIN__STPES": "5"})
+    assert told == [
+        "environment STOKER_TRAIN__STPES: sets no key of the pipeline file; did you mean STOKER_TRAIN__STEPS?"
+    ]
+
+
+def test_a_wrong_value_of_an_override_names_the_variable_and_the_key(tmp_path: Path) -> None:
+    told = problems_of(tmp_path, MINIMAL, {"STOKER_TRAIN__STEPS": "012", "STOKER_HOT__X": "1"})
+    assert any("STOKER_HOT__X: sets no key" in line for line in told)
+    assert any(line.startswith("environment STOKER_TRAIN__STEPS: train.steps: '012'") for line in told)
+
+
+def test_an_override_inside_what_the_file_gives_as_a_word_is_refused(tmp_path: Path) -> None:
+    told = problems_of(tmp_path, MINIMAL, {"STOKER_TRAIN__MODEL__LAYERS": "3"})
+    assert told == [
+        "environment STOKER_TRAIN__MODEL__LAYERS: train.model.layers: cannot be set: "
+        "train.model is not a mapping in the file; write it as one there"
+    ]
+
+
+def test_state_on_a_network_file_system_is_refused_unless_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.config.load.on_network", lambda path: "nfs4")
+    assert problems_of(tmp_path, MINIMAL) == [
+        "mine.yaml:2: state: lies on a network file system (nfs4); name a local disk, "
+        "or set STOKER_ALLOW_NETWORK_STATE=1"
+    ]
+    assert load_text(tmp_path, MINIMAL, {"STOKER_ALLOW_NETWORK_STATE": "1"}).name == "mine"

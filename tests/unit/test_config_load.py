@@ -1,0 +1,244 @@
+"""What a right pipeline file means: defaults < file < environment, exact units, paths from the file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from stoker.config import units
+from stoker.config.checks import notes, start_gate_fault
+from stoker.config.load import examples_dir, load_pipeline
+from stoker.config.local import network_type
+from stoker.config.schema import ModelShape
+from stoker.config.show import effective_yaml, masked
+from support.config_files import MINIMAL, load_text, write_pipeline
+
+EXAMPLES = sorted(examples_dir().glob("*.yaml"))
+MODELS = sorted((examples_dir() / "models").glob("*.yaml"))
+
+
+def test_a_minimal_file_gets_the_defaults_and_absolute_paths(tmp_path: Path) -> None:
+    pipeline = load_text(tmp_path, MINIMAL)
+    assert pipeline.file == tmp_path / "mine.yaml"
+    assert (pipeline.state, pipeline.hot, pipeline.warm) == (tmp_path / "state", tmp_path / "hot", None)
+    assert pipeline.dataset.source.path == tmp_path / "parquet"
+    assert pipeline.layout.state == tmp_path / "state"
+    assert pipeline.hot_layout.shards("prose") == tmp_path / "hot" / "shards" / "prose"
+    assert pipeline.tokenizer.train is not None
+    assert (pipeline.tokenizer.train.vocab_size, pipeline.tokenizer.train.train_bytes) == (32000, 200_000_000)
+    assert (pipeline.stage.settle, pipeline.stage.queue_bytes) == (180.0, 20 * 2**30)
+    assert (pipeline.train.seq_len, pipeline.train.global_batch, pipeline.train.micro_batch) == (
+        2048,
+        128,
+        "auto",
+    )
+    assert (pipeline.train.checkpoint.every, pipeline.supervise.stop_time) == (1800.0, 300.0)
+    assert (pipeline.plan.epochs, pipeline.plan.segment_tokens) == (None, 10**9)
+    assert pipeline.shard.release == "after_proof"
+    assert pipeline.train.model == ModelShape(layers=2, width=96, heads=4, kv_heads=4, ffn_width=256)
+
+
+def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError):
+        load_text(tmp_path, MINIMAL).train.steps = 11
+
+
+def test_state_is_below_var_lib_stoker_where_the_file_says_nothing(tmp_path: Path) -> None:
+    pipeline = load_text(tmp_path, MINIMAL.replace("state: state\n", ""))
+    assert pipeline.state == Path("/var/lib/stoker/mine")
+
+
+def test_release_waits_for_the_warm_copy_where_there_is_a_warm_store(tmp_path: Path) -> None:
+    pipeline = load_text(tmp_path, MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm"))
+    assert pipeline.shard.release == "after_sync"
+    assert notes(pipeline)[0].path == ("warm",)
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("steps: 1e6", "steps", 1_000_000),
+        ("steps: 20K", "steps", 20_000),
+        ("tokens: 1.5B", "tokens", 1_500_000_000),
+        ('steps: "300"', "steps", 300),
+        ("steps: 5\n  deterministic: yes", "deterministic", True),
+        ("steps: 5\n  deterministic: off", "deterministic", False),
+        ("steps: 5\n  precision: bf16", "precision", "bfloat16"),
+        ("steps: 5\n  seed: 0", "seed", 0),
+    ],
+)
+def test_values_are_read_exactly_where_they_can_mean_one_thing(
+    tmp_path: Path, written: str, key: str, value: object
+) -> None:
+    train = load_text(tmp_path, MINIMAL.replace("steps: 10", written)).train
+    assert getattr(train, key) == value
+
+
+@pytest.mark.parametrize("written", ["3e-4", "3.0e-4", "0.0003", ".0003", "3E-4"])
+def test_a_learning_rate_is_read_in_every_spelling(tmp_path: Path, written: str) -> None:
+    text = MINIMAL.replace("steps: 10", f"steps: 10\n  optimizer: {{lr: {written}}}")
+    assert load_text(tmp_path, text).train.optimizer.lr == 3e-4
+
+
+def test_anchors_and_merges_share_values(tmp_path: Path) -> None:
+    text = MINIMAL.replace("steps: 10", "steps: &n 10\n  schedule: {<<: {min_ratio: 0.5}, warmup_steps: *n}")
+    schedule = load_text(tmp_path, text).train.schedule
+    assert (schedule.warmup_steps, schedule.min_ratio) == (10, 0.5)
+
+
+def test_the_environment_wins_over_the_file_and_other_variables_are_left_alone(tmp_path: Path) -> None:
+    environ = {
+        "STOKER_TRAIN__STEPS": "25",
+        "STOKER_TRAIN__CHECKPOINT__EVERY": "90s",
+        "STOKER_DATASET__SOURCE__INCLUDE": '["a*.parquet", b.parquet]',
+        "STOKER_DATASET__FILTERS__AT_LEAST": "{language_score: 0.65}",
+        "STOKER_NOTIFY_SOCKET": "/run/x",
+        "STOKER_READY_FD": "7",
+        "STOKER_TORCH_INDEX": "https://example.org",
+        "STOKER_TEST_SEED": "4",
+        "HOME": "/root",
+    }
+    pipeline = load_text(tmp_path, MINIMAL, environ)
+    assert (pipeline.train.steps, pipeline.train.checkpoint.every) == (25, 90.0)
+    assert pipeline.dataset.source.include == ("a*.parquet", "b.parquet")
+    assert pipeline.dataset.filters.at_least == {"language_score": 0.65}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_loads_and_what_is_shown_loads_to_the_same(path: Path, tmp_path: Path) -> None:
+    pipeline = load_pipeline(path, {})
+    shown = write_pipeline(tmp_path, effective_yaml(pipeline), path.stem)
+    assert load_pipeline(shown, {}).model_dump() == pipeline.model_dump()
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_every_model_can_be_named(path: Path, tmp_path: Path) -> None:
+    model = load_text(tmp_path, MINIMAL.replace("model: tiny", f"model: {path.stem}")).train.model
+    assert model.layers == yaml.safe_load(path.read_text())["layers"]
+
+
+def test_the_full_example_names_every_default_of_the_schema(tmp_path: Path) -> None:
+    written = load_pipeline(examples_dir() / "fineweb.yaml", {}).model_dump()
+    bare = "name: mine\nhot: h\ndataset: {name: d, source: {kind: folder, path: p}}\ntrain: {steps: 600000}"
+    default = load_text(tmp_path, bare).model_dump()
+    for key in ("name", "state", "hot", "dataset"):
+        written.pop(key)
+        default.pop(key)
+    assert written == default
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("30s", 30), ("90m", 5400), ("2d", 172800), ("1h30m", 5400), ("500ms", 0.5), ("0", 0), ("1.5h", 5400)],
+)
+def test_durations(value: str, seconds: float) -> None:
+    assert units.parse_duration(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "5", "m", "5 m", "5x", "-5s", "5s5", "1h 30m"])
+def test_what_is_no_duration_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        units.parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("80GiB", 80 * 2**30),
+        ("64MiB", 2**26),
+        ("200MB", 200_000_000),
+        ("4096", 4096),
+        ("1.5 KiB", 1536),
+        ("7B", 7),
+    ],
+)
+def test_sizes(value: str, size: int) -> None:
+    assert units.parse_size(value) == size
+    assert units.parse_size(units.write_size(size)) == size
+
+
+def test_numbers_for_people() -> None:
+    assert units.format_bytes(1536) == "1.5 KiB"
+    assert units.format_bytes(3 * 2**40) == "3.0 TiB"
+    assert units.format_count(99_999) == "99,999"
+    assert units.format_count(1_234_567) == "1.2 M"
+    assert units.format_duration(59.6) == "1 min"
+    assert units.format_duration(185) == "3 min 5 s"
+    assert units.format_duration(187_200) == "2 d 4 h"
+    assert [units.write_duration(s) for s in (0, 0.5, 90, 5400, 172800)] == [
+        "0s",
+        "500ms",
+        "90s",
+        "90m",
+        "2d",
+    ]
+
+
+MOUNTS = """\
+22 1 0:20 / / rw - ext4 /dev/sda1 rw
+30 22 0:30 / /mnt/nas rw - nfs4 host:/x rw
+31 30 0:31 / /mnt/nas/local rw - xfs /dev/sdb1 rw
+32 22 0:32 / /mnt/with\\040space rw - fuse.sshfs host: rw
+33 22 0:33 / /over rw - cifs //h/s rw
+34 33 0:34 / /over rw - ext4 /dev/sdc1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib", None),
+        ("/mnt/nas", "nfs4"),
+        ("/mnt/nas/state/x", "nfs4"),
+        ("/mnt/nas/local/x", None),
+        ("/mnt/nasty", None),
+        ("/mnt/with space/x", "fuse.sshfs"),
+        ("/over/x", None),
+    ],
+)
+def test_the_innermost_and_last_mount_tells_whether_a_path_is_on_the_network(
+    path: str, kind: str | None
+) -> None:
+    assert network_type(Path(path), MOUNTS) == kind
+
+
+def test_a_start_gate_beyond_the_hot_disk_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    text = (
+        MINIMAL.replace("steps: 10", "steps: 10\n  start_when: {tokens: 1B}") + "stage: {free_floor: 1GiB}\n"
+    )
+    pipeline = load_text(tmp_path, text)
+    assert start_gate_fault(pipeline, 3 * 2**30) is None
+    fault = start_gate_fault(pipeline, 2 * 2**30)
+    assert fault is not None
+    assert fault.path == ("train", "start_when", "tokens")
+    assert "1000000000 tokens take 1.9 GiB" in fault.text
+    assert "hot holds 2.0 GiB less 1.0 GiB" in fault.text
+
+
+def test_secrets_are_masked() -> None:
+    assert (
+        masked("endpoint", "https://user:pass@hub.example/x?sig=abc")
+        == "https://********@hub.example/x?********"
+    )
+    assert masked("hub_token", "hf_abc") == "********"
+    assert masked("notify", ["https://hooks.example/secret-path"]) == ("********",)
+    assert masked("text_column", "text") == "text"
+
+
+def test_loading_imports_nothing_heavy_and_is_quick(tmp_path: Path) -> None:
+    program = (
+        "import sys; from stoker.config.load import load_pipeline; load_pipeline(sys.argv[1], {});"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'tokenizers', 'click'} & set(sys.modules);"
+        "words = open('/proc/self/status').read().split();"
+        "print(sorted(heavy), int(words[words.index('VmHWM:') + 1]) // 1024)"
+    )
+    path = write_pipeline(tmp_path)
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    heavy, megabytes = done.stdout.rsplit(maxsplit=1)
+    assert heavy == "[]"
+    assert int(megabytes) < 36

@@ -1,0 +1,180 @@
+"""Settling, choosing the tokenizer's files, judging workers, reconciling with hot: pure decisions."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus.arrivals import Desk, vanished, watch
+from stoker.corpus.folder import FileSeen
+from stoker.corpus.hot import HotSeen
+from stoker.corpus.listing import Listing
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.reconcile import parquet_name, reconcile
+from stoker.corpus.sources import Source
+from stoker.corpus.training_set import choose
+from stoker.corpus.verdict import convicted, judge
+from stoker.kit.worker import WorkerExit
+from stoker.store.errors import DataError
+from stoker.store.layout import HotLayout
+
+
+def file(path: str, size: int = 10, mtime_ns: int = 1) -> FileSeen:
+    return FileSeen(path, size, mtime_ns, 7)
+
+
+def receipt_of(seen: FileSeen, **changes: str) -> Receipt:
+    return replace(
+        Receipt("d", seen.path, f"/f/{seen.path}", seen.size, "a" * 64, "", seen.etag, "verified"), **changes
+    )
+
+
+def desk(*files: FileSeen, since: float = 0.0, **changes: object) -> Desk:
+    return replace(Desk(watch({}, files, since), {}, (), {}, slots=2, settle_s=10.0), **changes)
+
+
+def test_a_file_settles_by_our_own_clock_and_any_change_starts_it_anew() -> None:
+    before = watch({}, [file("a")], 0.0)
+    assert watch(before, [file("a")], 9.0)["a"].since == 0.0
+    for changed in (file("a", size=11), file("a", mtime_ns=2), FileSeen("a", 10, 1, 8)):
+        assert watch(before, [changed], 9.0)["a"].since == 9.0
+    assert desk(file("a")).next_to_hash(9.9) == []
+    assert desk(file("a")).next_to_hash(10.0) == [file("a")]
+
+
+def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
+    files = [file(name) for name in "abcd"]
+    receipts = {"a": receipt_of(files[0]), "b": receipt_of(files[1], state="disputed")}
+    now = desk(*files, receipts=receipts, hashing={"c"})
+    assert now.next_to_hash(10.0) == [files[1]]
+    assert replace(now, not_before={"b": 11.0}).next_to_hash(10.0) == [files[3]]
+    assert now.counts(10.0) == {"settling": 0, "waiting": 1, "hashing": 1, "verified": 1, "disputed": 1}
+
+
+def test_the_listing_is_complete_when_the_look_was_whole_and_each_file_is_vouched_for() -> None:
+    files = [file("b"), file("a", 20)]
+    receipts = {each.path: receipt_of(each) for each in files}
+    assert desk(*files, receipts=receipts).listing("d", whole=True) == Listing(
+        "d", (("a", 20), ("b", 10)), True, ""
+    )
+    assert not desk(*files, receipts=receipts).listing("d", whole=False).complete
+    assert not desk(*files, file("c"), receipts=receipts).listing("d", whole=True).complete
+    assert not desk().listing("d", whole=True).complete
+    assert vanished(watch({}, files[:1], 0.0), receipts) == ["a"]
+
+
+def source(path: str, state: str = "staged", sha256: str | None = None, key: str | None = None) -> Source:
+    return replace(Source("d", path, 60, sha256 or path * 64), state=state, key=key)
+
+
+def listing(*paths: str, complete: bool = False) -> Listing:
+    return Listing("d", tuple((path, 60) for path in paths), complete, "")
+
+
+def test_the_tokenizer_waits_for_the_first_files_of_the_listing_and_takes_no_later_ones_instead() -> None:
+    sources = {"b": source("b"), "c": source("c"), "d": source("d")}
+    waits = choose(listing("a", "b", "c", "d"), sources, 100)
+    assert (waits.wanted, waits.ready) == ({"a"}, False)
+    ready = choose(listing("a", "b", "c", "d"), {**sources, "a": source("a")}, 100)
+    assert [path for path, _ in ready.files] == ["a", "b"]
+    assert ready.ready
+
+
+def test_a_quarantined_file_gives_its_place_to_the_next_and_a_twin_counts_once() -> None:
+    sources = {
+        "a": source("a", "quarantined"),
+        "b": source("b"),
+        "c": source("c", "seen", "b" * 64),
+        "d": source("d"),
+    }
+    chosen = choose(listing("a", "b", "c", "d"), sources, 100)
+    assert [path for path, _ in chosen.files] == ["b", "d"]
+    assert chosen.ready
+
+
+def test_fewer_bytes_than_asked_are_enough_only_when_the_listing_is_complete() -> None:
+    sources = {"a": source("a")}
+    assert not choose(listing("a"), sources, 100).ready
+    assert choose(listing("a", complete=True), sources, 100).ready
+    assert not choose(None, sources, 100).ready
+
+
+def ended(kind: str, code: int | None = None, signum: int | None = None, **more: object) -> WorkerExit:
+    fields = {"result": None, "error": None, "max_rss_bytes": 0, **more}
+    return WorkerExit(kind=kind, code=code, signal=signum, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("exit_", "kind"),
+    [
+        (ended("finished", 0, result={"status": "published"}), "done"),
+        (ended("finished", 0, result={"status": "bad", "reason": "truncated"}), "bad"),
+        (ended("finished", 0, result={"status": "changed"}), "changed"),
+        (ended("finished", 0, result={"status": "mismatch"}), "changed"),
+        (ended("killed", signum=signal.SIGSEGV), "died"),
+        (ended("killed", signum=signal.SIGABRT), "died"),
+        (ended("killed", signum=signal.SIGKILL), "again"),
+        (ended("timed_out", signum=signal.SIGKILL), "again"),
+        (
+            ended("failed", 74, error={"type": "StorageError", "message": "", "errno": errno.ENOSPC}),
+            "disk_full",
+        ),
+        (ended("failed", 74, error={"type": "StorageError", "message": "", "errno": errno.EIO}), "storage"),
+        (ended("failed", 75, error={"type": "LockHeld", "message": ""}), "again"),
+        (ended("failed", 70, error={"type": "MemoryError", "message": ""}), "again"),
+        (ended("failed", 70, error={"type": "ModuleNotFoundError", "message": ""}), "again"),
+        (ended("failed", 1), "again"),
+        (ended("failed", 70, error={"type": "ZeroDivisionError", "message": ""}), "died"),
+    ],
+)
+def test_only_what_a_worker_earned_by_the_file_counts_against_the_file(exit_: WorkerExit, kind: str) -> None:
+    assert judge(exit_).kind == kind
+
+
+def test_two_deaths_at_one_row_group_convict_and_two_at_different_ones_do_not() -> None:
+    assert convicted((3, 5)) is None
+    assert convicted((3, 5, 5)) == 5
+
+
+def test_what_a_record_claims_and_hot_lacks_is_started_anew() -> None:
+    hot = HotLayout(Path("/hot"))
+    sources = {
+        "a": source("a", "proven", key="a" * 64),
+        "b": source("b", "staged"),
+        "c": source("c", "building", key="c" * 64),
+        "d": source("d", "released", key="d" * 64),
+    }
+    seen = HotSeen((parquet_name(sources["c"]),), ("c" * 16,), ("d" * 16,), ())
+    assert [path for path, _ in reconcile(hot, seen, sources).renew] == ["a", "b"]
+
+
+def test_leftovers_are_removed_and_what_is_not_ours_is_left_alone() -> None:
+    hot = HotLayout(Path("/hot"))
+    done = source("a", "released", key="a" * 64)
+    begun = source("b", "building", key="b" * 64)
+    seen = HotSeen(
+        parquet=(parquet_name(done), parquet_name(begun), "somebody-elses.parquet"),
+        building=("a" * 16, "a" * 16 + ".lock", "b" * 16, "b" * 16 + ".lock"),
+        published=("a" * 16,),
+        temporaries=("/hot/parquet/.tmp-x",),
+    )
+    found = reconcile(hot, seen, {"a": done, "b": begun})
+    assert found.renew == ()
+    assert set(found.remove) == {
+        "/hot/parquet/.tmp-x",
+        f"/hot/parquet/{parquet_name(done)}",
+        f"/hot/.building/{'a' * 16}",
+        f"/hot/.building/{'a' * 16}.lock",
+    }
+
+
+def test_a_source_takes_only_the_steps_that_exist() -> None:
+    assert source("a", "staged").moved("building", key="k").state == "building"
+    with pytest.raises(DataError, match="no way leads from seen to building"):
+        source("a", "seen").moved("building")
+    renewed = replace(source("a", "building", key="k"), attempts=3, deaths=(1,)).renewed(size=5, sha256="b")
+    assert (renewed.state, renewed.key, renewed.attempts, renewed.deaths) == ("seen", None, 0, ())

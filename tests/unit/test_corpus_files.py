@@ -1,0 +1,386 @@
+"""Records, staging, preflight and quarantine on real files, and in every state a crash may leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from crash import Crash, check_crashes
+from stoker.corpus import quarantine as quarantine_room
+from stoker.corpus import transfer
+from stoker.corpus.hash_worker import main as hash_main
+from stoker.corpus.listing import Listing, read_listing, write_listing
+from stoker.corpus.preflight import preflight
+from stoker.corpus.quarantine import quarantine
+from stoker.corpus.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
+from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.corpus.stage_worker import main as stage_main
+from stoker.corpus.sweep_worker import main as sweep_main
+from stoker.corpus.transfer import DiskFullError, bring
+from stoker.store.errors import DataError
+from stoker.store.layout import StateLayout
+from stoker.store.record import read_record, write_record
+from support.builds import Recorder
+from support.parquet import flip_page, truncate, write_columns, write_fineweb
+
+RECEIPT = Receipt("d", "a/b.parquet", "/f/a/b.parquet", 5, "0" * 64, "", "5-1-1", "verified")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StateLayout:
+    made = StateLayout(tmp_path / "state")
+    made.create()
+    return made
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestRecords:
+    def test_receipts_sources_and_the_listing_read_back_as_written(self, layout: StateLayout) -> None:
+        write_receipt(layout, RECEIPT)
+        write_receipt(layout, Receipt("other", "x", "/x", 1, "1" * 64, "", "e", "verified"))
+        source = Source(
+            "d", "a/b.parquet", 5, "0" * 64, "building", "k" * 64, 2, "why", {"rows": 3}, deaths=(1, 1)
+        )
+        write_source(layout, source)
+        listing = Listing("d", (("a/b.parquet", 5),), complete=True, revision="")
+        write_listing(layout, listing)
+        assert read_receipts(layout, "d") == {"a/b.parquet": RECEIPT}
+        assert read_sources(layout, "d") == {"a/b.parquet": source}
+        assert read_listing(layout, "d") == listing
+        assert read_listing(layout, "nothing") is None
+
+    def test_a_damaged_record_is_left_out_and_handed_to_its_owner(self, layout: StateLayout) -> None:
+        write_receipt(layout, RECEIPT)
+        file = layout.receipt("d", RECEIPT.path)
+        file.write_bytes(file.read_bytes().replace(b'"size":5', b'"size":6'))
+        found: list[Path] = []
+        assert read_receipts(layout, "d", lambda path, error: found.append(path)) == {}
+        assert found == [file]
+
+    def test_a_record_of_another_version_is_refused_and_not_called_damaged(self, layout: StateLayout) -> None:
+        write_record(layout.receipt("d", "x"), {**RECEIPT.to_record(), "path": "x", "v": 2})
+        with pytest.raises(DataError, match="newer Stoker"):
+            read_receipts(layout, "d")
+
+    def test_a_shelf_parses_only_what_changed(self, layout: StateLayout) -> None:
+        write_receipt(layout, RECEIPT)
+        shelf = receipt_shelf(layout, "d")
+        first = shelf.read()["a/b.parquet"]
+        assert shelf.read()["a/b.parquet"] is first
+        write_receipt(layout, RECEIPT)
+        assert shelf.read()["a/b.parquet"] is not first
+
+
+class TestHashing:
+    @staticmethod
+    def task(file: Path) -> dict[str, Any]:
+        stat = file.stat()
+        return {
+            "root": str(file.parent),
+            "path": file.name,
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "inode": stat.st_ino,
+        }
+
+    def test_a_file_that_stayed_the_same_is_hashed(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        file.write_bytes(b"words" * 1000)
+        result = hash_main(self.task(file), Recorder())  # type: ignore[arg-type]
+        assert (result["status"], result["sha256"]) == ("hashed", hashlib.sha256(b"words" * 1000).hexdigest())
+
+    def test_a_file_that_changed_was_replaced_or_went_is_not(self, tmp_path: Path) -> None:
+        file = tmp_path / "a"
+        file.write_bytes(b"words")
+        task = self.task(file)
+        stat = file.stat()
+        (tmp_path / "b").write_bytes(b"sword")
+        os.utime(tmp_path / "b", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        (tmp_path / "b").rename(file)
+        assert hash_main(task, Recorder()) == {"status": "changed"}  # type: ignore[arg-type]
+        file.unlink()
+        assert hash_main(task, Recorder()) == {"status": "missing"}  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("mode", ["ab", "r+b"])
+    def test_a_file_that_is_written_to_while_it_is_hashed_is_not(self, tmp_path: Path, mode: str) -> None:
+        file = tmp_path / "a"
+        file.write_bytes(b"words")
+
+        class Meddling(Recorder):
+            def __call__(self, kind: str, **fields: Any) -> None:
+                with file.open(mode) as stream:
+                    stream.write(b"sword")
+
+        assert hash_main(self.task(file), Meddling()) == {"status": "changed"}  # type: ignore[arg-type]
+
+
+def plain_table(rows: int = 4, **columns: pa.Array) -> pa.Table:
+    return pa.table({"text": pa.array([f"text {number}" for number in range(rows)]), **columns})
+
+
+class TestPreflight:
+    def test_a_good_file_has_no_flaw_also_when_decoded(self, tmp_path: Path) -> None:
+        file = write_fineweb(tmp_path / "a.parquet", 120)
+        assert preflight(file, "text", ["language", "language_score"], decode=True) is None
+
+    @pytest.mark.parametrize(
+        "column",
+        [
+            pa.array(["a", "b"], pa.large_string()),
+            pa.array(["a", "b"], pa.string_view()),
+            pa.array(["a", "b", None]).dictionary_encode(),
+            pa.array([b"a", b"b"], pa.large_binary()),
+        ],
+    )
+    def test_text_may_come_in_any_string_type(self, tmp_path: Path, column: pa.Array) -> None:
+        assert preflight(write_columns(tmp_path / "a.parquet", text=column), "text", decode=True) is None
+
+    def test_each_kind_of_bad_file_has_its_own_reason(self, tmp_path: Path) -> None:
+        def made(name: str, data: bytes) -> Path:
+            (tmp_path / name).write_bytes(data)
+            return tmp_path / name
+
+        good = write_fineweb(tmp_path / "good.parquet", 60).read_bytes()
+        footer = bytearray(good)
+        begin = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+        footer[begin : begin + 40] = b"\xff" * 40
+        cases = {
+            "zero_bytes": made("zero", b""),
+            "not_parquet": made("text", b"This is a README, not parquet at all.\n"),
+            "truncated": truncate(made("cut", good)),
+            "encrypted": made("encrypted", b"PARE" + good[4:-4] + b"PARE"),
+            "footer_corrupt": made("footer", bytes(footer)),
+            "no_rows": write_columns(tmp_path / "none", text=pa.array([], pa.string())),
+            "missing_column": write_columns(tmp_path / "wrong", content=pa.array(["a"])),
+            "column_type": write_columns(tmp_path / "number", text=pa.array([1, 2])),
+        }
+        found = {file.name: preflight(file, "text") for file in cases.values()}
+        assert {name: flaw and flaw.reason for name, flaw in found.items()} == {
+            file.name: reason for reason, file in cases.items()
+        }
+
+    def test_a_column_that_a_filter_needs_must_be_there(self, tmp_path: Path) -> None:
+        flaw = preflight(write_columns(tmp_path / "a", text=pa.array(["a"])), "text", ["language_score"])
+        assert flaw is not None
+        assert (flaw.reason, flaw.column) == ("missing_column", "language_score")
+
+    def test_a_corrupt_page_is_found_by_decoding_with_its_row_group(self, tmp_path: Path) -> None:
+        file = flip_page(write_fineweb(tmp_path / "a.parquet", 200, row_group=50), row_group=2)
+        assert preflight(file, "text") is None
+        flaw = preflight(file, "text", decode=True)
+        assert flaw is not None
+        assert (flaw.reason, flaw.row_group, flaw.column) == ("page_corrupt", 2, "text")
+
+    def test_text_that_is_not_utf8_is_found_by_decoding(self, tmp_path: Path) -> None:
+        bad = pa.array([b"good", b"\xff\xfe"], pa.binary()).view(pa.string())
+        flaw = preflight(write_columns(tmp_path / "a", text=bad), "text", decode=True)
+        assert flaw is not None
+        assert flaw.reason == "invalid_utf8"
+
+    def test_every_single_damaged_byte_of_the_footer_is_judged_without_a_crash(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.parquet"
+        pq.write_table(plain_table(), file)
+        good = file.read_bytes()
+        for place in range(len(good) - 400, len(good), 7):
+            data = bytearray(good)
+            data[place] ^= 0xFF
+            file.write_bytes(data)
+            preflight(file, "text", decode=True)
+
+
+class TestStaging:
+    @staticmethod
+    def task(source: Path, hot: Path, **changes: Any) -> dict[str, Any]:
+        data = source.read_bytes() if source.exists() else b""
+        return {
+            "file": str(source),
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "target": str(hot / "parquet" / "a-1.parquet"),
+            "text_column": "text",
+            "columns": [],
+            "floor": 0,
+            "decode": False,
+            **changes,
+        }
+
+    @staticmethod
+    def stage(task: dict[str, Any]) -> dict[str, Any]:
+        return stage_main(task, Recorder())  # type: ignore[arg-type]
+
+    def test_a_file_is_linked_on_one_file_system_and_found_again_the_second_time(
+        self, tmp_path: Path
+    ) -> None:
+        source = write_fineweb(tmp_path / "a.parquet", 60)
+        task = self.task(source, tmp_path / "hot")
+        assert self.stage(task)["how"] == "link"
+        assert Path(task["target"]).samefile(source)
+        assert self.stage(task)["how"] == "kept"
+
+    def test_a_file_on_another_file_system_is_copied(self, tmp_path: Path) -> None:
+        source = write_fineweb(tmp_path / "a.parquet", 60)
+        memory = Path("/dev/shm") / f"stoker-test-{os.getpid()}"
+        try:
+            task = self.task(source, memory)
+            assert self.stage(task)["how"] == "copy"
+            assert Path(task["target"]).read_bytes() == source.read_bytes()
+            assert _names(memory / "parquet") == ["a-1.parquet"]
+        finally:
+            sweep_main({"remove": [str(memory)]}, Recorder())  # type: ignore[arg-type]
+        assert not memory.exists()
+
+    def test_a_copy_leaves_the_free_floor_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "link", _no_link)
+        (tmp_path / "a").write_bytes(b"words")
+        with pytest.raises(DiskFullError, match="free_floor") as caught:
+            bring(tmp_path / "a", tmp_path / "b", floor=1 << 60)
+        assert caught.value.errno == 28
+        assert not (tmp_path / "b").exists()
+
+    def test_other_content_than_the_receipts_is_not_let_in(self, tmp_path: Path) -> None:
+        source = write_fineweb(tmp_path / "a.parquet", 60)
+        task = self.task(source, tmp_path / "hot")
+        flip_page(source, 0)
+        result = self.stage(task)
+        assert result == {"status": "mismatch", "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+        assert not _names(tmp_path / "hot" / "parquet")
+
+    def test_a_missing_file_is_said_and_a_stale_one_on_hot_replaced(self, tmp_path: Path) -> None:
+        assert self.stage(self.task(tmp_path / "nowhere", tmp_path / "hot")) == {"status": "missing"}
+        source = write_fineweb(tmp_path / "a.parquet", 60)
+        task = self.task(source, tmp_path / "hot")
+        Path(task["target"]).write_bytes(b"an earlier content")
+        assert self.stage(task)["status"] == "staged"
+        assert Path(task["target"]).read_bytes() == source.read_bytes()
+
+    def test_a_bad_file_is_judged_where_quarantine_finds_it(self, tmp_path: Path) -> None:
+        source = truncate(write_fineweb(tmp_path / "a.parquet", 60))
+        task = self.task(source, tmp_path / "hot")
+        result = self.stage(task)
+        assert (result["status"], result["reason"]) == ("bad", "truncated")
+        assert Path(task["target"]).exists()
+
+    def test_no_crash_leaves_a_wrong_file_under_the_staged_name(self) -> None:
+        def prepare(root: Path) -> None:
+            (root / "hot" / "parquet").mkdir(parents=True)
+            pq.write_table(plain_table(), root / "a.parquet")
+
+        def copy(root: Path) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "link", _no_link)
+                self.stage(self.task(root / "a.parquet", root / "hot"))
+
+        def invariant(root: Path, crash: Crash) -> None:
+            target = root / "hot" / "parquet" / "a-1.parquet"
+            assert target.exists() or not crash.complete
+            if target.exists():
+                assert target.read_bytes() == (root / "a.parquet").read_bytes()
+
+        check_crashes(copy, lambda root: None, invariant, prepare=prepare, max_states=600)
+
+
+def _no_link(*_: Any, **__: Any) -> None:
+    raise OSError(18, "Invalid cross-device link")
+
+
+FINDING = {
+    "path": "a.parquet",
+    "sha256": "0" * 64,
+    "reason": "page_corrupt",
+    "row_group": 3,
+    "column": "text",
+}
+
+
+class TestQuarantine:
+    def put(self, root: Path, name: str = "a-1", data: bytes = b"bad", budget: int = 1000) -> Path:
+        thing = root / "hot" / f"{name}.parquet"
+        if not (root / "quarantine").exists() or not list((root / "quarantine").glob(f"*/{thing.name}")):
+            thing.parent.mkdir(parents=True, exist_ok=True)
+            thing.write_bytes(data)
+        reason = {**FINDING, "path": name}
+        return quarantine(root / "quarantine", "parquet", name, thing, reason, budget_bytes=budget)
+
+    def test_the_thing_lies_beside_its_reason_and_twice_is_once(self, tmp_path: Path) -> None:
+        folder = self.put(tmp_path)
+        assert self.put(tmp_path) == folder
+        assert not (tmp_path / "hot" / "a-1.parquet").exists()
+        assert (folder / "a-1.parquet").read_bytes() == b"bad"
+        reason = read_record(folder / "reason.json")
+        assert {**reason, **FINDING, "path": "a-1", "kind": "parquet", "v": 1} == reason
+        assert len(_names(tmp_path / "quarantine")) == 1
+
+    def test_the_newest_things_are_kept_within_the_budget_and_every_reason(self, tmp_path: Path) -> None:
+        folders = [self.put(tmp_path, f"f{number}", bytes(400), budget=1500) for number in range(3)]
+        for number, folder in enumerate(folders):
+            os.utime(folder, (number, number))
+        folders.append(self.put(tmp_path, "f3", bytes(400), budget=1500))
+        kept = [_names(folder) for folder in folders]
+        assert kept[0] == ["reason.json"]
+        assert kept[-1] == ["f3.parquet", "reason.json"]
+        huge = self.put(tmp_path, "huge", bytes(4000), budget=1500)
+        assert _names(huge) == ["reason.json"]
+        assert not (tmp_path / "hot" / "huge.parquet").exists()
+
+    def test_a_folder_from_another_file_system_is_moved_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = transfer.move_durably
+
+        def across(source: Path, target: Path) -> None:
+            if not source.name.startswith(".tmp-"):
+                _no_link()
+            real(source, target)
+
+        monkeypatch.setattr(transfer, "move_durably", across)
+        thing = tmp_path / "set"
+        thing.mkdir()
+        (thing / "manifest.json").write_bytes(b"{}")
+        folder = quarantine(
+            tmp_path / "quarantine", "shards", "a-1", thing, {"reason": "x"}, budget_bytes=1 << 20
+        )
+        assert (folder / "set" / "manifest.json").read_bytes() == b"{}"
+        assert not thing.exists()
+
+    @pytest.mark.parametrize("across", [False, True])
+    def test_no_crash_loses_the_thing_or_its_reason(
+        self, across: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = transfer.move_durably
+
+        def move_durably(source: Path, target: Path) -> None:
+            if across and not source.name.startswith(".tmp-"):
+                _no_link()
+            real(source, target)
+
+        monkeypatch.setattr(transfer, "move_durably", move_durably)
+        monkeypatch.setattr(quarantine_room, "utc_now", lambda: "2026-11-20T12:00:00Z")
+
+        def prepare(root: Path) -> None:
+            (root / "quarantine").mkdir()
+            (root / "hot").mkdir()
+            (root / "hot" / "a-1.parquet").write_bytes(b"bad")
+
+        def again(root: Path) -> None:
+            thing = root / "hot" / "a-1.parquet"
+            quarantine(root / "quarantine", "parquet", "a-1", thing, FINDING, budget_bytes=1000)
+
+        def invariant(root: Path, crash: Crash) -> None:
+            (folder,) = (root / "quarantine").iterdir()
+            assert (folder / "a-1.parquet").read_bytes() == b"bad"
+            assert json.loads((folder / "reason.json").read_bytes())["reason"] == "page_corrupt"
+            assert not (root / "hot" / "a-1.parquet").exists()
+
+        check_crashes(again, again, invariant, prepare=prepare, max_states=600)

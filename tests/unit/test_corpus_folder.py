@@ -1,0 +1,87 @@
+"""What a look at a source folder takes, refuses and cannot see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus.folder import FileSeen, Refused, Selection, Unreadable, look_through
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes", "leaves"),
+    [
+        ("*.parquet", ["a.parquet", "x/y/a.parquet"], ["a.txt", "parquet"]),
+        (
+            "sample/*.parquet",
+            ["sample/a.parquet"],
+            ["a.parquet", "sample/x/a.parquet", "other/sample/a.parquet"],
+        ),
+        ("sample/**/*.parquet", ["sample/a.parquet", "sample/x/y/a.parquet"], ["a.parquet"]),
+        ("00[0-3]?.parquet", ["0021.parquet", "x/0030.parquet"], ["0041.parquet", "002.parquet"]),
+        ("a[!b].parquet", ["ac.parquet"], ["ab.parquet", "a/.parquet"]),
+        ("we.rd+(x).parquet", ["we.rd+(x).parquet"], ["weird+(x).parquet"]),
+    ],
+)
+def test_a_glob_means_what_an_operator_expects(pattern: str, takes: list[str], leaves: list[str]) -> None:
+    selection = Selection([pattern])
+    assert [path for path in takes + leaves if selection.takes(path)] == takes
+
+
+def test_without_include_every_parquet_is_taken_and_excluded_hidden_and_unfinished_ones_never() -> None:
+    selection = Selection([], ["skip/*"])
+    paths = [
+        "a.parquet",
+        "d/b.parquet",
+        "skip/c.parquet",
+        ".d.parquet",
+        ".git/e.parquet",
+        "f.parquet.incomplete",
+    ]
+    assert [path for path in paths if selection.takes(path)] == ["a.parquet", "d/b.parquet"]
+
+
+def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root / "sub" / ".hidden", outside):
+        folder.mkdir(parents=True)
+    for file in (root / "a.parquet", root / "sub" / "b.parquet", root / "sub" / ".hidden" / "c.parquet"):
+        file.write_bytes(b"x" * 7)
+    (outside / "secret.parquet").write_bytes(b"s")
+    (root / "link.parquet").symlink_to(outside / "secret.parquet")
+    (root / "linked").symlink_to(outside)
+    os.mkfifo(root / "pipe.parquet")
+    (root / os.fsdecode(b"bad-\xff.parquet")).write_bytes(b"x")
+
+    found = list(look_through(root, Selection()))
+
+    files = {each.path: each for each in found if isinstance(each, FileSeen)}
+    assert set(files) == {"a.parquet", "sub/b.parquet"}
+    stat = (root / "a.parquet").stat()
+    assert files["a.parquet"].etag == f"7-{stat.st_mtime_ns}-{stat.st_ino}"
+    refused = {each.path: each.reason for each in found if isinstance(each, Refused)}
+    assert refused.keys() == {"link.parquet", "linked", "pipe.parquet", "bad-\\udcff.parquet"}
+    assert "symbolic link" in refused["link.parquet"]
+    assert "symbolic link" in refused["linked"]
+
+
+def test_a_missing_root_is_an_error_and_a_folder_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(look_through(tmp_path / "nowhere", Selection()))
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = list(look_through(tmp_path, Selection()))
+    assert Unreadable("locked", "Permission denied") in found
+    assert [each.path for each in found if isinstance(each, FileSeen)] == ["a.parquet"]

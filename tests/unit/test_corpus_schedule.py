@@ -1,0 +1,163 @@
+"""The stage-shard loop's decisions, as tables."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.schedule import (
+    Action,
+    Build,
+    Duplicate,
+    Limits,
+    Prove,
+    Quarantine,
+    QuarantineSet,
+    Release,
+    Renew,
+    Situation,
+    Stage,
+    changed_after_build,
+    decide,
+)
+from stoker.corpus.sources import Source
+
+LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
+
+
+def sha(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def key_of(sha256: str) -> str:
+    return sha("key of " + sha256)
+
+
+def receipt(path: str, content: str | None = None, **changes: object) -> Receipt:
+    plain = Receipt("d", path, f"/folder/{path}", 100, sha(content or path), "", "e", "verified")
+    return replace(plain, **changes)
+
+
+def source(path: str, state: str = "seen", content: str | None = None, **changes: object) -> Source:
+    return replace(Source("d", path, 100, sha(content or path)), state=state, **changes)
+
+
+def situation(*sources: Source, **changes: object) -> Situation:
+    receipts = {
+        each.path: Receipt(
+            "d", each.path, f"/folder/{each.path}", each.size, each.sha256, "", "e", "verified"
+        )
+        for each in sources
+    }
+    plain = Situation(receipts, {each.path: each for each in sources}, LIMITS, key_of=key_of)
+    return replace(plain, **changes)
+
+
+def actions(situation: Situation, now: float = 100.0) -> tuple[Action, ...]:
+    return decide(situation, now)
+
+
+def test_a_new_receipt_becomes_a_source_before_anything_else_is_done() -> None:
+    assert actions(situation(source("b"), receipts={"a": receipt("a"), "b": receipt("b")})) == (Renew("a"),)
+
+
+def test_a_file_whose_content_changed_is_started_anew_until_its_set_is_proven() -> None:
+    for state in ("seen", "staged", "building", "quarantined", "duplicate"):
+        now = situation(source("a", state), receipts={"a": receipt("a", "other")})
+        assert actions(now) == (Renew("a"),), state
+    proven = source("a", "proven")
+    receipts = {"a": receipt("a", "other")}
+    assert Renew("a") not in actions(situation(proven, receipts=receipts))
+    assert changed_after_build({"a": proven}, receipts) == ["a"]
+
+
+def test_a_disputed_receipt_is_not_staged() -> None:
+    now = situation(source("a"), receipts={"a": receipt("a", state="disputed")})
+    assert actions(now) == ()
+
+
+def test_staging_keeps_to_its_workers_and_to_the_queue_of_what_waits_for_a_builder() -> None:
+    four = [source(name) for name in "abcd"]
+    assert actions(situation(*four)) == (Stage("a", decode=False), Stage("b", decode=False))
+    waiting = [source(name, "staged") for name in "xyz"]
+    assert not [each for each in actions(situation(*four, *waiting)) if isinstance(each, Stage)]
+    big = [replace(source("a"), size=5000), source("b")]
+    assert actions(situation(*big)) == (Stage("a", decode=False),)  # one is always let in
+
+
+def test_what_the_tokenizer_waits_for_is_staged_first_past_the_queue_and_decoded() -> None:
+    waiting = [source(name, "staged") for name in "abc"]
+    now = situation(*waiting, source("m"), source("z"), key_of=None, wanted=frozenset({"z"}))
+    assert actions(now) == (Stage("z", decode=True),)
+
+
+def test_nothing_is_built_before_the_dataset_is_pinned() -> None:
+    assert actions(situation(source("a", "staged"), key_of=None)) == ()
+
+
+def test_an_interrupted_build_goes_before_a_new_one() -> None:
+    sources = [source("a", "staged"), source("b", "staged"), source("c", "building")]
+    assert actions(situation(*sources)) == (Build("c"), Build("a"))
+
+
+def test_the_same_content_under_two_names_is_claimed_once() -> None:
+    twins = [source("a", content="same"), source("b", content="same")]
+    assert actions(situation(*twins)) == (Stage("a", decode=False),)
+    assert actions(situation(*twins, busy={"b": "stage"})) == ()
+    staged = [source("a", "staged", "same"), source("b", "staged", "same")]
+    assert actions(situation(*staged)) == (Build("a"),)
+    assert actions(situation(*staged, busy={"b": "build"})) == ()
+
+
+def test_a_twin_becomes_a_duplicate_only_when_the_other_set_is_proven() -> None:
+    building = [source("a", "building", "same"), source("b", content="same")]
+    assert actions(situation(*building, busy={"a": "build"})) == ()
+    proven = [source("a", "released", "same"), source("b", content="same")]
+    assert actions(situation(*proven, published=frozenset({key_of(sha("same"))[:16]}))) == (
+        Duplicate("b", "a"),
+    )
+
+
+def test_a_duplicate_whose_original_lost_its_set_is_started_anew_and_built_where_the_original_is_gone() -> (
+    None
+):
+    lost = [source("a", "seen", "same"), source("b", "duplicate", "same")]
+    assert actions(situation(*lost)) == (Renew("b"),)
+    anew = situation(lost[0], source("b", content="same"), not_before={"a": 200.0})
+    assert actions(anew) == (Stage("b", decode=False),)
+    kept = [source("a", "released", "same"), source("b", "duplicate", "same")]
+    assert actions(situation(*kept)) == ()
+
+
+def test_a_quarantined_twin_makes_no_duplicate() -> None:
+    now = situation(source("a", "quarantined", "same"), source("b", content="same"))
+    assert actions(now) == (Stage("b", decode=False),)
+
+
+def test_a_set_that_lies_on_hot_is_proven_and_not_built_again() -> None:
+    published = frozenset({key_of(sha("a"))[:16]})
+    for state in ("seen", "staged", "building"):
+        assert actions(situation(source("a", state), published=published)) == (Prove("a"),), state
+
+
+def test_a_finding_leads_to_quarantine_and_to_nothing_else() -> None:
+    now = situation(source("a", "staged"), source("b", "staged"), convicted={"a"}, invalid_sets={"b"})
+    assert actions(now) == (Quarantine("a"), QuarantineSet("b"))
+    assert actions(replace(now, busy={"a": "quarantine", "b": "quarantine"})) == ()
+
+
+def test_a_proven_source_is_released_only_where_the_configuration_says_so() -> None:
+    now = situation(source("a", "proven"))
+    assert actions(now) == (Release("a"),)
+    assert actions(replace(now, limits=replace(LIMITS, release="never"))) == ()
+
+
+def test_a_source_that_failed_waits_and_a_full_disk_pauses_its_activity() -> None:
+    waits = situation(source("a"), not_before={"a": 101.0})
+    assert actions(waits, 100.0) == ()
+    assert actions(waits, 101.0) == (Stage("a", decode=False),)
+    full = situation(source("a"), source("b", "staged"), paused_until={"build": math.inf})
+    assert actions(full) == (Stage("a", decode=False),)
+    assert actions(situation(source("a"), shelved=frozenset({"a"})), math.inf) == ()

@@ -1,0 +1,152 @@
+"""Events on disk, in the log and in a counter; metrics as a scrape sees them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.kit import events as events_module
+from stoker.kit.events import Events, read_events
+from stoker.kit.log import Log
+from stoker.kit.metrics import Metrics
+from stoker.store.errors import ConfigError, UnavailableError
+from stoker.store.layout import StateLayout
+
+DAEMON = "stage_shard"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StateLayout:
+    layout = StateLayout(tmp_path / "state")
+    layout.create()
+    return layout
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics = Metrics(DAEMON, "demo")
+    yield metrics
+    metrics.close()
+
+
+def new_events(layout: StateLayout, metrics: Metrics | None = None) -> Events:
+    return Events(layout, DAEMON, "demo", Log(DAEMON, "demo", environ={}), metrics or Metrics(DAEMON, "demo"))
+
+
+def test_an_event_is_on_disk_in_the_log_and_counted(
+    layout: StateLayout, metrics: Metrics, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events = new_events(layout, metrics)
+    events.record("source_quarantined", "warning", message="page 3 is rotten", path="a.parquet")
+    events.record("source_proven", path="b.parquet")
+    first, second = read_events(layout)
+    assert first["event"] == "source_quarantined" and first["path"] == "a.parquet"
+    assert (first["level"], first["pipeline"], first["daemon"]) == ("warning", "demo", DAEMON)
+    assert (first["seq"], second["seq"]) == (1, 2) and first["time"].endswith("Z")
+    assert 'event=source_quarantined message="page 3 is rotten" path=a.parquet' in capfd.readouterr().err
+    assert b'stoker_events_total{event="source_proven",pipeline="demo"} 1.0' in metrics.text()
+
+
+def test_the_numbering_goes_on_after_a_restart_and_a_torn_line(layout: StateLayout) -> None:
+    first = new_events(layout)
+    first.record("one")
+    first.close()
+    with layout.events(DAEMON).open("ab") as stream:
+        stream.write(b'{"event":"torn')
+    new_events(layout).record("two")
+    assert [(event["event"], event["seq"]) for event in read_events(layout)] == [("one", 1), ("two", 2)]
+
+
+def test_events_keep_to_their_budget_and_to_their_numbering(
+    layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "BUDGET_BYTES", 4000)
+    events = new_events(layout)
+    for number in range(100):
+        events.record("tick", number=number)
+    kept = read_events(layout)
+    assert 0 < len(kept) < 40 and kept[-1]["seq"] == 100
+    files = (layout.state / "events").iterdir()
+    assert sum(file.stat().st_size for file in files) < 4000 + 300
+
+
+def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
+    layout: StateLayout, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(layout.state / "events")
+    events = new_events(layout)
+    for number in range(3):
+        events.record("tick", number=number)
+    said = capfd.readouterr().err
+    assert said.count("event=events_unwritable") == 1 and said.count("event=tick") == 3
+    layout.create()
+    events.record("tick", number=3)
+    assert "event=events_writable" in capfd.readouterr().err
+    assert [event["number"] for event in read_events(layout)] == [3]
+
+
+def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:
+    metrics.counter("build_bytes_total", "Bytes", ("result",)).labels("ok").inc(5)
+    metrics.gauge("stoker_queue_files", "Files waiting").set(3)
+    sealed = metrics.total("sealed_tokens", "Tokens in proven sets", ("stream",))
+    sealed.set(100, "train")
+    sealed.set(120, "train")
+    families = list(text_string_to_metric_families(metrics.text().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    assert all(sample.labels["pipeline"] == "demo" for sample in samples)
+    assert all(sample.name.startswith("stoker_") for sample in samples)
+    assert not [sample.name for sample in samples if sample.name.endswith("_created")]
+    for family in families:
+        assert family.documentation and family.type in ("counter", "gauge")
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+    values = {(sample.name, sample.labels.get("stream")): sample.value for sample in samples}
+    assert values["stoker_sealed_tokens_total", "train"] == 120
+    assert values["stoker_queue_files", None] == 3
+    assert values["stoker_daemon_rss_bytes", None] > 1 << 20
+
+
+def test_asking_for_a_metric_twice_gives_the_same_one(metrics: Metrics) -> None:
+    assert metrics.counter("x_total", "X") is metrics.counter("stoker_x_total", "X")
+    assert metrics.total("y_total", "Y") is metrics.total("y_total", "Y")
+
+
+def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:
+    port = metrics.serve("127.0.0.1", 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        assert b"stoker_build_info{" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=10)
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=2):
+        pass
+
+
+def test_a_client_that_says_nothing_does_not_keep_others_waiting(metrics: Metrics) -> None:
+    port = metrics.serve("127.0.0.1", 0)
+    with (
+        socket.create_connection(("127.0.0.1", port)),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+    ):
+        assert answer.status == 200
+
+
+def test_a_taken_port_says_which_key_to_change(metrics: Metrics) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UnavailableError, match=rf"metrics\.ports\.shard.*{port}") as refused:
+            metrics.serve("127.0.0.1", port)
+    assert refused.value.exit_code == 69
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_is_a_wrong_configuration(metrics: Metrics, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.address"):
+        metrics.serve(address, 0)

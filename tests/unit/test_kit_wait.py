@@ -1,0 +1,165 @@
+"""One wait for signals, files, timers and descriptors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.kit.wait import FdEvent, FileEvent, SignalEvent, TimerEvent, Waiter
+
+
+@pytest.fixture
+def waiter() -> Iterator[Waiter]:
+    waiter = Waiter()
+    yield waiter
+    waiter.close()
+
+
+def wait_for(waiter: Waiter, event: object, timeout_s: float = 10.0) -> None:
+    """Wait until exactly this event comes; others may come before it."""
+    deadline = time.monotonic() + timeout_s
+    while event not in (events := waiter.wait(max(0.0, deadline - time.monotonic()))):
+        assert time.monotonic() < deadline, f"{event} did not come; last {events}"
+
+
+def settle(waiter: Waiter) -> None:
+    while waiter.wait(0.05):
+        pass
+
+
+def test_nothing_is_an_empty_list_after_the_timeout(waiter: Waiter) -> None:
+    started = time.monotonic()
+    assert waiter.wait(0.05) == []
+    assert time.monotonic() - started >= 0.05
+
+
+def test_a_signal_wakes_the_wait_and_is_remembered(waiter: Waiter) -> None:
+    told: list[int] = []
+    waiter.on_signal = told.append
+    waiter.signals(signal.SIGUSR1, signal.SIGTERM)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    assert waiter.wait(10) == [SignalEvent(signal.SIGUSR1)]
+    assert waiter.received == {signal.SIGUSR1} and told == [signal.SIGUSR1]
+    os.kill(os.getpid(), signal.SIGTERM)  # between two waits
+    assert signal.SIGTERM in waiter.received
+    assert waiter.wait(10) == [SignalEvent(signal.SIGTERM)]
+
+
+def test_signals_go_back_to_who_had_them() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    waiter = Waiter()
+    waiter.signals(signal.SIGUSR2)
+    waiter.close()
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_timers_come_once_when_due_and_can_be_moved_or_cancelled(waiter: Waiter) -> None:
+    now = time.monotonic()
+    waiter.timer("b", now + 60)
+    waiter.timer("a", now + 0.03)
+    waiter.timer("b", now + 0.06)
+    waiter.timer("c", now + 0.01)
+    waiter.cancel("c")
+    assert waiter.wait(10) == [TimerEvent("a")]
+    assert waiter.wait(10) == [TimerEvent("b")]
+    assert waiter.wait(0.05) == []
+
+
+def test_a_readable_descriptor_is_an_event_until_it_is_removed(waiter: Waiter) -> None:
+    reading, writing = os.pipe()
+    waiter.add_fd(reading, ("worker", 3))
+    os.write(writing, b"x")
+    assert waiter.wait(10) == [FdEvent(("worker", 3))]
+    os.close(writing)
+    os.read(reading, 10)
+    assert waiter.wait(10) == [FdEvent(("worker", 3))], "the other end's close is an event too"
+    waiter.remove_fd(reading)
+    waiter.remove_fd(reading)
+    os.close(reading)
+    assert waiter.wait(0.05) == []
+
+
+def test_a_new_file_a_rename_and_a_removal_are_events_and_reading_is_not(
+    waiter: Waiter, tmp_path: Path
+) -> None:
+    waiter.watch(tmp_path)
+    changed = FileEvent(tmp_path)
+    (tmp_path / "a").write_text("x")
+    wait_for(waiter, changed)
+    (tmp_path / "a").rename(tmp_path / "b")
+    wait_for(waiter, changed)
+    settle(waiter)
+    list(tmp_path.iterdir())
+    (tmp_path / "b").read_text()
+    assert waiter.wait(0.2) == []
+    (tmp_path / "b").unlink()
+    wait_for(waiter, changed)
+
+
+def test_a_directory_that_appears_later_is_watched_then(waiter: Waiter, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    waiter.watch(late)
+    assert waiter.wait(0) == []
+    late.mkdir()
+    wait_for(waiter, FileEvent(late))
+    settle(waiter)
+    (late / "x").touch()
+    wait_for(waiter, FileEvent(late))
+
+
+def test_a_swapped_directory_is_noticed_and_the_new_one_watched(waiter: Waiter, tmp_path: Path) -> None:
+    watched, other = tmp_path / "watched", tmp_path / "other"
+    watched.mkdir()
+    other.mkdir()
+    waiter.watch(watched)
+    (watched / "seen").touch()
+    wait_for(waiter, FileEvent(watched))
+    settle(waiter)
+    watched.rename(tmp_path / "away")
+    other.rename(watched)
+    wait_for(waiter, FileEvent(watched))
+    settle(waiter)
+    (watched / "new").touch()
+    wait_for(waiter, FileEvent(watched))
+
+
+def test_a_removed_directory_is_noticed_and_its_successor_watched(waiter: Waiter, tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    waiter.watch(watched)
+    shutil.rmtree(watched)
+    wait_for(waiter, FileEvent(watched))
+    settle(waiter)
+    watched.mkdir()
+    wait_for(waiter, FileEvent(watched))
+
+
+def test_without_inotify_the_directory_is_polled(
+    waiter: Waiter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from watchdog.observers.inotify import InotifyObserver
+
+    def no_watches_left(*_: object, **__: object) -> None:
+        raise OSError(28, "inotify watch limit reached")
+
+    monkeypatch.setattr(InotifyObserver, "schedule", no_watches_left)
+    waiter.watch(tmp_path)
+    assert waiter.wait(0) == []
+    (tmp_path / "a").touch()
+    wait_for(waiter, FileEvent(tmp_path))
+
+
+def test_closing_ends_the_watching_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    waiter = Waiter()
+    waiter.watch(tmp_path)
+    assert set(threading.enumerate()) - before
+    waiter.close()
+    assert not {thread for thread in set(threading.enumerate()) - before if thread.is_alive()}

@@ -1,0 +1,66 @@
+"""Timelines: which steps belong to the run's history after rollbacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.plan.positions import Position
+from stoker.plan.timelines import Timeline, Timelines, ancestry, on_history, read_timelines, skips
+from stoker.store.errors import DataError
+from stoker.store.log import ChainedLog
+
+SKIP = (Position(0, 115200), Position(0, 116480))
+FORKS = (Timeline(1, 0, 900, (SKIP,), "non_finite"), Timeline(2, 1, 500, (), "operator"))
+
+
+def write(path: Path, forks: tuple[Timeline, ...]) -> None:
+    log = ChainedLog(path)
+    for fork in forks:
+        log.append(fork.body())
+
+
+def test_forks_are_read_back_in_order(tmp_path: Path) -> None:
+    write(tmp_path / "timelines.jsonl", FORKS)
+    timelines = read_timelines(tmp_path / "timelines.jsonl")
+    assert timelines.forks == FORKS
+    assert timelines.current == 2
+
+
+def test_a_run_without_rollback_is_on_timeline_0(tmp_path: Path) -> None:
+    timelines = read_timelines(tmp_path / "timelines.jsonl")
+    assert timelines.current == 0
+    assert ancestry(timelines) == [(0, None)]
+    assert skips(timelines) == ()
+
+
+def test_an_ancestor_counts_up_to_the_earliest_fork_on_the_way() -> None:
+    timelines = Timelines(FORKS)
+    assert ancestry(timelines, 1) == [(1, None), (0, 900)]
+    assert ancestry(timelines) == [(2, None), (1, 500), (0, 500)]
+    assert on_history(ancestry(timelines), 0, 500)
+    assert not on_history(ancestry(timelines), 0, 501)
+    assert on_history(ancestry(timelines), 2, 10_000)
+
+
+def test_a_sibling_is_no_ancestor_and_its_skips_do_not_count() -> None:
+    timelines = Timelines((FORKS[0], Timeline(2, 0, 700, (), "")))
+    assert [number for number, _ in ancestry(timelines)] == [2, 0]
+    assert skips(timelines) == ()
+    assert skips(timelines, 1) == (SKIP,)
+
+
+@pytest.mark.parametrize(
+    "forks",
+    [(Timeline(2, 0, 5, (), ""),), (Timeline(1, 1, 5, (), ""),), (FORKS[0], Timeline(1, 0, 5, (), ""))],
+)
+def test_numbers_out_of_order_are_refused(tmp_path: Path, forks: tuple[Timeline, ...]) -> None:
+    write(tmp_path / "timelines.jsonl", forks)
+    with pytest.raises(DataError, match="cannot stand there"):
+        read_timelines(tmp_path / "timelines.jsonl")
+
+
+def test_a_timeline_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DataError, match="timeline 3"):
+        ancestry(Timelines(FORKS), 3)

@@ -1,0 +1,75 @@
+"""Where one shard ends and the next begins, whatever pieces the documents arrive in."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.shards.growing import GrowingSet
+
+SHARD_TOKENS = 20
+
+
+def reference(lengths: list[int]) -> list[list[int]]:
+    """Document by document: the end offsets in each shard."""
+    shards: list[list[int]] = [[]]
+    for length in lengths:
+        held = shards[-1][-1] if shards[-1] else 0
+        if shards[-1] and held + length > SHARD_TOKENS:
+            shards.append([])
+            held = 0
+        shards[-1].append(held + length)
+    return shards
+
+
+def grow(directory: Path, lengths: list[int], cuts: list[int], reopen_at: int | None = None) -> GrowingSet:
+    growing = GrowingSet(directory, "uint16", SHARD_TOKENS, {})
+    tokens = np.arange(sum(lengths), dtype="<u2")
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    edges = sorted({0, len(lengths), *(cut for cut in cuts if cut <= len(lengths))})
+    for number, (first, last) in enumerate(pairwise(edges)):
+        if number == reopen_at:
+            growing = GrowingSet(directory, "uint16", SHARD_TOKENS, growing.lengths())
+        piece = np.asarray(lengths[first:last], dtype=np.int64)
+        growing.splits["train"].append(tokens[ends[first] : ends[last]], piece)
+    return growing
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), max_size=40),
+    st.lists(st.integers(0, 40), max_size=8),
+    st.one_of(st.none(), st.integers(0, 4)),
+)
+def test_shards_are_cut_by_the_documents_alone(
+    lengths: list[int], cuts: list[int], reopen_at: int | None
+) -> None:
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        growing = grow(directory, lengths, cuts, reopen_at)
+        shards = reference(lengths)
+        assert len(growing.splits["train"].files) == len(shards)
+        found = []
+        for (tokens, index), ends in zip(growing.splits["train"].files, shards, strict=True):
+            assert np.fromfile(index.path, "<u8").tolist() == ends
+            found.append(np.fromfile(tokens.path, "<u2"))
+            for file in (tokens, index):
+                data = file.path.read_bytes()
+                assert file.length == len(data)
+                assert file.digest.hexdigest() == hashlib.sha256(data).hexdigest()
+        assert np.concatenate(found).tolist() == list(range(sum(lengths)))
+        for file, _ in growing.take_dirty():
+            file.make_durable(close=True)
+
+
+def test_a_set_without_documents_has_its_four_files_empty(tmp_path: Path) -> None:
+    growing = GrowingSet(tmp_path, "uint32", SHARD_TOKENS, {})
+    assert growing.lengths() == {
+        "train-00000.bin": 0, "train-00000.idx": 0, "val-00000.bin": 0, "val-00000.idx": 0,
+    }  # fmt: skip

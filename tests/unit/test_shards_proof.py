@@ -1,0 +1,200 @@
+"""The proof finds every wrong byte, and convicts only what it has seen past the cache."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker.shards.proof
+from stoker.shards.build_worker import main
+from stoker.shards.inspection import inspect_set
+from stoker.shards.proof import prove_set
+from stoker.store.errors import StorageError
+from stoker.store.files import canonical_json
+from stoker.store.hashing import FileHash, hash_file
+from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("proof")
+    task = build_task(home, small_source(home, 300), small_tokenizer(home / "tokenizer.json"))
+    assert main(task, Recorder())["status"] == "published"
+    return Path(task["target"])
+
+
+@pytest.fixture
+def shard_set(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / built.name))
+
+
+def rewrite(shard_set: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest and make SHA256SUMS agree with it again."""
+    body = json.loads((shard_set / "manifest.json").read_bytes())
+    change(body)
+    data = canonical_json(body)
+    old = hashlib.sha256((shard_set / "manifest.json").read_bytes()).hexdigest()
+    (shard_set / "manifest.json").write_bytes(data)
+    sums = (shard_set / "SHA256SUMS").read_text()
+    (shard_set / "SHA256SUMS").write_text(sums.replace(old, hashlib.sha256(data).hexdigest()))
+
+
+def test_a_published_set_is_proven_and_sha256sum_agrees(built: Path) -> None:
+    proof = prove_set(built)
+    assert (proof.verdict, proof.reason, proof.unknown) == ("proven", "", ())
+    assert proof.manifest is not None
+    assert proof.manifest_sha256 == hashlib.sha256((built / "manifest.json").read_bytes()).hexdigest()
+    assert proof.manifest_sha256 == proof.manifest.sha256
+    assert (
+        os.waitstatus_to_exitcode(os.system(f"cd {built} && sha256sum --quiet --strict -c SHA256SUMS")) == 0
+    )
+
+
+def test_one_flipped_bit_in_any_file_is_found(shard_set: Path) -> None:
+    for name, data in set_bytes(shard_set).items():
+        for place in (0, len(data) // 2, len(data) - 1):
+            if data:
+                wrong = bytearray(data)
+                wrong[place] ^= 1
+                (shard_set / name).write_bytes(wrong)
+                proof = prove_set(shard_set)
+                assert proof.verdict == "invalid", (name, place)
+                assert not proof.cached
+        (shard_set / name).write_bytes(data)
+    assert prove_set(shard_set).verdict == "proven"
+
+
+def test_every_missing_shortened_or_lengthened_file_is_named(shard_set: Path) -> None:
+    for name, data in set_bytes(shard_set).items():
+        for wrong in (None, data[:-1], data + b"\0"):
+            if wrong is None:
+                (shard_set / name).unlink()
+            else:
+                (shard_set / name).write_bytes(wrong)
+            proof = prove_set(shard_set)
+            if wrong != data:
+                assert proof.verdict == "invalid", name
+                assert name in proof.reason or name in ("manifest.json", "SHA256SUMS")
+                assert inspect_set(shard_set).findings, name
+            (shard_set / name).write_bytes(data)
+
+
+def test_two_token_files_swapped_are_found(shard_set: Path) -> None:
+    one, other = shard_set / "train-00000.bin", shard_set / "train-00001.bin"
+    one.rename(shard_set / "x")
+    other.rename(one)
+    (shard_set / "x").rename(other)
+    assert prove_set(shard_set).verdict == "invalid"
+    assert any("train-0000" in finding for finding in inspect_set(shard_set).findings)
+
+
+def test_other_tokens_of_the_same_size_are_found_without_hashing(shard_set: Path) -> None:
+    path = shard_set / "train-00000.bin"
+    path.write_bytes(path.read_bytes()[2:] + b"\1\0")
+    assert [finding.split(":")[0] for finding in inspect_set(shard_set).findings] == ["train-00000.bin"]
+
+
+def test_a_set_that_is_consistently_another_is_not_the_one_asked_for(shard_set: Path) -> None:
+    key = prove_set(shard_set).manifest.key  # type: ignore[union-attr]
+    assert prove_set(shard_set, key=key).verdict == "proven"
+    proof = prove_set(shard_set, key="f" * 64)
+    assert (proof.verdict, "key" in proof.reason) == ("invalid", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body["books"].update(rows=body["books"]["rows"] + 1), "rows are not"),
+        (lambda body: body["files"].pop("train-00000.idx"), "without a gap"),
+        (lambda body: body["files"]["val-00000.bin"].update(sha256="0" * 64), "disagree on val-00000.bin"),
+        (lambda body: body.update(v=2), "version 2"),
+    ],
+)
+def test_a_manifest_edited_with_its_sum_is_found_too(
+    shard_set: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    rewrite(shard_set, change)
+    proof = prove_set(shard_set)
+    assert proof.verdict == "invalid"
+    assert words in proof.reason
+
+
+def test_a_document_dropped_from_the_index_with_everything_else_made_to_agree_is_found(
+    shard_set: Path,
+) -> None:
+    index = shard_set / "train-00000.idx"
+    old = hashlib.sha256(index.read_bytes()).hexdigest()
+    index.write_bytes(index.read_bytes()[:-8])
+    new = hashlib.sha256(index.read_bytes()).hexdigest()
+    sums = shard_set / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(old, new))
+
+    def drop(body: dict[str, Any]) -> None:
+        body["files"]["train-00000.idx"].update(size=index.stat().st_size, sha256=new)
+        body["files"]["train-00000.bin"]["documents"] -= 1
+        for books in (body["books"], body["books"]["train"]):
+            books["documents"] -= 1
+        body["books"]["dropped"]["null"] += 1
+
+    rewrite(shard_set, drop)
+    proof = prove_set(shard_set)
+    assert (proof.verdict, "train-00000.bin" in proof.reason) == ("invalid", True)
+    assert any(finding.startswith("train-00000.idx") for finding in inspect_set(shard_set).findings)
+
+
+def test_files_nobody_listed_are_reported_and_convict_nothing(shard_set: Path) -> None:
+    (shard_set / "notes.txt").write_text("hello")
+    proof = prove_set(shard_set)
+    assert (proof.verdict, proof.unknown) == ("proven", ("notes.txt",))
+
+
+def test_a_wrong_hash_seen_through_the_cache_convicts_nothing(
+    shard_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stoker.shards.proof, "hash_file", lambda path, **_: replace(hash_file(path), cached=True)
+    )
+    assert (prove_set(shard_set).verdict, prove_set(shard_set).cached) == ("proven", True)
+    path = shard_set / "train-00000.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    proof = prove_set(shard_set)
+    assert (proof.verdict, proof.cached) == ("unreadable", True)
+    path.unlink()
+    assert prove_set(shard_set).verdict == "invalid"  # no cache makes a file vanish
+
+
+def test_a_cache_that_differs_from_the_disk_convicts_nothing(
+    shard_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stoker.shards.proof,
+        "hash_file",
+        lambda path, **_: FileHash("0" * 64, path.stat().st_size, cached=False),
+    )
+    assert prove_set(shard_set).verdict == "unreadable"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN])
+def test_a_disk_that_fails_convicts_nothing(
+    shard_set: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(path: Path, **_: object) -> FileHash:
+        raise StorageError(f"cannot read {path}", number)
+
+    monkeypatch.setattr(stoker.shards.proof, "hash_file", fail)
+    proof = prove_set(shard_set)
+    assert proof.verdict == "unreadable"
+    assert "SHA256SUMS" in proof.reason
+
+
+def test_a_directory_that_is_not_there_is_unreadable_not_invalid(tmp_path: Path) -> None:
+    assert prove_set(tmp_path / "unmounted").verdict == "unreadable"

@@ -1,0 +1,73 @@
+"""The trainer's words: what is read, what is ignored, and the view they fold into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.supervise.evidence import Stillness, Work
+from stoker.supervise.protocol import MOST_BYTES, TrainerView, heard, parse
+
+
+def test_a_step_is_read_whole_and_implies_ready() -> None:
+    word = parse(
+        b"LAUNCH=a1\nPHASE=train\nSTEP=7\nTOKENS=7000\nLOSS=3.5\nLR=1e-3\nGRAD_NORM=0.5\nPOSITION=2,96\nNEW_KEY=x",
+        "a1",
+    )
+    assert word is not None
+    assert (word.ready, word.step, word.tokens, word.loss) == (True, 7, 7000, 3.5)
+    assert (word.lr, word.grad_norm, word.position) == (1e-3, 0.5, (2, 96))
+
+
+def test_words_of_another_launch_are_dropped() -> None:
+    assert parse(b"LAUNCH=a1\nSTEP=7", "a2") is None
+    assert parse(b"STEP=7", "a2") is None
+
+
+def test_a_huge_datagram_and_one_that_is_no_text_are_dropped() -> None:
+    assert parse(b"LAUNCH=a\nERROR=" + b"x" * MOST_BYTES, "a") is None
+    assert parse(b"LAUNCH=a\n\xff\xfe", "a") is None
+
+
+def test_a_value_that_makes_no_sense_is_as_if_not_said() -> None:
+    word = parse(b"LAUNCH=a\nPHASE=dance\nSTEP=-1\nLOSS=nan\nPOSITION=3\nTOKENS=1e6", "a")
+    assert word is not None
+    assert (word.phase, word.step, word.loss, word.position, word.tokens) == (None, None, None, None, None)
+
+
+@given(st.binary(max_size=300))
+def test_no_datagram_breaks_the_reader(datagram: bytes) -> None:
+    parse(b"LAUNCH=a\n" + datagram, "a")
+    parse(datagram, "a")
+
+
+def test_only_a_new_step_or_phase_counts_as_movement() -> None:
+    view = TrainerView.started("a", now=10.0)
+    for said, now in [(b"PHASE=train", 11.0), (b"STEP=1\nLOSS=4", 12.0), (b"STEP=1", 13.0), (b"", 14.0)]:
+        word = parse(b"LAUNCH=a\n" + said, "a")
+        assert word is not None
+        view = heard(view, word, now)
+    assert (view.moved_at, view.heard_at, view.loss, view.phase) == (12.0, 14.0, 4.0, "train")
+
+
+def test_housekeeping_is_stillness_and_work_is_not() -> None:
+    still = Stillness(now=0.0)
+    still.sampled(Work(cpu_s=5.0, moved_bytes=100), now=1.0)
+    still.sampled(Work(cpu_s=5.04, moved_bytes=100), now=11.0)
+    assert still.still_s(now=11.0) == 10.0
+    still.sampled(Work(cpu_s=5.04, moved_bytes=164), now=21.0)
+    assert still.still_s(now=21.0) == 0.0
+    still.sampled(Work(cpu_s=6.0, moved_bytes=164), now=31.0)
+    assert still.still_s(now=33.0) == 2.0
+
+
+def test_work_is_read_from_proc_even_behind_an_odd_name(tmp_path: Path) -> None:
+    from stoker.supervise.evidence import TICKS_PER_S, work_of
+
+    (tmp_path / "77").mkdir()
+    fields = ["S", "1", *["0"] * 9, str(TICKS_PER_S), str(2 * TICKS_PER_S), "0"]
+    (tmp_path / "77" / "stat").write_text("77 (a) b (c) " + " ".join(fields))
+    (tmp_path / "77" / "io").write_text("rchar: 5\nwchar: 6\nsyscr: 1\n")
+    assert work_of([77, 78], proc=tmp_path) == Work(cpu_s=3.0, moved_bytes=11)

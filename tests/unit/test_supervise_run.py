@@ -1,0 +1,188 @@
+"""A run's record, its horizon and books, its launch, and what may enter its plan."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.progress import event_line
+from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.listing import Listing, write_listing
+from stoker.corpus.sources import Source, write_source
+from stoker.plan.growth import GrowthPolicy
+from stoker.plan.log import End, Plan, Segment
+from stoker.plan.positions import Position
+from stoker.store.layout import RunLayout, StateLayout
+from stoker.supervise.gates import GateWants, start_gate
+from stoker.supervise.horizon import consumed, finished_at
+from stoker.supervise.launch import Launch, config_digest, trainer_environment
+from stoker.supervise.planner import RETRY_S, Outlook, Planner
+from stoker.supervise.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+
+IDENTITY = Identity(
+    run="main",
+    run_id="r-1",
+    created="2026-11-20T12:00:00Z",
+    seed=1,
+    dataset="prose",
+    dataset_version=1,
+    build_id="b" * 64,
+    tokenizer_sha256="c" * 64,
+    vocab_size=400,
+    dtype="uint16",
+    seq_len=10,
+)
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_run_record_comes_back_as_it_was_and_a_checkpoint_carries_its_identity() -> None:
+    record = RunRecord(IDENTITY, Heldout("d" * 64, 6, "uint16", 60), state="running", launches=3, best_step=9)
+    assert parse_record(record.body()) == record
+    restored = parse_record(record.for_checkpoints())
+    assert (restored.identity, restored.heldout, restored.launches) == (IDENTITY, record.heldout, 0)
+
+
+def test_a_record_of_another_version_is_not_guessed_at() -> None:
+    with pytest.raises(ValueError, match="version 2"):
+        parse_record({**RunRecord(IDENTITY).body(), "v": 2})
+    with pytest.raises(ValueError, match="run_id"):
+        parse_record({"v": 1, "run": "main"})
+
+
+def test_only_what_a_run_cannot_change_is_refused_with_both_values() -> None:
+    assert changed_mid_run(IDENTITY, {"seed": 1, "seq_len": 10, "steps": 5}) == []
+    assert changed_mid_run(IDENTITY, {"seed": 2}) == ["seed is 1 in this run and 2 now"]
+
+
+def test_the_digest_follows_the_model_and_not_the_horizon() -> None:
+    first = config_digest(IDENTITY, {"layers": 2}, "adamw")
+    assert first == config_digest(IDENTITY, {"layers": 2}, "adamw")
+    assert first != config_digest(IDENTITY, {"layers": 3}, "adamw")
+
+
+SEGMENT = Segment(0, 0, ((sha("a"), sha("m")),), 10, 25, 3, sha("key"))
+
+
+@pytest.mark.parametrize(
+    ("step", "position", "ended", "why"),
+    [
+        (100, Position(0, 4), False, "steps"),
+        (99, Position(0, 4), False, None),
+        (5, Position(0, 24), False, None),  # more may come
+        (5, Position(0, 24), True, "data_exhausted"),
+        (5, Position(0, 20), True, None),  # a whole batch is left
+    ],
+)
+def test_a_run_ends_at_its_horizon_or_when_no_whole_batch_is_left(
+    step: int, position: Position, ended: bool, why: str | None
+) -> None:
+    plan = Plan((SEGMENT, End(1)) if ended else (SEGMENT,), "")
+    assert finished_at(step, position, plan, steps=100, global_batch=4) == why
+
+
+def test_what_the_data_left_over_is_booked_as_remainder() -> None:
+    plan = Plan((SEGMENT, End(1)), "")
+    body = {"step": 6, "tokens": 240, "position": [0, 24]}
+    books = consumed("main", "step-000000006", body, plan, finished="data_exhausted")
+    assert (books["applied"], books["remainder"], books["tail_tokens"]) == (24, 1, 3)
+    assert consumed("main", "step-000000006", body, plan, finished="steps")["remainder"] == 0
+
+
+def test_the_trainer_hears_nothing_that_is_meant_for_its_supervisor() -> None:
+    launch = Launch("l-1", 0, None, 0, Path("/run/x.sock"))
+    ours = {"NOTIFY_SOCKET": "/run/systemd/notify", "STOKER_READY_FD": "9", "PATH": "/bin"}
+    environ = trainer_environment(ours, launch, RunLayout(Path("/s/runs/main")))
+    assert "NOTIFY_SOCKET" not in environ
+    assert "STOKER_READY_FD" not in environ
+    assert environ["PATH"] == "/bin"
+    assert environ["STOKER_RESUME_FROM"] == ""
+    assert environ["STOKER_RUN_DIR"] == "/s/runs/main"
+
+
+POLICY = GrowthPolicy(seed=1, seq_len=10, global_batch=2, segment_tokens=1000, epochs=1)
+OUTLOOK = Outlook(consumed=0, horizon=1000)
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Planner:
+    """Two published sets of 300 tokens each, listed and complete."""
+    layout = StateLayout(tmp_path)
+    layout.create()
+    for name in ("a", "b"):
+        tokens = {"train": {"tokens": 300, "documents": 3}, "val": {"tokens": 40, "documents": 1}}
+        source = Source("prose", f"{name}.parquet", 9, sha(name), "proven", sha("key" + name), books=tokens)
+        write_source(layout, Source(**{**vars(source), "manifest_sha256": sha("manifest" + name)}))
+    pin = DatasetPin(
+        "prose",
+        1,
+        "b" * 64,
+        {},
+        TokenizerPin("tokenizers/prose-v1.json", "c" * 64, 400, 0),
+        {},
+        listing=("a.parquet", "b.parquet"),
+        complete=True,
+    )
+    write_pin(layout, pin)
+    layout.run("main").create()
+    return Planner(layout, "prose", layout.run("main").plan)
+
+
+def test_no_entry_names_a_set_before_its_proof(planner: Planner) -> None:
+    pin = planner.pin()
+    assert pin is not None
+    assert planner.grow(pin, OUTLOOK, POLICY, 0.0) == ()
+    wanted = planner.to_prove(pin, OUTLOOK, POLICY, 0.0)
+    assert wanted == {sha("keya"): sha("manifesta"), sha("keyb"): sha("manifestb")}
+    for key, digest in wanted.items():
+        planner.proven(key, digest)
+    segment, end = planner.grow(pin, OUTLOOK, POLICY, 0.0)
+    assert isinstance(segment, Segment)
+    assert segment.sets == tuple(wanted.items())
+    assert isinstance(end, End)
+    assert planner.to_prove(pin, OUTLOOK, POLICY, 0.0) == {}
+
+
+def test_a_set_that_could_not_be_proven_is_tried_again_later_and_holds_its_place(planner: Planner) -> None:
+    pin = planner.pin()
+    assert pin is not None
+    planner.not_proven(sha("keya"), now=0.0)
+    planner.proven(sha("keyb"), sha("manifestb"))
+    assert sha("keya") not in planner.to_prove(pin, OUTLOOK, POLICY, 1.0)
+    assert planner.grow(pin, OUTLOOK, POLICY, 1.0) == ()  # b comes after a in the listing
+    assert sha("keya") in planner.to_prove(pin, OUTLOOK, POLICY, RETRY_S + 1)
+
+
+def test_what_is_in_view_and_what_is_held_out_come_from_the_books(planner: Planner) -> None:
+    pin = planner.pin()
+    assert pin is not None
+    view = planner.in_view(pin)
+    assert (view.sets, view.train_tokens, view.val_tokens, view.complete) == (2, 600, 80, True)
+    assert list(planner.sets_with_heldout(pin, 40)) == [sha("keya")]
+    assert list(planner.sets_with_heldout(pin, 41)) == [sha("keya"), sha("keyb")]
+
+
+def test_a_dataset_whose_every_file_is_quarantined_is_complete_without_a_pin(tmp_path: Path) -> None:
+    layout = StateLayout(tmp_path)
+    layout.create()
+    layout.run("main").create()
+    planner = Planner(layout, "prose", layout.run("main").plan)
+    assert not planner.in_view(None).complete
+    write_listing(layout, Listing("prose", (("a.parquet", 9), ("b.parquet", 9)), True, ""))
+    write_source(layout, Source("prose", "a.parquet", 9, sha("a"), state="quarantined"))
+    assert not planner.in_view(None).complete
+    write_source(layout, Source("prose", "b.parquet", 9, sha("b"), state="quarantined"))
+    view = planner.in_view(None)
+    assert view.complete
+    assert (
+        start_gate(view, GateWants(sets=1, train_tokens=1, heldout_tokens=0, seq_len=8)).state == "hopeless"
+    )
+
+
+def test_an_event_is_one_line_with_its_sentence_last() -> None:
+    event = {"time": "…", "seq": 3, "event": "run_finished", "step": 9, "path": None, "message": "steps"}
+    assert event_line(event) == "run_finished step=9 - steps"

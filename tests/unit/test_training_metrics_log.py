@@ -1,0 +1,55 @@
+"""The metrics log: rows beyond the resume step and torn tails go, everything else stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.training.metrics_log import MetricsLog
+
+
+def row(step: int, timeline: int = 0, **fields: object) -> bytes:
+    return json.dumps({"step": step, "timeline": timeline, **(fields or {"loss": 1.0})}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "timeline", "resume", "after"),
+    [
+        ([], 0, 0, []),
+        ([row(1), row(2), row(3)], 0, 2, [row(1), row(2)]),
+        ([row(1), row(2), row(3)], 0, 3, [row(1), row(2), row(3)]),
+        ([row(0, val_loss=3.0), row(1)], 0, 0, [row(0, val_loss=3.0)]),
+        ([row(1), row(2), row(3)[:-5]], 0, 2, [row(1), row(2)]),
+        ([row(1), row(2)[:-1]], 0, 2, [row(1)]),
+        ([row(1), b"\0\0\0\0\n", row(2)], 0, 2, [row(1), row(2)]),
+        # timeline 1 forked off at 1: what timeline 0 did after that is history and stays
+        ([row(1), row(2), row(2, 1), row(3, 1)], 1, 2, [row(1), row(2), row(2, 1)]),
+    ],
+)
+def test_opening_cuts_back_to_the_resume_step(
+    tmp_path: Path, before: list[bytes], timeline: int, resume: int, after: list[bytes]
+) -> None:
+    path = tmp_path / "log" / "metrics.jsonl"
+    if before:
+        path.parent.mkdir()
+        path.write_bytes(b"".join(before))
+    MetricsLog(path, timeline=timeline, resume_step=resume).close()
+    assert path.read_bytes() == b"".join(after)
+
+
+def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, timeline=2, resume_step=0)
+    log.append({"step": 1, "loss": 0.1})
+    assert not log.evaluated(1)
+    log.append({"step": 1, "val_loss": 0.2})
+    log.sync()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 0.1, "timeline": 2},
+        {"step": 1, "val_loss": 0.2, "timeline": 2},
+    ]
+    log.close()
+    assert MetricsLog(path, timeline=2, resume_step=1).evaluated(1)
+    assert not MetricsLog(path, timeline=3, resume_step=1).evaluated(1)

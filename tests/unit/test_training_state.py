@@ -1,0 +1,226 @@
+"""State to bytes and back bit for bit, the held-out loss, and text out of a sealed checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from stoker.cli.generate import find_checkpoint, generate
+from stoker.plan.positions import Position
+from stoker.store.errors import ConfigError, DataError, UsageError
+from stoker.store.record import write_record
+from stoker.training import device, state
+from stoker.training.baseline import unigram_loss
+from stoker.training.evaluate import evaluate, open_heldout
+from stoker.training.launch import Launch, read_launch
+from stoker.training.model import Model, Shape, initialize
+from stoker.training.optimizer import AdamW
+from stoker.training.sampling import Sampling, TextModel, pick
+from stoker.training.saving import log_up_to, save
+from stoker.training.state import Progress
+from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
+
+CPU = device.Compute(torch.device("cpu"), bf16=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrainerRun:
+    run = TrainerRun(tmp_path)
+    run.plan(40, 40)
+    write_record(run.layout.launch, run.record("launch-1"))
+    return run
+
+
+def launch_of(run: TrainerRun) -> Launch:
+    return read_launch({"STOKER_RUN_DIR": str(run.layout.root)})
+
+
+def trained(launch: Launch, seed: int = 1) -> tuple[Model, AdamW]:
+    model = Model(Shape.parse(launch.model, vocab_size=VOCAB, seq_len=SEQ_LEN))
+    initialize(model, seed)
+    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    for step in range(3):
+        windows = torch.randint(0, VOCAB, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
+        model.loss_sum(windows).backward()
+        optimizer.step(0.01)
+    return model, optimizer
+
+
+def sealed(run: TrainerRun, model: Model, optimizer: AdamW) -> tuple[Path, Progress]:
+    progress = Progress(3, 3 * 8 * SEQ_LEN, Position(0, 24), 2.5, 2.75)
+    head = hashlib.sha256(run.layout.plan.read_bytes().splitlines()[-1]).hexdigest()
+    path = save(launch_of(run), progress, model, optimizer, compute=CPU, micro_batch=8, plan_head=head)
+    return path, progress
+
+
+def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
+    launch = launch_of(run)
+    model, optimizer = trained(launch)
+    torch.rand(5)
+    path, progress = sealed(run, model, optimizer)
+    expected_random = torch.rand(4)
+
+    other, its_optimizer = trained(launch, seed=2)
+    its_optimizer.steps = 99
+    body = state.read_checkpoint(path, launch)
+    assert state.restore(path, body, other, its_optimizer) == progress
+    assert its_optimizer.steps == 3
+    saved = state.model_tensors(model) | state.optimizer_tensors(optimizer)
+    restored = state.model_tensors(other) | state.optimizer_tensors(its_optimizer)
+    assert saved.keys() == restored.keys() and len(saved) == 3 * len(state.model_tensors(model))
+    assert all(torch.equal(saved[name], restored[name]) for name in saved)
+    assert torch.equal(torch.rand(4), expected_random)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config_digest": "e" * 64}, ["d" * 64, "e" * 64]),
+        ({"run_id": "run-2"}, ["run-1", "run-2"]),
+        ({"seq_len": 8}, ["seq_len is 16", "8"]),
+        ({"model": {"layers": 3}}, ["layers is 2", "3"]),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_both_values(
+    run: TrainerRun, changes: dict[str, Any], words: list[str]
+) -> None:
+    launch = launch_of(run)
+    path, _ = sealed(run, *trained(launch))
+    if "model" in changes:
+        changes = {"model": {**launch.model, **changes["model"]}}
+    with pytest.raises(ConfigError) as refusal:
+        state.read_checkpoint(path, replace(launch, **changes))
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(run: TrainerRun) -> None:
+    path, _ = sealed(run, *trained(launch_of(run)))
+    run.tokenizer.write_bytes(run.tokenizer.read_bytes() + b" ")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        state.read_checkpoint(path, launch_of(run))
+
+
+def test_a_log_is_copied_up_to_its_head_and_a_missing_head_is_refused(run: TrainerRun) -> None:
+    lines = run.layout.plan.read_bytes().splitlines(keepends=True)
+    first = hashlib.sha256(lines[0].rstrip(b"\n")).hexdigest()
+    assert log_up_to(run.layout.plan, first) == lines[0]
+    assert log_up_to(run.layout.plan, "0" * 64) == b""
+    with pytest.raises(DataError, match="no longer has"):
+        log_up_to(run.layout.plan, "f" * 64)
+
+
+def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run: TrainerRun) -> None:
+    launch = launch_of(run)
+    model, _ = trained(launch)
+    held = launch.heldout
+    assert held is not None
+    windows = open_heldout(
+        held.file, sha256=held.sha256, windows=held.windows, seq_len=SEQ_LEN, dtype="uint16"
+    )
+    found = evaluate(model, windows, compute=CPU, micro_batch=4)
+    with torch.no_grad():
+        each = [
+            model.loss_sum(torch.from_numpy(row[None].astype(np.int64))).item() / SEQ_LEN for row in windows
+        ]
+    assert found is not None
+    assert found.loss == pytest.approx(np.mean(each), abs=1e-5)
+    assert found.stderr == pytest.approx(np.std(each, ddof=1) / np.sqrt(6), rel=1e-3)
+    assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda: False) is None
+
+
+def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:
+    held = launch_of(run).heldout
+    assert held is not None
+    raw = bytearray(held.file.read_bytes())
+    raw[7] ^= 1
+    held.file.write_bytes(raw)
+    with pytest.raises(DataError, match="held-out data changed"):
+        open_heldout(held.file, sha256=held.sha256, windows=6, seq_len=SEQ_LEN, dtype="uint16")
+
+
+def test_the_unigram_loss_is_that_of_the_training_frequencies(run: TrainerRun) -> None:
+    tokens = np.concatenate([np.fromfile(file, "<u2") for file in run.shards.glob("*/train-*.bin")])
+    counts = np.bincount(tokens, minlength=VOCAB) + 1
+    held = np.fromfile(run.layout.heldout, "<u2").reshape(6, SEQ_LEN + 1)[:, 1:]
+    expected = -np.log(counts[held] / counts.sum()).mean()
+    assert unigram_loss(run.layout.root) == pytest.approx(expected)
+
+
+def test_a_text_is_continued_from_the_checkpoint_alone_and_alike_for_a_seed(
+    run: TrainerRun, tmp_path: Path
+) -> None:
+    path, _ = sealed(run, *trained(launch_of(run)))
+    alone = tmp_path / "elsewhere" / path.name
+    alone.parent.mkdir()
+    path.rename(alone)
+    run.tokenizer.unlink()
+    model = TextModel(alone)
+    one = model.continue_text("the café <|endoftext|>", 20, Sampling(seed=1))
+    assert one.startswith("the café <|endoftext|>")
+    assert one == model.continue_text("the café <|endoftext|>", 20, Sampling(seed=1))
+    assert one != model.continue_text("the café <|endoftext|>", 20, Sampling(seed=2))
+
+    done = CliRunner().invoke(generate, [str(alone.parent), "--prompt", "tea", "--tokens", "3"])
+    assert done.exit_code == 0 and done.output.startswith("tea")
+
+
+def test_a_checkpoint_with_a_flipped_bit_gives_no_text(run: TrainerRun) -> None:
+    path, _ = sealed(run, *trained(launch_of(run)))
+    weights = path / "model-00001.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    failed = CliRunner().invoke(generate, [str(path), "--prompt", "tea"])
+    assert isinstance(failed.exception, DataError) and failed.exception.exit_code == 65
+    assert "model-00001.safetensors" in str(failed.exception)
+
+
+def test_a_run_directory_stands_for_its_newest_sealed_checkpoint(tmp_path: Path) -> None:
+    for name in ("step-000000900", "step-000001000", ".tmp-step-x-000001100"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    newest = tmp_path / "checkpoints" / "step-000001000"
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints") == newest
+    assert find_checkpoint(newest) == newest
+    with pytest.raises(UsageError):
+        find_checkpoint(tmp_path / "nowhere")
+
+
+def test_temperature_0_takes_the_likeliest_and_top_k_draws_from_no_other() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.9, -1.0])
+    generator = torch.Generator().manual_seed(1)
+    assert pick(logits, Sampling(temperature=0), generator) == 1
+    drawn = {pick(logits, Sampling(temperature=5.0, top_k=2), generator) for _ in range(50)}
+    assert drawn == {1, 2}
+    assert len({pick(logits, Sampling(temperature=50.0, top_k=0), generator) for _ in range(200)}) == 4
+
+
+def test_a_missing_or_foreign_launch_record_says_so(run: TrainerRun) -> None:
+    with pytest.raises(UsageError, match="STOKER_RUN_DIR"):
+        read_launch({})
+    with pytest.raises(ConfigError, match="launch-1, not of other"):
+        read_launch({"STOKER_RUN_DIR": str(run.layout.root), "STOKER_LAUNCH": "other"})
+    record = run.record("launch-1")
+    del record["steps"]
+    write_record(run.layout.launch, record)
+    with pytest.raises(ConfigError, match="steps"):
+        launch_of(run)
+    run.layout.launch.unlink()
+    with pytest.raises(ConfigError, match="not there"):
+        launch_of(run)
+
+
+def test_a_checkpoint_says_what_decides_the_bits(run: TrainerRun) -> None:
+    path, _ = sealed(run, *trained(launch_of(run)))
+    trainer = json.loads((path / "trainer.json").read_bytes())
+    assert trainer["versions"].keys() == {"python", "torch", "numpy", "stoker"}
+    assert trainer["compute"]["micro_batch"] == 8
+    model = json.loads((path / "model.json").read_bytes())
+    assert (model["vocab_size"], model["seq_len"], model["kv_heads"]) == (VOCAB, SEQ_LEN, 2)

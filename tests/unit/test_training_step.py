@@ -1,0 +1,141 @@
+"""One optimizer step: schedule, AdamW against a reference, micro-batches, losses that are not finite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.store.errors import DataError
+from stoker.training.cadence import Cadence
+from stoker.training.device import Compute, choose_micro_batch
+from stoker.training.model import Model, Shape, initialize
+from stoker.training.optimizer import AdamW, clip_gradients
+from stoker.training.schedule import Schedule
+from stoker.training.step import training_step
+
+CPU = Compute(torch.device("cpu"), bf16=False)
+SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
+
+
+def make() -> Model:
+    model = Model(SHAPE)
+    initialize(model, 1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (200, 0.1)],
+)
+def test_the_rate_warms_up_and_falls_to_the_runs_end(step: int, rate: float) -> None:
+    schedule = Schedule(peak=1.0, warmup_steps=10, horizon=110, min_ratio=0.1)
+    assert schedule.rate(step) == pytest.approx(rate)
+
+
+def test_a_schedule_without_warm_up_or_shorter_than_it_still_gives_rates() -> None:
+    assert Schedule(1.0, 0, 10, 0.0).rate(10) == pytest.approx(0.0)
+    assert Schedule(1.0, 0, 10, 0.0).rate(1) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)))
+    assert Schedule(1.0, 100, 10, 0.1).rate(10) == pytest.approx(0.1)
+
+
+def test_adamw_makes_the_steps_of_torchs_own() -> None:
+    ours, theirs = make(), make()
+    optimizer = AdamW(ours, betas=(0.9, 0.95), weight_decay=0.1)
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.9, 0.95),
+    )
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(5):
+        windows = torch.randint(0, 40, (4, 13), generator=generator)
+        for model in (ours, theirs):
+            model.loss_sum(windows).backward()
+        optimizer.step(0.01)
+        reference.step()
+        reference.zero_grad()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+
+
+def test_vectors_are_not_decayed() -> None:
+    model = nn.Linear(3, 3)
+    before = model.bias.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    weight = model.weight.detach().clone()
+    AdamW(model, betas=(0.9, 0.95), weight_decay=0.5).step(0.1)
+    assert torch.equal(model.bias, before)
+    assert torch.allclose(model.weight, weight * 0.95)
+
+
+def test_gradients_are_clipped_by_their_joint_norm() -> None:
+    one, other = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    one.grad, other.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert clip_gradients([one, other], 1.0) == pytest.approx(5.0)
+    assert torch.allclose(torch.cat([one.grad, other.grad]), torch.tensor([0.6, 0.8]))
+    one.grad, other.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert clip_gradients([one, other], 0.0) == pytest.approx(5.0)
+    assert one.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4, 5])
+def test_the_micro_batch_changes_neither_loss_nor_step(micro_batch: int) -> None:
+    windows = torch.randint(0, 40, (8, 13), generator=torch.Generator().manual_seed(3))
+    results, models = [], []
+    for size in (8, micro_batch):
+        model = make()
+        optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+        results.append(
+            training_step(model, optimizer, windows, micro_batch=size, rate=1e-3, clip=1.0, compute=CPU)
+        )
+        models.append(model)
+    assert results[1].loss == pytest.approx(results[0].loss, abs=1e-5)
+    assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=1e-4)
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_changes_no_parameter() -> None:
+    model = make()
+    with torch.no_grad():
+        model.blocks[0].ffn.down.weight[0, 0] = float("nan")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    windows = torch.zeros((2, 13), dtype=torch.int64)
+    with pytest.raises(DataError, match="loss is nan"):
+        training_step(model, optimizer, windows, micro_batch=2, rate=1e-3, clip=1.0, compute=CPU)
+    assert optimizer.steps == 0
+    for mine, was in zip(model.parameters(), before, strict=True):
+        assert torch.equal(mine.nan_to_num(), was.nan_to_num())
+
+
+def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch() -> None:
+    chosen = choose_micro_batch(None, global_batch=16, seq_len=256, vocab_size=4096, device="cpu")
+    assert chosen == 4
+    assert choose_micro_batch(None, global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
+    assert choose_micro_batch(None, global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1
+    assert choose_micro_batch(6, global_batch=16, seq_len=256, vocab_size=4096, device="cpu") == 6
+
+
+@pytest.mark.parametrize(
+    ("every_s", "every_steps", "step", "now", "due"),
+    [
+        (60.0, None, 5, 59.0, False),
+        (60.0, None, 5, 60.0, True),
+        (60.0, None, 0, 99.0, False),  # nothing done since the last one
+        (None, 10, 9, 99.0, False),
+        (None, 10, 10, 0.0, True),
+        (60.0, 10, 7, 61.0, True),
+        (None, None, 10, 99.0, False),
+    ],
+)
+def test_a_checkpoint_is_due_by_time_or_by_steps(
+    every_s: float | None, every_steps: int | None, step: int, now: float, due: bool
+) -> None:
+    assert Cadence(every_s, every_steps).due(step=step, saved_step=0, now=now, saved_at=0.0) is due
