@@ -1,0 +1,99 @@
+"""How long each daemon takes from its console script's launch to READY, and how much memory it then holds."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from benchlib.runner import Measures, Scenario
+
+DAEMONS = ("stoker-download-watchdog", "stoker-stage-shard", "stoker-train-supervisor")
+LONGEST_S = 30.0
+
+PIPELINE = """\
+name: bench
+state: state
+hot: hot
+dataset: {name: empty, source: {kind: folder, path: source}}
+tokenizer: {train: {vocab_size: 4096, train_bytes: 4MB}}
+shard: {workers: 1, release: never}
+train: {steps: 10, model: demo, seq_len: 256, global_batch: 16, micro_batch: 16}
+metrics: {ports: {download: 0, shard: 0, train: 0}}
+"""
+
+BARE = "import os, signal; os.write(int(os.environ['STOKER_READY_FD']), b'READY\\n'); signal.pause()"
+
+
+class Start(Scenario):
+    """Launch to READY and resident memory of each daemon, beside a bare Python that says READY at once."""
+
+    name = "start"
+    repeats = 7
+    limits: ClassVar = {"ready_s": 0.5, "rss_bytes": 45 * 2**20}
+
+    def prepare(self, directory: Path) -> None:
+        (directory / "source").mkdir()
+        (directory / "bench.yaml").write_text(PIPELINE)
+
+    def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
+        scripts = Path(sys.executable).parent
+        commands = {"python": [sys.executable, "-c", BARE]}
+        commands |= {daemon: [str(scripts / daemon), "bench.yaml"] for daemon in DAEMONS}
+        return {
+            name: lambda at, command=command: measure_start(command, at) for name, command in commands.items()
+        }
+
+
+def measure_start(command: list[str], directory: Path) -> Measures:
+    """Start a daemon, wait for its READY, look at its memory, stop it; RuntimeError when any of it fails."""
+    reader, writer = os.pipe()
+    with (directory / "stderr.log").open("ab") as errors:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(writer,),
+            env={**os.environ, "STOKER_READY_FD": str(writer)},
+        )
+    os.close(writer)
+    try:
+        _wait_ready(reader, command, directory)
+        ready_s = time.monotonic() - began
+        measures = {"ready_s": ready_s, "cpu_s": _cpu_s(process.pid), "rss_bytes": _rss(process.pid)}
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(LONGEST_S)
+        return {**measures, "stop_s": time.monotonic() - began}
+    finally:
+        os.close(reader)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(reader: int, command: list[str], directory: Path) -> None:
+    readable, _, _ = select.select([reader], [], [], LONGEST_S)
+    if not readable or os.read(reader, 64) != b"READY\n":
+        said = (directory / "stderr.log").read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"{command[0]} did not say READY within {LONGEST_S:g} s; it said:\n{said}")
+
+
+def _cpu_s(pid: int) -> float:
+    # What the start costs whatever else the machine does meanwhile: user and system time.
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return float(status.split("VmRSS:")[1].split()[0]) * 1024
