@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -23,7 +24,10 @@ __all__ = [
     "signal_process",
 ]
 
-_STATE, _PARENT, _START = 0, 1, 19  # fields of /proc/PID/stat, counted after the command name (proc(5))
+# Fields of /proc/PID/stat, counted after the command name (proc(5)).
+_STATE, _PARENT, _FLAGS, _START = 0, 1, 6, 19
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_EXEC_S = 0.5  # the longest that a process is waited for in the middle of its exec
 _DEAD = ("Z", "X")
 
 
@@ -100,17 +104,29 @@ def processes_with_environment(name: str, value: str) -> list[ProcessId]:
     """
     wanted = os.fsencode(f"{name}={value}")
     found = []
+    give_up = time.monotonic() + _EXEC_S
     for pid in _every_pid():
         if pid == os.getpid():
             continue
         try:
             process = ProcessId.of(pid)
-            matches = wanted in _read(f"/proc/{pid}/environ").split(b"\0")
+            while not (environ := _read(f"/proc/{pid}/environ")) and _in_exec(pid):
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(0.001)
         except OSError:  # gone meanwhile, or another user's: then not one of ours
             continue
-        if matches and process.alive():
+        if wanted in environ.split(b"\0") and process.alive():
             found.append(process)
     return found
+
+
+def _in_exec(pid: int) -> bool:
+    """Whether a process is between its old image and the new one: for a moment it has no arguments either."""
+    fields = _stat(pid)
+    if fields[_STATE] in _DEAD or int(fields[_FLAGS]) & _KERNEL_THREAD:
+        return False
+    return not _read(f"/proc/{pid}/cmdline")
 
 
 def signal_process(process: ProcessId, signum: int) -> bool:
