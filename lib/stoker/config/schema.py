@@ -29,7 +29,7 @@ from stoker.config.reading import (
     Size,
     Text,
 )
-from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, runtime_dir
+from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayout, runtime_dir
 
 
 class Section(BaseModel):
@@ -132,6 +132,15 @@ class Shard(Section):
     workers: AutoOrCount = "auto"
     commit: Commit = Commit()
     release: Literal["never", "after_proof", "after_sync"] = "after_proof"
+
+
+class Evict(Section):
+    """When shard sets leave the hot disk for warm: while less than `target_free` bytes are free (None: a
+    tenth of the disk), but never below so many sets and train tokens on hot."""
+
+    target_free: Size | None = None
+    keep_hot_sets: Natural = 1
+    min_active_tokens: Natural = 0
 
 
 class Plan(Section):
@@ -286,6 +295,7 @@ class Pipeline(Section):
     stage: Stage = Stage()
     tokenizer: Tokenizer
     shard: Shard = Shard()
+    evict: Evict = Evict()
     plan: Plan = Plan()
     train: Train
     supervise: Supervise = Supervise()
@@ -308,6 +318,11 @@ class Pipeline(Section):
     def hot_layout(self) -> HotLayout:
         """Where everything lies on the hot disk."""
         return HotLayout(self.hot)
+
+    @property
+    def warm_layout(self) -> WarmLayout | None:
+        """Where everything lies on the warm disk; None for a pipeline without one."""
+        return None if self.warm is None else WarmLayout(self.warm)
 
     @property
     def runtime(self) -> RuntimeLayout:

@@ -38,7 +38,8 @@ class Source:
     `size` (bytes) and `sha256` name the content the record speaks of, `key` its shard set (64 hex digits),
     `books` and `manifest_sha256` are the published manifest's. `attempts` counts builds that ended without
     a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
-    why it was quarantined, and which column was to blame.
+    why it was quarantined, and which column was to blame. `evicting`: its shard set is about to leave the hot
+    disk, an intent that is finished whatever happens; `evicted`: it is on warm only.
     """
 
     dataset: str
@@ -54,6 +55,12 @@ class Source:
     manifest_sha256: str | None = None
     deaths: tuple[int, ...] = ()
     column: str | None = None
+    evicting: bool = False
+
+    @property
+    def hot(self) -> bool:
+        """Whether its shard set is published and lies on the hot disk, to stay there for now."""
+        return self.state in PUBLISHED and not (self.evicted or self.evicting)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:
@@ -77,6 +84,7 @@ class Source:
             manifest_sha256=record.get("manifest_sha256"),
             deaths=tuple(int(group) for group in record.get("deaths", ())),
             column=record.get("column"),
+            evicting=bool(record.get("evicting", False)),
         )
 
     def to_record(self) -> dict[str, Any]:

@@ -159,6 +159,11 @@ class RunLayout:
         return self.root / "consumed.json"
 
     @property
+    def launches(self) -> Path:
+        """The log of launches: from which step, and with which settings."""
+        return self.root / "launches.jsonl"
+
+    @property
     def heldout(self) -> Path:
         return self.root / "heldout.bin"
 
@@ -213,9 +218,43 @@ class HotLayout:
         return self.shards(dataset) / key[:16]
 
     @property
+    def trash(self) -> Path:
+        """Shard sets that were given up: renamed here at once, deleted later."""
+        return self.hot / ".trash"
+
+    @property
     def owner_lock(self) -> Path:
         """Keeps two pipelines off one directory."""
         return self.hot / ".stoker-owner.lock"
+
+
+@dataclass(frozen=True)
+class WarmLayout:
+    """The big slow disk: copies of proven shard sets and of checkpoints. Only workers touch it."""
+
+    warm: Path
+
+    def shards(self, dataset: str) -> Path:
+        """The copies of a dataset's shard sets."""
+        return self.warm / "shards" / dataset
+
+    def shard_set(self, dataset: str, key: str) -> Path:
+        """The copy of one shard set; key is the whole 64 hex."""
+        return self.shards(dataset) / key[:16]
+
+    def checkpoints(self, run: str) -> Path:
+        """The mirror of a run's checkpoints."""
+        return self.warm / "checkpoints" / run
+
+    @property
+    def trash(self) -> Path:
+        """Copies that were given up: renamed here at once, deleted later."""
+        return self.warm / ".trash"
+
+    @property
+    def owner_lock(self) -> Path:
+        """Keeps two pipelines off one directory."""
+        return self.warm / ".stoker-owner.lock"
 
 
 @dataclass(frozen=True)
