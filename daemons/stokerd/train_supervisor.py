@@ -8,28 +8,22 @@ at how it ended; again. What to do is decided by the pure functions of stoker.su
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
 from typing import Any
 
 from stoker.kit.backoff import Backoff
 from stoker.kit.daemon import DaemonContext, daemon_main
-from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process import processes_with_environment, set_child_subreaper, signal_process
-from stoker.plan.positions import START, Position, left_after
-from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
-from stoker.store.errors import DataError, LockHeld, StorageError
+from stoker.kit.lock import Lock
+from stoker.kit.process import set_child_subreaper
+from stoker.plan.positions import START, Position
+from stoker.plan.timelines import ancestry
+from stoker.store.errors import DataError, StorageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.names import new_id
 from stoker.store.record import write_record
-from stoker.store.requests import finish_request, pending_requests
-from stoker.supervise import cleaning
 from stoker.supervise.checkpoints import Checkpoint
-from stoker.supervise.cleaning import Cleaning, Leftovers
 from stoker.supervise.exits import Exit, classify
-from stoker.supervise.horizon import consumed, finished_at
 from stoker.supervise.launch import Launch, launch_body
 from stoker.supervise.meters import Meters
 from stoker.supervise.planner import Planner
@@ -37,8 +31,11 @@ from stoker.supervise.policy import after_exit
 from stoker.supervise.snapshot import snapshot, status_text
 from stokerd.checkpoint_desk import CheckpointDesk
 from stokerd.crew import Crew
+from stokerd.ground import Ground
 from stokerd.launch_watch import LaunchWatch
 from stokerd.provisions import Provisions
+from stokerd.request_desk import RequestDesk
+from stokerd.run_accounts import RunAccounts
 from stokerd.run_book import RunBook
 from stokerd.turns import Stopped, Turns
 
@@ -71,7 +68,8 @@ class TrainSupervisor:
         self.layout, self.train_config = context.layout, context.pipeline.train
         self.run = self.layout.run(self.train_config.run)
         self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
-        self.turns.each, self.turns.show = self.answer_requests, self.show
+        self.turns.each, self.turns.show = RequestDesk(context, self.turns).look, self.show
+        self.ground = Ground(context, self.turns)
         self.meters = Meters(context.metrics)
         backoff = self.pipeline.supervise.backoff
         self.backoff = Backoff(backoff.first, backoff.most)
@@ -80,6 +78,7 @@ class TrainSupervisor:
         self.book.read()
         self.desk = CheckpointDesk(context, self.turns, self.meters)
         self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan)
+        self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
         self.watch: LaunchWatch | None = None
         self.last: Exit | None = None  # how the last launch ended, until that was answered
@@ -92,7 +91,7 @@ class TrainSupervisor:
         self.context.ready("taking up the run")
         while True:
             try:
-                with self.clear_ground() as lock:  # a launch takes the lock with it
+                with self.ground.clear() as lock:  # a launch takes the lock with it
                     code = self.round(lock)
             except StorageError as problem:  # a full disk passes; what was running is asked to save and end
                 self.events.record("storage_trouble", "warning", message=str(problem))
@@ -105,14 +104,16 @@ class TrainSupervisor:
 
     def round(self, lock: Lock) -> int | None:
         """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
-        checkpoint = self.desk.newest_proven(ancestry(self.timelines()))
-        self.settle(checkpoint)
+        checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
+        self.accounts.settle(checkpoint)
+        if checkpoint is not None:
+            self.keep_books(checkpoint)
         if (code := self.follow(checkpoint)) is not None:
             return code
-        over = self.over(checkpoint)
+        over = self.accounts.over(checkpoint)
         if over != "steps":  # at the data's end, too: the cap on epochs may have been raised
             self.gather(checkpoint)
-            over = self.over(checkpoint)
+            over = self.accounts.over(checkpoint)
         if over is not None:
             lock.release()
             return self.rest(over, checkpoint)
@@ -131,75 +132,12 @@ class TrainSupervisor:
         for directory in (self.run.checkpoints, self.layout.sources, self.layout.datasets, requests):
             self.context.waiter.watch(directory)
 
-    def clear_ground(self) -> Lock:
-        """Wait until nothing of an earlier launch is left, helping where need be; returns its lock."""
-        began, asked, told = time.monotonic(), False, False
-        while True:
-            lock, left = self.leftovers()
-            waited_s = time.monotonic() - began
-            stop_time_s = self.pipeline.supervise.stop_time
-            action = cleaning.decide(left, waited_s=waited_s, asked=asked, stop_time_s=stop_time_s)
-            if action is Cleaning.CLEAR and lock is not None:
-                return lock
-            if lock is not None:
-                lock.release()
-            if not told:
-                told = True
-                pids = [process.pid for process in left.processes]
-                self.events.record("leftovers_found", "warning", pids=pids, guarded=left.guarded)
-            if action in (Cleaning.TERM, Cleaning.KILL):
-                asked = True
-                for process in left.processes:
-                    signal_process(process, signal.SIGKILL if action is Cleaning.KILL else signal.SIGTERM)
-            self.turns.doing = "waiting for an earlier trainer to save and end"
-            self.turns.turn_or_stop(0.2)
-
-    def leftovers(self) -> tuple[Lock | None, Leftovers]:
-        """What is left of an earlier launch; with the trainer's lock if that was free."""
-        try:
-            lock = Lock.acquire(self.run.trainer_lock, purpose=f"launch of run {self.train_config.run}")
-        except LockHeld:
-            lock = None
-        processes = processes_with_environment("STOKER_RUN_DIR", str(self.run.root))
-        return lock, Leftovers(lock is None, read_holder(self.run.rank0_lock) is not None, tuple(processes))
-
     # Books
-
-    def settle(self, checkpoint: Checkpoint | None) -> None:
-        """Make record, plan and books agree with the newest proven checkpoint, or raise DataError."""
-        if checkpoint is None:
-            return
-        if self.book.record is None:
-            self.book.restore(checkpoint)
-            self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
-        self.book.check_ours(checkpoint)
-        if lost := self.planner.restore(checkpoint.plan()):
-            self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
-        self.keep_books(checkpoint)
 
     def keep_books(self, checkpoint: Checkpoint) -> None:
         """Prune what a proven checkpoint makes superfluous, which makes room, and write consumed.json."""
         self.desk.prune()
-        books = consumed(
-            self.train_config.run,
-            checkpoint.path.name,
-            checkpoint.body,
-            self.planner.plan,
-            finished=self.over(checkpoint),
-            skips=skips(self.timelines()),
-        )
-        write_record(self.run.consumed, books)
-
-    def over(self, checkpoint: Checkpoint | None) -> str | None:
-        """Why the run is over at this checkpoint; None while it goes on."""
-        return finished_at(
-            checkpoint.step if checkpoint else 0,
-            checkpoint.position if checkpoint else START,
-            self.planner.plan,
-            steps=self.train_config.horizon,
-            global_batch=self.train_config.global_batch,
-            skips=skips(self.timelines()),
-        )
+        self.accounts.write(checkpoint)
 
     # Data
 
@@ -212,11 +150,8 @@ class TrainSupervisor:
         step, position = (checkpoint.step, checkpoint.position) if checkpoint else (0, START)
         while True:
             self.keep_planned(step, position)
-            plan = self.planner.plan
-            if (
-                plan.ended
-                or left_after(plan, position, skips(self.timelines())) >= self.train_config.global_batch
-            ):
+            enough = self.accounts.windows_left(checkpoint) >= self.train_config.global_batch
+            if self.planner.plan.ended or enough:
                 return
             self.turns.doing = f"waiting for data: {self.planner.why or 'proving shard sets'}"
             self.turns.turn_or_stop()
@@ -237,7 +172,7 @@ class TrainSupervisor:
             raise DataError(f"{self.layout.datasets} has no pin any more; start the stage-shard loop")
         launch = Launch(
             launch=new_id(),
-            timeline=self.timelines().current,
+            timeline=self.accounts.timelines().current,
             resume_from=checkpoint.path if checkpoint else None,
             resume_step=checkpoint.step if checkpoint else 0,
             notify_socket=self.context.runtime.notify_socket(self.train_config.run),
@@ -276,7 +211,7 @@ class TrainSupervisor:
 
     def look_after_checkpoints_and_plan(self, watch: LaunchWatch) -> None:
         """One look; StorageError where the state directory takes nothing now."""
-        if self.desk.prove_new(ancestry(self.timelines())) and self.desk.newest is not None:
+        if self.desk.prove_new(ancestry(self.accounts.timelines())) and self.desk.newest is not None:
             self.keep_books(self.desk.newest)
         newest = self.desk.newest
         self.keep_planned(watch.step, watch.position or (newest.position if newest else START))
@@ -297,7 +232,7 @@ class TrainSupervisor:
         best = max(record.best_step, self.watch.step, sealed)
         self.book.change(fruitless=following.fruitless, best_step=best)
         self.last = None  # answered once it is on disk: a full disk must not make a failure forgotten
-        if self.over(checkpoint) is not None:
+        if self.accounts.over(checkpoint) is not None:
             return None
         if following.exit_code is not None:
             return self.fail(following.exit_code, following.reason)
@@ -343,7 +278,7 @@ class TrainSupervisor:
             self.events.record("run_finished", message=why, step=checkpoint.step if checkpoint else 0)
         self.watch = None
         self.turns.doing = f"finished: {why}"
-        while not self.desk.all_judged(ancestry(self.timelines())):
+        while not self.desk.all_judged(ancestry(self.accounts.timelines())):
             self.turns.turn_or_stop()  # the older checkpoints: retention removes none that nobody looked at
         if checkpoint is not None:
             self.keep_books(checkpoint)
@@ -354,17 +289,6 @@ class TrainSupervisor:
         return 0
 
     # Small things
-
-    def timelines(self) -> Timelines:
-        """The run's rollbacks as they are on disk."""
-        return read_timelines(self.run.timelines)
-
-    def answer_requests(self) -> None:
-        """Nothing can be asked of this daemon yet; who asks is told so."""
-        if self.turns.due("requests", REQUESTS_S):
-            for request in pending_requests(self.layout, TRAIN_SUPERVISOR):
-                refusal = {"refused": f"unknown verb {request.verb}"}
-                finish_request(self.layout, TRAIN_SUPERVISOR, request, refusal)
 
     def show(self) -> tuple[dict[str, Any], str]:
         """The status snapshot and its one line; the metrics are set from the same."""
