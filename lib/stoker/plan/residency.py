@@ -1,0 +1,244 @@
+"""What lies on the hot disk: which shard sets may leave it, in which order, and which come back when.
+
+Pure decisions over what the runs hold (`plan.consumption`) and what there is. Bytes are those of whole set
+directories. A run holds two things: the sets of planned entries that reach beyond its low-water mark, which
+never leave, and its wants, of which the less urgent give way to a more urgent one that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from stoker.plan.consumption import Holdings
+from stoker.plan.growth import AHEAD_BATCHES
+from stoker.plan.log import Plan, Segment
+from stoker.plan.positions import START, Position, Skip, at, left_after, linear
+from stoker.store.errors import DataError
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A published shard set. `hot`: it lies there, to stay for now; `warm`: its copy there is proven."""
+
+    key: str
+    bytes: int
+    train_tokens: int
+    hot: bool
+    warm: bool
+
+
+@dataclass(frozen=True)
+class Floors:
+    """What stays hot whatever the need: so many sets, and sets with so many train tokens."""
+
+    keep_hot_sets: int = 0
+    min_active_tokens: int = 0
+
+
+def reaching(plan: Plan, position: Position) -> Iterator[Segment]:
+    """Planned segments with windows beyond a position, in order; DataError when it is not in the plan."""
+    begun = linear(plan, position)
+    return (
+        entry
+        for entry in plan.entries[position.entry :]
+        if isinstance(entry, Segment) and plan.starts[entry.n + 1] > begun
+    )
+
+
+def planned(holdings: Iterable[Holdings]) -> frozenset[str]:
+    """Keys of the sets that planned entries of unfinished runs name beyond their low-water marks.
+
+    Where the plan has lost the place of the mark, which the next start restores, all it names counts.
+    """
+    return frozenset(key for run in holdings if not run.finished for key, _ in _planned(run))
+
+
+def held(holdings: Iterable[Holdings]) -> frozenset[str]:
+    """Keys that a run holds on hot, planned or wanted; a finished run holds nothing."""
+    runs = list(holdings)
+    return planned(runs) | frozenset(key for run in runs if not run.finished for key in run.wants)
+
+
+def urgency(holdings: Iterable[Holdings]) -> list[str]:
+    """All wanted keys, most urgent first: the runs' first wants in the order of runs, their second, ..."""
+    turns = zip_longest(*(run.wants for run in holdings if not run.finished))
+    return list(dict.fromkeys(key for turn in turns for key in turn if key is not None))
+
+
+def next_use(holdings: Iterable[Holdings], listing_keys: Sequence[str]) -> dict[str, int]:
+    """The rank of each set's coming use, 0 the soonest, least over the unfinished runs.
+
+    A run will use its wants, its planned entries beyond the mark, the rest of its epoch in listing order and
+    then the next epoch; after its plan's end nothing. A set that is not in the result is never used again.
+    """
+    ranks: dict[str, int] = {}
+    for run in holdings:
+        if not run.finished:
+            for rank, key in enumerate(dict.fromkeys(_uses(run, listing_keys))):
+                ranks[key] = min(rank, ranks.get(key, rank))
+    return ranks
+
+
+def to_evict(
+    sets: Iterable[ShardSet],
+    holdings: Iterable[Holdings],
+    rank: Mapping[str, int],
+    *,
+    free_bytes: int,
+    wanted_free_bytes: int,
+    floors: Floors,
+    reserve_bytes: int = 0,
+    busy: Collection[str] = (),
+) -> tuple[list[str], str]:
+    """Keys to evict so that `wanted_free_bytes` are free, in order; and why no more can ("" = enough).
+
+    Never used again first, then furthest next use first; what breaks a floor stays and the next one is
+    tried. `sets` are all published ones, `rank` is `next_use`'s, `free_bytes` are what is free less what is
+    claimed, with the bytes of sets that are leaving already. A wanted set goes, least urgent first, only
+    while more urgent ones that are cold and not being brought back (`busy`) lack room: while fewer bytes are
+    free than `reserve_bytes` (stage.free_floor) and theirs.
+    """
+    known, runs = {one.key: one for one in sets}, list(holdings)
+    kept, wants = planned(runs), _wants(known, urgency(runs), busy)
+    movable = [one for one in known.values() if one.hot and one.warm and one.key not in kept]
+    leaving = _Leaving(known.values(), floors, free_bytes)
+    loose = [one for one in movable if one.key not in wants]
+    for one in sorted(loose, key=lambda one: (-rank.get(one.key, math.inf), -one.bytes, one.key)):
+        if leaving.free_bytes < wanted_free_bytes:
+            leaving.offer(one)
+    wanted = [one for one in movable if one.key in wants]
+    for one in sorted(wanted, key=lambda one: wants[one.key].place, reverse=True):
+        lacking = wants[one.key].lacking_bytes
+        if lacking and leaving.free_bytes < min(wanted_free_bytes, reserve_bytes + lacking):
+            leaving.offer(one)
+    short = wanted_free_bytes - leaving.free_bytes
+    if short <= 0:
+        return leaving.keys, ""
+    gone = frozenset(leaving.keys)
+    stay = [one for one in known.values() if one.hot and one.key not in gone]
+    why = Counter(_why_it_stays(one, kept, wants) for one in stay)
+    told = ", ".join(f"{count} {words}" for words, count in why.most_common()) or "none is there"
+    return leaving.keys, f"{short} bytes short; of {len(stay)} shard sets on hot {told}"
+
+
+def to_hydrate(
+    sets: Iterable[ShardSet],
+    holdings: Iterable[Holdings],
+    *,
+    room_bytes: int,
+    at_once: int,
+    busy: Collection[str],
+) -> tuple[list[str], int]:
+    """Keys to bring back now, most urgent first; and the bytes of wanted cold sets that are not begun yet.
+
+    `room_bytes` is what may be given out (claims for the `busy` ones, under way already, are taken off);
+    at most `at_once` are under way. Strictly in order: one that does not fit is not overtaken, or it would
+    starve. What has no proven warm copy cannot come back and is left out.
+    """
+    known = {one.key: one for one in sets}
+    found = (known[key] for key in urgency(holdings) if key in known and key not in busy)
+    cold = [one for one in found if one.warm and not one.hot]
+    begun: list[str] = []
+    for one in cold[: max(0, at_once - len(busy))]:
+        if one.bytes > room_bytes:
+            break
+        room_bytes -= one.bytes
+        begun.append(one.key)
+    return begun, sum(one.bytes for one in cold[len(begun) :])
+
+
+def low_water(plan: Plan, positions: Iterable[Position]) -> Position:
+    """The least of the positions; START for none. DataError when the plan has no such place."""
+    return min(positions, key=lambda position: linear(plan, position), default=START)
+
+
+def ahead_windows(*, global_batch: int, windows_per_s: float | None, lead_s: float) -> int:
+    """Windows that the plan must reach beyond the trainer, so that within `lead_s`, the time it takes to
+    bring back the sets of a next entry, it does not get to the plan's end; never under 32 global batches."""
+    return max(AHEAD_BATCHES * global_batch, math.ceil((windows_per_s or 0.0) * lead_s))
+
+
+def due_s(
+    plan: Plan, position: Position, entry: int, windows_per_s: float | None, skips: Sequence[Skip] = ()
+) -> float | None:
+    """Seconds until a trainer at `position` gets to an entry (0.0: it is there or past it).
+
+    The number of entries names the one to be planned next. None while the rate is not known.
+    """
+    if not windows_per_s:
+        return None
+    first = at(plan, plan.starts[min(entry, len(plan.entries))])
+    ahead = left_after(plan, position, skips) - left_after(plan, first, skips)
+    return max(0, ahead) / windows_per_s
+
+
+class _Leaving:
+    """Sets chosen to leave, within the floors."""
+
+    def __init__(self, sets: Iterable[ShardSet], floors: Floors, free_bytes: int) -> None:
+        hot = [one for one in sets if one.hot]
+        self._spare_sets = len(hot) - floors.keep_hot_sets
+        self._spare_tokens = sum(one.train_tokens for one in hot) - floors.min_active_tokens
+        self.free_bytes = free_bytes
+        self.keys: list[str] = []
+
+    def offer(self, one: ShardSet) -> None:
+        """Let this one go unless a floor keeps it."""
+        breaks_tokens = one.train_tokens > max(0, self._spare_tokens)
+        if self._spare_sets < 1 or breaks_tokens:
+            return
+        self._spare_sets -= 1
+        self._spare_tokens -= one.train_tokens
+        self.free_bytes += one.bytes
+        self.keys.append(one.key)
+
+
+@dataclass(frozen=True)
+class _Want:
+    """A wanted set's place, and the bytes of more urgent ones that are cold and wait to come back."""
+
+    place: int
+    lacking_bytes: int
+
+
+def _wants(known: Mapping[str, ShardSet], keys: Sequence[str], busy: Collection[str]) -> dict[str, _Want]:
+    wants: dict[str, _Want] = {}
+    lacking = 0
+    for place, key in enumerate(keys):
+        wants[key] = _Want(place, lacking)
+        one = known.get(key)
+        if one is not None and one.warm and not one.hot and key not in busy:
+            lacking += one.bytes
+    return wants
+
+
+def _why_it_stays(one: ShardSet, kept: Collection[str], wants: Collection[str]) -> str:
+    if one.key in kept:
+        return "planned to be read"
+    if not one.warm:
+        return "without a proven warm copy"
+    return "wanted next" if one.key in wants else "kept by the floors"
+
+
+def _planned(run: Holdings) -> Iterator[tuple[str, str]]:
+    try:
+        segments = reaching(run.plan, run.low_water)
+    except DataError:
+        segments = iter(run.plan.segments)
+    return (pair for segment in segments for pair in segment.sets)
+
+
+def _uses(run: Holdings, listing_keys: Sequence[str]) -> Iterator[str]:
+    yield from run.wants
+    yield from (key for key, _ in _planned(run))
+    if run.plan.ended:
+        return
+    segments = run.plan.segments
+    epoch = segments[-1].epoch if segments else 0
+    named = {key for segment in segments if segment.epoch == epoch for key, _ in segment.sets}
+    yield from (key for key in listing_keys if key not in named)
+    yield from listing_keys
