@@ -15,6 +15,7 @@ from stoker.store import errors
 from support.config_files import MINIMAL, write_pipeline
 from support.parquet import write_fineweb
 
+SMALL = "stage: {free_floor: 0}\nplan: {segment_tokens: 1M}\n"  # that fits on any disk
 COMMAND = [sys.executable, "-c", "from stoker.cli.main import main; main()"]
 
 
@@ -118,7 +119,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
 def test_config_check_says_ok_with_what_it_understood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_pipeline(tmp_path, MINIMAL + "  schedule: {warmup_steps: 1}\nstage: {free_floor: 0}\n")
+    path = write_pipeline(tmp_path, MINIMAL + "  schedule: {warmup_steps: 1}\n" + SMALL)
     (tmp_path / "parquet").mkdir()
     (tmp_path / "parquet" / "some.parquet").touch()
     assert exit_code(["config", "check", str(path)]) == 0
@@ -130,11 +131,11 @@ def test_config_check_says_ok_with_what_it_understood(
 
 def test_config_check_notes_what_may_surprise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_pipeline(
-        tmp_path, MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm") + "stage: {free_floor: 0}\n"
+        tmp_path, MINIMAL.replace("model: tiny", "model: tiny\n  checkpoint: {mirror: true}") + SMALL
     )
     assert exit_code(["config", "check", str(path)]) == 0
     notes = capsys.readouterr().out.splitlines()
-    assert notes[0].startswith("note: warm: this version copies nothing there yet")
+    assert notes[0].startswith("note: train.checkpoint.mirror: there is no warm")
     assert notes[1].startswith("note: train.schedule.warmup_steps: 2000 is not below the run's 10 steps")
     source = f"note: dataset.source.path: {tmp_path}/parquet"
     assert notes[2] == f"{source} cannot be read: No such file or directory; a run waits until that changes"
@@ -161,7 +162,7 @@ def test_config_check_looks_up_the_columns_in_the_source(
 ) -> None:
     file = write_fineweb(tmp_path / "parquet" / "a.parquet", rows=10)
     text = MINIMAL.replace("name: prose", f"name: prose\n  {more}") + "  schedule: {warmup_steps: 1}\n"
-    path = write_pipeline(tmp_path, text + "stage: {free_floor: 0}\n")
+    path = write_pipeline(tmp_path, text + SMALL)
     assert exit_code(["config", "check", str(path)]) == 0
     assert capsys.readouterr().out.startswith(told.format(file=file))
 

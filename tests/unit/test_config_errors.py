@@ -137,13 +137,11 @@ def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str
     [
         ("kind: folder, path: parquet", "kind: hub, repo: a/b", "dataset.source.kind"),
         ("kind: folder, path: parquet", "kind: urls, urls_file: l.txt", "dataset.source.kind"),
-        ("name: prose", "name: prose\n  limit: {rows: 5}", "dataset.limit.rows"),
         ("steps: 10", "steps: 10\n  command: [python, train.py]", "train.command"),
         ("steps: 10", "steps: 10\n  on_checkpoint: echo", "train.on_checkpoint"),
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
         ("steps: 10", "steps: 10\n  launcher: {devices: [0, 1]}", "train.launcher.devices"),
         ("train:", "tokenizer: {engine: fastokens}\ntrain:", "tokenizer.engine"),
-        ("train:", "plan: {order: arrival}\ntrain:", "plan.order"),
         ("train:", "notify: [mail]\ntrain:", "notify"),
     ],
 )

@@ -11,12 +11,13 @@ import yaml
 from pydantic import ValidationError
 
 from stoker.config import units
-from stoker.config.checks import notes, start_gate_fault
+from stoker.config.checks import notes
+from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.load import examples_dir, load_pipeline
 from stoker.config.local import network_type
 from stoker.config.schema import ModelShape
 from stoker.config.show import effective_yaml, masked
-from support.config_files import MINIMAL, load_text, write_pipeline
+from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
 EXAMPLES = sorted(examples_dir().glob("*.yaml"))
 MODELS = sorted((examples_dir() / "models").glob("*.yaml"))
@@ -56,7 +57,6 @@ def test_state_is_below_var_lib_stoker_where_the_file_says_nothing(tmp_path: Pat
 def test_release_waits_for_the_warm_copy_where_there_is_a_warm_store(tmp_path: Path) -> None:
     pipeline = load_text(tmp_path, MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm"))
     assert pipeline.shard.release == "after_sync"
-    assert notes(pipeline)[0].path == ("warm",)
 
 
 @pytest.mark.parametrize(
@@ -207,17 +207,78 @@ def test_the_innermost_and_last_mount_tells_whether_a_path_is_on_the_network(
     assert network_type(Path(path), MOUNTS) == kind
 
 
-def test_a_start_gate_beyond_the_hot_disk_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    text = (
-        MINIMAL.replace("steps: 10", "steps: 10\n  start_when: {tokens: 1B}") + "stage: {free_floor: 1GiB}\n"
-    )
-    pipeline = load_text(tmp_path, text)
-    assert start_gate_fault(pipeline, 3 * 2**30) is None
-    fault = start_gate_fault(pipeline, 2 * 2**30)
-    assert fault is not None
-    assert fault.path == ("train", "start_when", "tokens")
-    assert "1000000000 tokens take 1.9 GiB" in fault.text
-    assert "hot holds 2.0 GiB less 1.0 GiB" in fault.text
+WITH_WARM = MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm")
+
+
+@pytest.mark.parametrize(
+    ("text", "gib", "key", "told"),
+    [
+        (
+            MINIMAL.replace("steps: 10", "steps: 10\n  start_when: {tokens: 1B}"),
+            2,
+            "train.start_when.tokens",
+            "1000000000 tokens take 1.9 GiB, and hot holds 2.0 GiB less 1.0 GiB of stage.free_floor",
+        ),
+        (MINIMAL, 1, "stage.free_floor", "1.0 GiB are to stay free on a hot disk of 1.0 GiB"),
+        (
+            WITH_WARM + "evict: {target_free: 3GiB}\n",
+            2,
+            "evict.target_free",
+            "3.0 GiB are to stay free on a hot disk of 2.0 GiB",
+        ),
+        (
+            WITH_WARM + "evict: {min_active_tokens: 1B}\n",
+            2,
+            "evict.min_active_tokens",
+            "1000000000 tokens take 1.9 GiB",
+        ),
+    ],
+)
+def test_what_the_hot_disk_can_never_hold_is_refused_with_the_numbers(
+    tmp_path: Path, text: str, gib: int, key: str, told: str
+) -> None:
+    pipeline = load_text(tmp_path, text + "stage: {free_floor: 1GiB}\n")
+    assert disk_faults(pipeline, 8 * 2**30) == []
+    found = {".".join(map(str, fault.path)): fault.text for fault in disk_faults(pipeline, gib * 2**30)}
+    assert told in found[key]
+
+
+def test_segments_beyond_a_third_of_the_hot_disk_are_noted_with_a_number_that_fits(tmp_path: Path) -> None:
+    pipeline = load_text(tmp_path, WITH_WARM + "stage: {free_floor: 1GiB}\nplan: {segment_tokens: 500M}\n")
+    assert disk_notes(pipeline, 5 * 2**30) == []
+    (note,) = disk_notes(pipeline, 2 * 2**30)
+    assert note.path == ("plan", "segment_tokens")
+    assert "500.0 M tokens take 953.7 MiB, more than a third of the 1.0 GiB" in note.text
+    assert "At most 170M fit well" in note.text
+    fitting = load_text(tmp_path, WITH_WARM + "stage: {free_floor: 1GiB}\nplan: {segment_tokens: 170M}\n")
+    assert disk_notes(fitting, 2 * 2**30) == []
+
+
+def test_eviction_without_a_warm_disk_is_refused_and_its_defaults_are_not(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, MINIMAL + "evict: {keep_hot_sets: 3}\n")
+    assert "evict: shard sets leave hot for warm only" in problem
+    load_text(tmp_path, MINIMAL + "evict: {keep_hot_sets: 1}\n")
+    load_text(tmp_path, WITH_WARM + "evict: {keep_hot_sets: 3}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            MINIMAL.replace("steps: 10", "steps: 10\n  checkpoint: {mirror: true}"),
+            ["train.checkpoint.mirror"],
+        ),
+        (MINIMAL + "plan: {order: arrival}\n", []),
+        (
+            MINIMAL.replace("name: prose", "name: prose\n  limit: {rows: 5}") + "plan: {order: arrival}\n",
+            ["plan.order"],
+        ),
+        (MINIMAL.replace("name: prose", "name: prose\n  limit: {files: 2, rows: 5, tokens: 1M}"), []),
+    ],
+)
+def test_what_may_surprise_is_noted(tmp_path: Path, text: str, keys: list[str]) -> None:
+    text = text.replace("steps: 10", "steps: 10\n  schedule: {warmup_steps: 1}")
+    assert [".".join(map(str, note.path)) for note in notes(load_text(tmp_path, text))] == keys
 
 
 def test_secrets_are_masked() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from stoker.cli.options import pipeline_file
-from stoker.config.checks import Fault, notes, start_gate_fault
+from stoker.config.checks import Fault, notes
+from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.document import Problem, dotted, read_document
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -32,11 +33,12 @@ def check(file: Path) -> None:
     """
     pipeline = load_pipeline(file)
     capacity = _capacity(pipeline.hot)
-    fault = start_gate_fault(pipeline, capacity) if capacity is not None else None
-    if fault is not None:
-        mark = read_document(pipeline.file).mark(fault.path)
-        raise ConfigError(str(Problem(mark, dotted(fault.path), fault.text)))
-    for note in [*notes(pipeline), *_source_notes(pipeline)]:
+    if capacity is not None and (faults := disk_faults(pipeline, capacity)):
+        document = read_document(pipeline.file)
+        told = [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in faults]
+        raise ConfigError("\n".join(map(str, told)))
+    on_this_disk = disk_notes(pipeline, capacity) if capacity is not None else []
+    for note in [*notes(pipeline), *on_this_disk, *_source_notes(pipeline)]:
         click.echo(f"note: {dotted(note.path)}: {note.text}")
     click.echo(f"ok: {_summary(pipeline)}")
 

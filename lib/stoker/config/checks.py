@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.config.document import KeyPath
-from stoker.config.schema import Pipeline
-from stoker.config.units import format_bytes
+from stoker.config.schema import Evict, Pipeline
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,10 @@ def _release(pipeline: Pipeline) -> Iterator[Fault]:
         )
     if release == "after_sync" and pipeline.warm is None:
         yield Fault(("shard", "release"), "after_sync needs warm; set warm, or write after_proof or never")
+    if pipeline.warm is None and pipeline.evict != Evict():
+        yield Fault(
+            ("evict",), "shard sets leave hot for warm only, and there is none; set warm, or remove it"
+        )
 
 
 def _ports(pipeline: Pipeline) -> Iterator[Fault]:
@@ -158,13 +161,8 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Fault]:
         yield _later(
             ("dataset", "source", "kind"), f"does not fetch from {source.kind} yet; use kind: folder"
         )
-    for key, value in pipeline.dataset.limit.model_dump().items():
-        if value is not None:
-            yield _later(("dataset", "limit", key), "does not limit a source yet; remove it")
     if pipeline.tokenizer.engine == "fastokens":
         yield _later(("tokenizer", "engine"), "has no fastokens engine yet; write auto")
-    if pipeline.plan.order == "arrival":
-        yield _later(("plan", "order"), "plans in listing order only; write listing")
     if train.launcher.processes > 1:
         yield _later(("train", "launcher", "processes"), "trains in one process only; write 1")
     if train.launcher.devices != "auto":
@@ -184,10 +182,19 @@ def _later(path: KeyPath, text: str) -> Fault:
 def notes(pipeline: Pipeline) -> list[Fault]:
     """What is allowed but may surprise; `config check` says it."""
     found = []
-    if pipeline.warm is not None:
+    checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
+    if pipeline.warm is None and checkpoint.mirror and "mirror" in checkpoint.model_fields_set:
         found.append(
             Fault(
-                ("warm",), "this version copies nothing there yet, so hot parquet is kept; watch the hot disk"
+                ("train", "checkpoint", "mirror"),
+                "there is no warm to copy checkpoints to: they are on the state's disk alone",
+            )
+        )
+    if pipeline.plan.order == "arrival" and (limit.rows or limit.tokens):
+        found.append(
+            Fault(
+                ("plan", "order"),
+                "a limit of rows or tokens is counted in listing order, so the plan follows the listing",
             )
         )
     warmup = pipeline.train.schedule.warmup_steps
@@ -199,19 +206,3 @@ def notes(pipeline: Pipeline) -> list[Fault]:
             )
         )
     return found
-
-
-def start_gate_fault(pipeline: Pipeline, hot_capacity: int) -> Fault | None:
-    """A start gate that the hot disk (its size in bytes) can never hold, with the numbers."""
-    vocabulary = pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17
-    token_bytes = 2 if vocabulary <= 1 << 16 else 4
-    wanted = pipeline.train.start_when.tokens * token_bytes
-    budget = hot_capacity - pipeline.stage.free_floor
-    if wanted <= budget:
-        return None
-    floor = format_bytes(pipeline.stage.free_floor)
-    return Fault(
-        ("train", "start_when", "tokens"),
-        f"{pipeline.train.start_when.tokens} tokens take {format_bytes(wanted)}, and hot holds "
-        f"{format_bytes(hot_capacity)} less {floor} of stage.free_floor; lower it",
-    )
