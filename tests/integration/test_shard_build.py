@@ -62,15 +62,17 @@ def test_an_independent_recount_agrees(tmp_path: Path, source: Path, tokenizer: 
     del definition["model"]["vocab"]["<|endoftext|>"]
     encoder = Tokenizer.from_str(json.dumps(definition))
     streams: dict[str, list[list[int]]] = {"train": [], "val": []}
+    rows: dict[str, list[int]] = {"train": [], "val": []}
     dropped = {"null": 0, "min_chars": 0}
     chars = 0
-    for text in pq.read_table(source)["text"].to_pylist():
+    for row, text in enumerate(pq.read_table(source)["text"].to_pylist()):
         if text is None or len(text) < 10:
             dropped["null" if text is None else "min_chars"] += 1
             continue
         chars += len(text)
         held_out = xxhash.xxh3_64_intdigest(text.encode(), task["build"]["val_salt"]) < int(0.1 * 2**64)
         streams["val" if held_out else "train"].append([*encoder.encode(text).ids, 0])
+        rows["val" if held_out else "train"].append(row)
     assert books["rows"] == ROWS
     assert books["dropped"] == dropped
     assert books["chars"] == chars
@@ -84,6 +86,9 @@ def test_an_independent_recount_agrees(tmp_path: Path, source: Path, tokenizer: 
         lengths = [np.diff(np.fromfile(path.with_suffix(".idx"), "<u8"), prepend=0) for path in bins]
         assert np.concatenate(lengths).tolist() == [len(document) for document in found]
         assert all(path.stat().st_size <= 20_000 * 2 for path in bins)
+        numbers = [np.fromfile(path.with_suffix(".row"), "<u8") for path in bins]
+        assert [len(one) for one in numbers] == [len(one) for one in lengths]
+        assert np.concatenate(numbers).tolist() == rows[split]
 
 
 def test_batch_size_commits_and_place_change_no_byte(
@@ -289,7 +294,8 @@ def test_a_file_whose_rows_are_all_dropped_makes_an_empty_set_that_is_proven(
     assert result["books"]["documents"] == 0
     assert result["books"]["dropped"] == {"min_chars": 2, "null": 2}
     sizes = {path.name: path.stat().st_size for path in Path(task["target"]).glob("*-*")}
-    assert sizes == {"train-00000.bin": 0, "train-00000.idx": 0, "val-00000.bin": 0, "val-00000.idx": 0}
+    kinds = ("bin", "idx", "row")
+    assert sizes == {f"{split}-00000.{kind}": 0 for split in ("train", "val") for kind in kinds}
     proofs = run_to_end(
         "stoker.shards.proof_worker", {"sets": [{"path": task["target"], "key": task["key"]}]}
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stoker.config.load import load_pipeline
@@ -239,7 +240,7 @@ def test_an_edited_record_that_no_longer_sums_is_found(site: Site) -> None:
     assert any(f"{PATHS[0]} is not on record" in finding for finding in audit.findings)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS", "val-00000.idx"])
+@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS", "val-00000.idx", "train-00001.row"])
 def test_a_deleted_file_is_named(site: Site, name: str) -> None:
     (site.set_of() / name).unlink()
     only(site.audit(), f"{name}: missing")
@@ -287,6 +288,28 @@ def test_books_that_only_the_parquet_gives_the_lie_are_found_by_a_deep_audit(sit
     null = body["books"]["dropped"]["null"]
     findings = site.audit(deep=True).findings
     assert any(f"dropped.null is {null}" in finding and f": {null + 1}" in finding for finding in findings)
+
+
+def test_a_wrong_row_number_with_every_sum_made_to_agree_is_found_by_a_deep_audit(site: Site) -> None:
+    name = "train-00000.row"
+    rows = np.fromfile(site.set_of() / name, "<u8")
+    told = hashlib.sha256(rows.tobytes()).hexdigest()
+    place = int(np.flatnonzero(np.diff(rows) > 1)[0])  # a row after this document was dropped, or held out
+    rows[place] += 1
+    (site.set_of() / name).write_bytes(rows.tobytes())
+    now = hashlib.sha256(rows.tobytes()).hexdigest()
+    manifest, sums = site.set_of() / "manifest.json", site.set_of() / "SHA256SUMS"
+    old = manifest.read_bytes()
+    new = old.replace(told.encode(), now.encode())
+    manifest.write_bytes(new)
+    before, after = (hashlib.sha256(data).hexdigest() for data in (old, new))
+    sums.write_text(sums.read_text().replace(told, now).replace(before, after))
+    site.write(replace(site.source(), manifest_sha256=after))
+    assert site.audit().findings == ()
+    assert site.audit(deep=True).findings == (
+        f"{site.set_of()}: train document {place} is from row {rows[place]} by its .row file, "
+        f"from row {rows[place] - 1} by the parquet",
+    )
 
 
 def change_source(**changes: Any) -> Callable[[Site], None]:

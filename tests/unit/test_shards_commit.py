@@ -23,7 +23,9 @@ KEY, ORIGIN = "a" * 64, (1, 2, 3)
 
 def grown(directory: Path, documents: int) -> tuple[GrowingSet, Progress]:
     growing = GrowingSet(directory, "uint16", 1000, {})
-    growing.splits["train"].append(np.zeros(3 * documents, "<u2"), np.full(documents, 3))
+    growing.splits["train"].append(
+        np.zeros(3 * documents, "<u2"), np.full(documents, 3), np.arange(documents)
+    )
     books = Books(
         rows=documents, documents={"train": documents, "val": 0}, tokens={"train": 3 * documents, "val": 0}
     )
@@ -78,7 +80,7 @@ def test_recovery_goes_on_from_the_commit_and_cuts_what_is_beyond(tmp_path: Path
     with Committer(tmp_path, Recorder()) as committer:
         committer.start(growing.take_dirty(), progress)
         committer.wait()
-    growing.splits["train"].append(np.ones(7, "<u2"), np.array([7]))
+    growing.splits["train"].append(np.ones(7, "<u2"), np.array([7]), np.array([9]))
     (tmp_path / "train-00001.bin").write_bytes(b"x")
     (tmp_path / "manifest.json").write_bytes(b"x")
     found = recover(tmp_path, KEY, ORIGIN)

@@ -31,13 +31,14 @@ def reference(lengths: list[int]) -> list[list[int]]:
 def grow(directory: Path, lengths: list[int], cuts: list[int], reopen_at: int | None = None) -> GrowingSet:
     growing = GrowingSet(directory, "uint16", SHARD_TOKENS, {})
     tokens = np.arange(sum(lengths), dtype="<u2")
+    rows = 3 * np.arange(len(lengths)) + 1
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
     edges = sorted({0, len(lengths), *(cut for cut in cuts if cut <= len(lengths))})
     for number, (first, last) in enumerate(pairwise(edges)):
         if number == reopen_at:
             growing = GrowingSet(directory, "uint16", SHARD_TOKENS, growing.lengths())
         piece = np.asarray(lengths[first:last], dtype=np.int64)
-        growing.splits["train"].append(tokens[ends[first] : ends[last]], piece)
+        growing.splits["train"].append(tokens[ends[first] : ends[last]], piece, rows[first:last])
     return growing
 
 
@@ -55,21 +56,24 @@ def test_shards_are_cut_by_the_documents_alone(
         growing = grow(directory, lengths, cuts, reopen_at)
         shards = reference(lengths)
         assert len(growing.splits["train"].files) == len(shards)
-        found = []
-        for (tokens, index), ends in zip(growing.splits["train"].files, shards, strict=True):
-            assert np.fromfile(index.path, "<u8").tolist() == ends
-            found.append(np.fromfile(tokens.path, "<u2"))
-            for file in (tokens, index):
+        found, rows = [], []
+        for shard, ends in zip(growing.splits["train"].files, shards, strict=True):
+            assert np.fromfile(shard.ends.path, "<u8").tolist() == ends
+            found.append(np.fromfile(shard.tokens.path, "<u2"))
+            rows.append(np.fromfile(shard.rows.path, "<u8"))
+            assert len(rows[-1]) == len(ends)
+            for file in shard:
                 data = file.path.read_bytes()
                 assert file.length == len(data)
                 assert file.digest.hexdigest() == hashlib.sha256(data).hexdigest()
         assert np.concatenate(found).tolist() == list(range(sum(lengths)))
+        assert np.concatenate(rows).tolist() == list(range(1, 3 * len(lengths), 3))
         for file, _ in growing.take_dirty():
             file.make_durable(close=True)
 
 
-def test_a_set_without_documents_has_its_four_files_empty(tmp_path: Path) -> None:
+def test_a_set_without_documents_has_its_files_empty(tmp_path: Path) -> None:
     growing = GrowingSet(tmp_path, "uint32", SHARD_TOKENS, {})
     assert growing.lengths() == {
-        "train-00000.bin": 0, "train-00000.idx": 0, "val-00000.bin": 0, "val-00000.idx": 0,
-    }  # fmt: skip
+        f"{split}-00000.{kind}": 0 for split in ("train", "val") for kind in ("bin", "idx", "row")
+    }

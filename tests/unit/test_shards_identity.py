@@ -38,7 +38,7 @@ PARAMETERS = BuildParameters(
         {"val_ratio": 0.006},
         {"shard_tokens": 99},
         {"val_salt": 1},
-        {"format_version": 2},
+        {"format_version": 3},
     ],
 )
 def test_every_parameter_that_changes_bytes_changes_the_build_id(change: dict[str, object]) -> None:
@@ -61,7 +61,7 @@ def test_parameters_survive_the_way_through_a_record() -> None:
 
 def test_parameters_of_another_format_version_are_refused_with_a_way_out() -> None:
     with pytest.raises(DataError, match=r"raise dataset\.version"):
-        BuildParameters.from_mapping({**PARAMETERS.to_mapping(), "format_version": 2})
+        BuildParameters.from_mapping({**PARAMETERS.to_mapping(), "format_version": 1})
 
 
 @pytest.mark.parametrize("damage", [{"unknown": 1}, {"val_ratio": "much"}, {"filters": None}])

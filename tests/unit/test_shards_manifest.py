@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.shards.identity import set_key
-from stoker.shards.manifest import Books, DataFile, Manifest, ManifestInvalid, parse_sums, sums_text
+from stoker.shards.manifest import KINDS, Books, DataFile, Manifest, ManifestInvalid, parse_sums, sums_text
 from stoker.store.files import canonical_json
 
 SHA = "0123456789abcdef" * 4
@@ -36,10 +36,13 @@ def manifest() -> Manifest:
         files={
             "train-00000.bin": DataFile(400, SHA, 200, 4),
             "train-00000.idx": DataFile(32, SHA),
+            "train-00000.row": DataFile(32, SHA),
             "train-00001.bin": DataFile(200, SHA, 100, 3),
             "train-00001.idx": DataFile(24, SHA),
+            "train-00001.row": DataFile(24, SHA),
             "val-00000.bin": DataFile(0, SHA, 0, 0),
             "val-00000.idx": DataFile(0, SHA),
+            "val-00000.row": DataFile(0, SHA),
         },
     )
 
@@ -92,10 +95,12 @@ def test_any_form_but_the_canonical_one_is_refused(data: bytes) -> None:
         (lambda body: body["files"]["train-00000.bin"].update(size=398), "cannot hold"),
         (lambda body: body["files"]["train-00000.idx"].update(size=40), "does not fit 4 documents"),
         (lambda body: body["files"]["train-00000.bin"].update(sha256="x"), "no sha256"),
+        (lambda body: body["files"]["train-00001.row"].update(size=32), "does not fit 3 documents"),
         (lambda body: body["files"].pop("train-00000.idx"), "without a gap"),
-        (lambda body: [body["files"].pop(f"train-00000.{kind}") for kind in ("bin", "idx")], "without a gap"),
-        (lambda body: [body["files"].pop(f"val-00000.{kind}") for kind in ("bin", "idx")], "files of val"),
-        (lambda body: [body["files"].pop(f"train-00001.{kind}") for kind in ("bin", "idx")], "the books say"),
+        (lambda body: body["files"].pop("val-00000.row"), "beside .idx and .row"),
+        (lambda body: [body["files"].pop(f"train-00000.{kind}") for kind in KINDS], "without a gap"),
+        (lambda body: [body["files"].pop(f"val-00000.{kind}") for kind in KINDS], "files of val"),
+        (lambda body: [body["files"].pop(f"train-00001.{kind}") for kind in KINDS], "the books say"),
         (lambda body: body["files"].update({"../x": {"size": 0, "sha256": SHA}}), "no data files"),
         (lambda body: body["files"].update({"train-x.bin": {"size": 0, "sha256": SHA}}), "no name of a data"),
     ],

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stoker.shards.proof
@@ -46,6 +47,16 @@ def rewrite(shard_set: Path, change: Callable[[dict[str, Any]], object]) -> None
     (shard_set / "manifest.json").write_bytes(data)
     sums = (shard_set / "SHA256SUMS").read_text()
     (shard_set / "SHA256SUMS").write_text(sums.replace(old, hashlib.sha256(data).hexdigest()))
+
+
+def replace_file(shard_set: Path, name: str, data: bytes) -> None:
+    """Give a data file other content and make manifest and SHA256SUMS agree with it."""
+    old = hashlib.sha256((shard_set / name).read_bytes()).hexdigest()
+    new = hashlib.sha256(data).hexdigest()
+    (shard_set / name).write_bytes(data)
+    sums = shard_set / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(old, new))
+    rewrite(shard_set, lambda body: body["files"][name].update(sha256=new))
 
 
 def test_a_published_set_is_proven_and_sha256sum_agrees(built: Path) -> None:
@@ -131,15 +142,13 @@ def test_a_manifest_edited_with_its_sum_is_found_too(
 def test_a_document_dropped_from_the_index_with_everything_else_made_to_agree_is_found(
     shard_set: Path,
 ) -> None:
-    index = shard_set / "train-00000.idx"
-    old = hashlib.sha256(index.read_bytes()).hexdigest()
-    index.write_bytes(index.read_bytes()[:-8])
-    new = hashlib.sha256(index.read_bytes()).hexdigest()
-    sums = shard_set / "SHA256SUMS"
-    sums.write_text(sums.read_text().replace(old, new))
+    shorter = {name: (shard_set / name).read_bytes()[:-8] for name in ("train-00000.idx", "train-00000.row")}
+    for name, data in shorter.items():
+        replace_file(shard_set, name, data)
 
     def drop(body: dict[str, Any]) -> None:
-        body["files"]["train-00000.idx"].update(size=index.stat().st_size, sha256=new)
+        for name, data in shorter.items():
+            body["files"][name]["size"] = len(data)
         body["files"]["train-00000.bin"]["documents"] -= 1
         for books in (body["books"], body["books"]["train"]):
             books["documents"] -= 1
@@ -149,6 +158,44 @@ def test_a_document_dropped_from_the_index_with_everything_else_made_to_agree_is
     proof = prove_set(shard_set)
     assert (proof.verdict, "train-00000.bin" in proof.reason) == ("invalid", True)
     assert any(finding.startswith("train-00000.idx") for finding in inspect_set(shard_set).findings)
+
+
+def swapped_rows(rows: np.ndarray) -> None:
+    rows[[2, 3]] = rows[[3, 2]]
+
+
+def doubled_row(rows: np.ndarray) -> None:
+    rows[-1] = rows[-2]
+
+
+def begun_anew(rows: np.ndarray) -> None:
+    rows[:] = np.arange(len(rows))
+
+
+def beyond_the_source(rows: np.ndarray) -> None:
+    rows[-1] = 300
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (swapped_rows, "train-00000.row", "do not rise"),
+        (doubled_row, "val-00000.row", "do not rise"),
+        (begun_anew, "train-00001.row", "do not rise"),
+        (beyond_the_source, "train-{last:05d}.row", "row 300, the source has 300 rows"),
+    ],
+)
+def test_row_numbers_that_cannot_be_right_are_found_though_every_sum_agrees(
+    shard_set: Path, spoil: Callable[[np.ndarray], None], name: str, words: str
+) -> None:
+    name = name.format(last=len(list(shard_set.glob("train-*.row"))) - 1)
+    rows = np.fromfile(shard_set / name, "<u8")
+    spoil(rows)
+    replace_file(shard_set, name, rows.tobytes())
+    proof = prove_set(shard_set)
+    assert proof.verdict == "invalid"
+    assert proof.reason.startswith(f"{name}: ")
+    assert words in proof.reason
 
 
 def test_files_nobody_listed_are_reported_and_convict_nothing(shard_set: Path) -> None:

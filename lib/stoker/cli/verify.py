@@ -15,7 +15,7 @@ from stoker.store.errors import UsageError
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
 SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory, even one that was emptied
-SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx)")
+SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Build:
         with Committer(task.building, report) as committer:
             report("phase", phase="encode")
             for batch in source.batches(self.row_group, self.row):
-                self._take(batch)
+                self._take(batch, source.row_numbers(batch))
                 end = batch.row + batch.rows
                 at_end = end == source.group_rows[batch.row_group]
                 self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
@@ -153,7 +153,7 @@ class Build:
         )
         committer.start(self.set.take_dirty(), self.progress)
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch, numbers: npt.NDArray[np.int64]) -> None:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
         kept = batch.text if selection.keep.all() else batch.text.filter(selection.keep)
@@ -165,9 +165,10 @@ class Build:
         books.chars += selection.chars
         for reason, rows in selection.dropped.items():
             books.dropped[reason] = books.dropped.get(reason, 0) + rows
+        kept_rows = numbers[selection.keep]
         of_val = np.repeat(val, lengths)
         for split, documents, chosen in (("train", ~val, ~of_val), ("val", val, of_val)):
-            self.set.splits[split].append(tokens[chosen], lengths[documents])
+            self.set.splits[split].append(tokens[chosen], lengths[documents], kept_rows[documents])
             books.documents[split] += int(documents.sum())
             books.tokens[split] += int(chosen.sum())
 

@@ -6,12 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.shards.manifest import OFFSET_BYTES, SPLITS, TOKEN_BYTES, data_name
+from stoker.shards.manifest import KINDS, OFFSET_BYTES, SPLITS, TOKEN_BYTES, data_name
 from stoker.store.errors import storage_errors
 from stoker.store.files import fsync_dir, opened, write_all
 
@@ -53,6 +53,14 @@ class GrowingFile:
                 self.digest.update(piece)
 
 
+class Shard(NamedTuple):
+    """The files of one shard: tokens, the end offset of each document, its row number in the source."""
+
+    tokens: GrowingFile
+    ends: GrowingFile
+    rows: GrowingFile
+
+
 class Split:
     """The growing shards of train or val.
 
@@ -67,45 +75,51 @@ class Split:
         self._split = split
         self._token_bytes = TOKEN_BYTES[dtype]
         self._shard_tokens = shard_tokens
-        self.files: list[tuple[GrowingFile, GrowingFile]] = []
+        self.files: list[Shard] = []
         self.dirty: set[GrowingFile] = set()
         while not self.files or self._name("bin") in lengths:
             self._open_shard(lengths)
-        for pair in self.files[:-1]:
-            self._finish(pair)
+        for shard in self.files[:-1]:
+            self._finish(shard)
 
-    def append(self, tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.int64]) -> None:
-        """Append documents: their tokens back to back, end-of-text included, and how many each has."""
+    def append(
+        self,
+        tokens: npt.NDArray[np.generic],
+        lengths: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+    ) -> None:
+        """Append documents: their tokens back to back, end-of-text included; how many each has; its row."""
         ends = np.cumsum(lengths)
         first = 0
         while first < len(lengths):
             done = int(ends[first - 1]) if first else 0
-            current, index = self.files[-1]
-            held = current.length // self._token_bytes
+            shard = self.files[-1]
+            held = shard.tokens.length // self._token_bytes
             stop = int(np.searchsorted(ends, done + self._shard_tokens - held, side="right"))
             if stop <= first:
                 if held:
-                    self._finish(self.files[-1])
+                    self._finish(shard)
                     self._open_shard({})
                     continue
                 stop = first + 1  # a document larger than a shard has one of its own
-            current.append(tokens[done : int(ends[stop - 1])])
-            index.append((ends[first:stop] - done + held).astype("<u8"))
-            self.dirty |= {current, index}
+            shard.tokens.append(tokens[done : int(ends[stop - 1])])
+            shard.ends.append((ends[first:stop] - done + held).astype("<u8"))
+            shard.rows.append(rows[first:stop].astype("<u8"))
+            self.dirty |= set(shard)
             first = stop
 
     def _name(self, kind: str) -> str:
         return data_name(self._split, len(self.files), kind)
 
     def _open_shard(self, lengths: dict[str, int]) -> None:
-        names = self._name("bin"), self._name("idx")
-        pair = [GrowingFile(self._directory / name, lengths.get(name, 0)) for name in names]
+        names = [self._name(kind) for kind in KINDS]
+        shard = Shard(*(GrowingFile(self._directory / name, lengths.get(name, 0)) for name in names))
         fsync_dir(self._directory)  # a commit may name only files whose directory entries are durable
-        self.files.append((pair[0], pair[1]))
-        self.dirty |= set(pair)
+        self.files.append(shard)
+        self.dirty |= set(shard)
 
-    def _finish(self, pair: tuple[GrowingFile, GrowingFile]) -> None:
-        for file in pair:
+    def _finish(self, shard: Shard) -> None:
+        for file in shard:
             file.finished = True
             self.dirty.add(file)
 
@@ -120,7 +134,7 @@ class GrowingSet:
     @property
     def files(self) -> Iterable[GrowingFile]:
         """Every file of the set."""
-        return (file for split in self.splits.values() for pair in split.files for file in pair)
+        return (file for split in self.splits.values() for shard in split.files for file in shard)
 
     def lengths(self) -> dict[str, int]:
         """Every file's length in bytes, as of now."""

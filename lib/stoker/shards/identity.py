@@ -13,7 +13,7 @@ from stoker.store.files import canonical_json
 if TYPE_CHECKING:
     from stoker.config.schema import Pipeline
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: row numbers beside the document ends
 VAL_SALT = 0x57_0C_E2  # never changes within a format version: another salt is another split
 KEY_NAME_DIGITS = 16
 

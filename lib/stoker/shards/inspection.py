@@ -1,7 +1,7 @@
 """A quick look at a shard set: everything that disagrees, found without reading its tokens whole.
 
-The indices are hashed: they are a few thousandths of the tokens, and a document dropped in the middle of one
-shows nowhere else.
+Document ends and row numbers are hashed: they are a few hundredths of the tokens at most, and a document
+dropped in the middle of one shows nowhere else.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stoker.shards.manifest import (
     TOKEN_BYTES,
     Manifest,
     ManifestInvalid,
+    beside,
     parse_sums,
 )
 from stoker.store.files import opened
@@ -88,9 +89,11 @@ def _file_findings(path: Path, names: set[str], manifest: Manifest) -> Iterator[
             right.add(name)
     for split in SPLITS:
         for name, file in manifest.bins(split):
-            index = f"{name.removesuffix('.bin')}.idx"
+            index = beside(name, "idx")
             if {name, index} <= right and file.documents:
                 yield from _document_findings(path, name, index, file.documents, manifest)
+            if (rows := beside(name, "row")) in right:
+                yield from _hash_findings(path, rows, manifest)
 
 
 def _document_findings(
@@ -108,9 +111,13 @@ def _document_findings(
             if not 0 < end <= last or _number(tokens, end - 1, width) != manifest.eot:
                 yield f"{name}: document {document} does not end at token {end}, where {index} says"
                 return
-    found = hash_file(path / index, past_cache=False).sha256
-    if found != manifest.files[index].sha256:
-        yield f"{index}: sha256 {found[:16]}, the manifest says {manifest.files[index].sha256[:16]}"
+    yield from _hash_findings(path, index, manifest)
+
+
+def _hash_findings(path: Path, name: str, manifest: Manifest) -> Iterator[str]:
+    found, told = hash_file(path / name, past_cache=False).sha256, manifest.files[name].sha256
+    if found != told:
+        yield f"{name}: sha256 {found[:16]}, the manifest says {told[:16]}"
 
 
 def _number(descriptor: int, place: int, width: int) -> int:

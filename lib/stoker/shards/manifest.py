@@ -17,11 +17,13 @@ MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 BUILD_NOTE = "build.json"
 SPLITS = ("train", "val")
+KINDS = ("bin", "idx", "row")  # a shard's files: tokens, document ends, row numbers in the source
 OFFSET_BYTES = 8  # an .idx entry: uint64, little-endian
+ROW_BYTES = 8  # a .row entry: uint64, little-endian
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
-_DATA_FILE = re.compile(r"(train|val)-(\d{5,})\.(bin|idx)")
+_DATA_FILE = re.compile(r"(train|val)-(\d{5,})\.(bin|idx|row)")
 
 
 class ManifestInvalid(DataError):
@@ -78,7 +80,7 @@ class Books:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file: size in bytes, hash; tokens and documents of a .bin (None for an .idx)."""
+    """One data file: size in bytes, hash; tokens and documents of a .bin (None for the others)."""
 
     size: int
     sha256: str
@@ -173,18 +175,19 @@ class Manifest:
         for split in SPLITS:
             bins = self.bins(split)
             for number, (name, file) in enumerate(bins):
-                index = data_name(split, number, "idx")
-                if name != data_name(split, number, "bin") or index not in self.files:
+                names = [data_name(split, number, kind) for kind in KINDS]
+                if name != names[0] or not set(names) <= set(self.files):
                     raise ManifestInvalid(
-                        f"files of {split} are not numbered without a gap, .bin beside .idx"
+                        f"files of {split} are not numbered without a gap, .bin beside .idx and .row"
                     )
                 if file.tokens is None or file.documents is None:
                     raise ManifestInvalid(f"{name} says no tokens or documents")
                 if file.size != file.tokens * TOKEN_BYTES[self.dtype]:
                     raise ManifestInvalid(f"{name}: {file.size} bytes cannot hold {file.tokens} tokens")
-                if self.files[index].size != file.documents * OFFSET_BYTES:
-                    raise ManifestInvalid(f"{index}: size does not fit {file.documents} documents")
-                expected |= {name, index}
+                for other, width in zip(names[1:], (OFFSET_BYTES, ROW_BYTES), strict=True):
+                    if self.files[other].size != file.documents * width:
+                        raise ManifestInvalid(f"{other}: size does not fit {file.documents} documents")
+                expected |= set(names)
             tokens = sum(file.tokens or 0 for _, file in bins)
             documents = sum(file.documents or 0 for _, file in bins)
             if not bins or (documents, tokens) != (self.books.documents[split], self.books.tokens[split]):
@@ -201,6 +204,11 @@ class Manifest:
         return [(name, self.files[name]) for name in sorted(names, key=shard_number)]
 
 
+def beside(name: str, kind: str) -> str:
+    """The name of the file of another kind that belongs to the same shard."""
+    return f"{name.rpartition('.')[0]}.{kind}"
+
+
 def shard_number(name: str) -> int:
     """The number in a data file's name; raises ManifestInvalid for a name that is none."""
     match = _DATA_FILE.fullmatch(name)
@@ -210,7 +218,7 @@ def shard_number(name: str) -> int:
 
 
 def data_name(split: str, number: int, kind: str) -> str:
-    """The name of a split's data file: kind is "bin" or "idx"."""
+    """The name of a split's data file: kind is one of KINDS."""
     return f"{split}-{number:05d}.{kind}"
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -80,7 +83,13 @@ class ParquetText:
         self.group_rows = tuple(
             metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)
         )
+        self._rows_before = tuple(accumulate(self.group_rows, initial=0))
         self._check_columns()
+
+    def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """The place of each row of a batch in the file, counted from 0 over all row groups."""
+        first = self._rows_before[batch.row_group] + batch.row
+        return np.arange(first, first + batch.rows)
 
     def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
         """Every batch from this row of this row group on."""

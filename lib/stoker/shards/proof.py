@@ -19,11 +19,15 @@ from stoker.shards.manifest import (
     BUILD_NOTE,
     MANIFEST,
     OFFSET_BYTES,
+    SPLITS,
     SUMS,
     Manifest,
     ManifestInvalid,
+    beside,
     parse_sums,
 )
+from stoker.shards.past_cache import PastCacheFile
+from stoker.shards.rows import row_flaw
 from stoker.store.hashing import FileHash, hash_file
 
 Verdict = Literal["proven", "invalid", "unreadable"]
@@ -97,6 +101,7 @@ class _Examination:
         self._sizes(manifest, names)
         self._offsets(manifest)
         self._hashes(listed)
+        self._rows(manifest)
         unknown = tuple(sorted(names - set(sums) - {SUMS, BUILD_NOTE}))
         return Proof("proven", "", self.cached, manifest_sha256, manifest, unknown)
 
@@ -128,13 +133,23 @@ class _Examination:
                 raise _Invalid(f"{name}: {found.st_size} bytes, the manifest says {file.size}")
 
     def _offsets(self, manifest: Manifest) -> None:
-        for split in ("train", "val"):
+        for split in SPLITS:
             for name, file in manifest.bins(split):
-                last = self._last_offset(name.removesuffix(".bin") + ".idx")
+                last = self._last_offset(beside(name, "idx"))
                 if last != file.tokens:
                     raise _Invalid(
                         f"{name}: its .idx ends at token {last}, the manifest says {file.tokens}", hashed=True
                     )
+
+    def _rows(self, manifest: Manifest) -> None:
+        for split in SPLITS:
+            if (flaw := row_flaw(manifest, split, self._past_cache)) is not None:
+                raise _Invalid(f"{flaw[0]}: {flaw[1]}", hashed=True)
+
+    def _past_cache(self, name: str) -> PastCacheFile:
+        file = PastCacheFile(self.path / name)
+        self.cached |= file.cached
+        return file
 
     def _last_offset(self, name: str) -> int:
         descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.shards.manifest import MANIFEST, Manifest
+from stoker.shards.manifest import MANIFEST, Manifest, beside
 from stoker.store.errors import DataError, storage_errors
 
 Tokens = npt.NDArray[Any]  # of the set's own dtype, little-endian
@@ -33,12 +33,17 @@ class ShardSet:
     def shards(self, split: str) -> Iterator[tuple[Tokens, npt.NDArray[np.uint64]]]:
         """Each shard of train or val: its tokens, mapped, and the end offset of each document in them."""
         for name, _ in self.manifest.bins(split):
-            index = self.path / name.removesuffix(".bin")
             with storage_errors("map", self.path / name):
                 yield (
                     _mapped(self.path / name, self.dtype),
-                    _mapped(index.with_suffix(".idx"), np.dtype("<u8")),
+                    _mapped(self.path / beside(name, "idx"), np.dtype("<u8")),
                 )
+
+    def rows(self, split: str) -> Iterator[npt.NDArray[np.uint64]]:
+        """For each shard, the row number of each document in the source file."""
+        for name, _ in self.manifest.bins(split):
+            with storage_errors("map", self.path / name):
+                yield _mapped(self.path / beside(name, "row"), np.dtype("<u8"))
 
     def documents(self, split: str) -> Iterator[Tokens]:
         """The tokens of each document in order, its end-of-text last."""

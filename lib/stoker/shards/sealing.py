@@ -50,12 +50,13 @@ def seal(build: Build, report: Reporter) -> None:
     report("phase", phase="seal_hash")
     files: dict[str, DataFile] = {}
     for split in build.set.splits.values():
-        for tokens, index in split.files:
-            entry = DataFile(
-                tokens.length, tokens.digest.hexdigest(), build.set.tokens_in(tokens), documents_in(index)
+        for shard in split.files:
+            tokens, documents = build.set.tokens_in(shard.tokens), documents_in(shard.ends)
+            files[shard.tokens.path.name] = DataFile(
+                shard.tokens.length, shard.tokens.digest.hexdigest(), tokens, documents
             )
-            files[tokens.path.name] = entry
-            files[index.path.name] = DataFile(index.length, index.digest.hexdigest())
+            for told in (shard.ends, shard.rows):
+                files[told.path.name] = DataFile(told.length, told.digest.hexdigest())
     for name, file in files.items():
         _read_back(task.building, name, file, report)
     report("phase", phase="seal_manifest")

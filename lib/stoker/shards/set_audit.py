@@ -56,7 +56,7 @@ def audit_set(
         proof = prove_set(directory, key=source.key)
         if proof.verdict != "proven" and not found.findings:
             findings.append(f"{directory}: {proof.verdict}: {proof.reason}")
-        counted, wrong = _recount(source, pin, deep)
+        counted, wrong = _recount(directory, source, pin, deep)
         reread = counted is not None
         findings += wrong
         findings += [
@@ -86,9 +86,12 @@ def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifes
 
 
 def _recount(
-    source: Source, pin: DatasetPin | None, candidates: Sequence[Path]
+    directory: Path, source: Source, pin: DatasetPin | None, candidates: Sequence[Path]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The parquet's own count, from the first candidate that still has the source's content; and findings."""
+    """The parquet's own count, from the first candidate that still has the source's content; and findings.
+
+    They are what cannot be read, and row numbers of the set that are not those of the parquet.
+    """
     if pin is None:
         return None, []
     for parquet in candidates:
@@ -97,12 +100,17 @@ def _recount(
                 continue
         except OSError:
             continue  # gone, or not to be read now: the next place, or the record, has to do
-        from stoker.shards.recount import recount  # noqa: PLC0415 - pyarrow, for a deep audit alone
+        from stoker.shards.recount import RowComparison, recount  # noqa: PLC0415 - pyarrow, if deep alone
 
         try:
-            return recount(parquet, BuildParameters.from_mapping(pin.build)), []
+            rows = RowComparison(directory)
+        except (StokerError, OSError):
+            rows = None  # a file that is gone or has another size: a finding already
+        try:
+            counted = recount(parquet, BuildParameters.from_mapping(pin.build), rows)
         except StokerError as error:
             return None, [f"{parquet}: {error}"]
+        return counted, [f"{directory}: {finding}" for finding in (rows.findings if rows else [])]
     return None, []
 
 
