@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.plan import permutation
-from stoker.plan.permutation import BLOCK, permute
+from stoker.plan.permutation import BLOCK, invert, permute
 
 KEY = hashlib.sha256(b"stoker").hexdigest()
 
@@ -44,6 +44,24 @@ def by_hand(key: str, n: int, offset: int) -> int:
 def test_it_is_a_bijection_for_every_size_up_to_300() -> None:
     for n in range(1, 301):
         assert sorted(permute(KEY, n, np.arange(n)).tolist()) == list(range(n))
+
+
+def test_its_inverse_leads_back_for_every_size_up_to_300() -> None:
+    for n in range(1, 301):
+        assert invert(KEY, n, permute(KEY, n, np.arange(n))).tolist() == list(range(n))
+
+
+@given(st.integers(1, 2**62), st.data())
+def test_its_inverse_leads_back_and_forth_at_any_size(n: int, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
+    assert invert(KEY, n, permute(KEY, n, places)).tolist() == places
+    assert permute(KEY, n, invert(KEY, n, places)).tolist() == places
+
+
+@pytest.mark.parametrize("places", [[-1], [10]])
+def test_its_inverse_takes_no_window_outside(places: list[int]) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        invert(KEY, 10, places)
 
 
 @pytest.mark.parametrize("n", [4**9, 4**9 + 1, 1_000_003])
