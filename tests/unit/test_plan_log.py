@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
-from stoker.plan.log import End, Passed, PlanWriter, read_plan, segment_key
+from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, segment_key
+from stoker.plan.packed import PackedSets
 from stoker.plan.reconciliation import reconcile, restore
 from stoker.store.errors import DataError
-from support.plan_data import segment
+from stoker.store.log import GENESIS
+from support.plan_data import fake_set, segment
 
 ENTRIES = (segment(0, 364), Passed(1, "b.parquet", "quarantined"), segment(2, 10), End(3))
 
@@ -100,6 +105,79 @@ def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, field: str, val
 def test_the_writer_takes_only_the_next_number(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="n=1 cannot follow 0"):
         PlanWriter(tmp_path / "plan.jsonl").append(ENTRIES[1])
+
+
+def test_the_plan_of_another_run_is_refused_and_an_old_line_is_anybodys(tmp_path: Path) -> None:
+    path = tmp_path / "plan.jsonl"
+    writer = PlanWriter(path, "run-a")
+    writer.append(ENTRIES[0])  # as of old: without a run id
+    writer.append(ENTRIES[1])
+    writer.append(replace(segment(2, 10), run_id="run-a"))
+
+    assert read_plan(path, "run-a") == read_plan(path)
+    with pytest.raises(DataError, match=r"entry 2, line 3: .*run-a, .*run-b") as refused:
+        read_plan(path, "run-b")
+    assert str(path) in str(refused.value)
+    with pytest.raises(DataError, match="run-b"):
+        PlanWriter(path, "run-b")
+    with pytest.raises(DataError, match=r"plan\.jsonl: entry 3: .*run-b, .*run-a"):
+        writer.append(replace(segment(3, 10), run_id="run-b"))
+    assert len(read_plan(path).entries) == 3
+
+
+def test_a_line_keeps_its_run_id_and_an_old_one_its_bytes(tmp_path: Path) -> None:
+    mine = replace(segment(0, 10), run_id="run-a")
+    PlanWriter(tmp_path / "new.jsonl").append(mine)
+    assert read_plan(tmp_path / "new.jsonl").entries == (mine,)
+    assert "run_id" not in segment(0, 10).body()
+
+
+def test_packed_sets_are_a_sequence_like_the_pairs_they_were_made_of() -> None:
+    pairs = tuple(fake_set(name) for name in "abcd")
+    packed = PackedSets(pairs)
+    assert packed == pairs
+    assert packed == PackedSets(list(map(list, pairs)))
+    assert packed != pairs[:3]
+    assert hash(packed) == hash(pairs)
+    assert (packed[0], packed[-1], packed[1:3]) == (pairs[0], pairs[-1], pairs[1:3])
+    assert (*packed, pairs[0]) == (*pairs, pairs[0])
+    assert pairs[2] in packed
+    with pytest.raises(IndexError):
+        packed[4]
+    for wrong in (("ab", "cd"), (pairs[0][0].upper(), pairs[0][1]), (pairs[0][0] + "00", pairs[0][1][2:])):
+        with pytest.raises(ValueError, match="not a sha256"):
+            PackedSets([wrong])
+
+
+def test_a_plan_of_50000_sets_takes_64_bytes_a_set_and_a_little_for_each_entry(tmp_path: Path) -> None:
+    path, sets, entries = tmp_path / "plan.jsonl", 50_000, 500
+    named = [[hashlib.sha256(b"%d" % i).hexdigest()] * 2 for i in range(sets)]
+    head = GENESIS
+    with path.open("wb") as file:  # by hand: 500 fsyncs take their time
+        for n in range(entries):
+            part = named[n * sets // entries : (n + 1) * sets // entries]
+            body = {**segment(n, 10).body(), "sets": part, "prev": head}
+            line = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+            head = hashlib.sha256(line).hexdigest()
+            file.write(line + b"\n")
+    del named
+
+    tracemalloc.start()
+    writer = PlanWriter(path)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert sum(len(entry.sets) for entry in writer.plan.segments) == sets
+    assert held < 64 * sets + 800 * entries + (256 << 10)
+    assert peak < held + (1 << 20)
+
+
+def test_appends_carry_the_sums_on(tmp_path: Path) -> None:
+    writer = PlanWriter(tmp_path / "plan.jsonl")
+    for n in range(4):
+        plan = writer.append(segment(n, n + 1))
+    assert plan.starts == read_plan(tmp_path / "plan.jsonl").starts == (0, 1, 3, 6, 10)
+    assert all(isinstance(entry, Segment) for entry in plan.entries)
 
 
 def test_keys_differ_by_seed_and_entry_and_stay_what_they_are() -> None:

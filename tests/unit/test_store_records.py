@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stoker.store import requests as requests_module
 from stoker.store.errors import StorageError, UnavailableError, UsageError
 from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout, runtime_dir
-from stoker.store.log import GENESIS, ChainedLog, read_log
+from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import file_request, finish_request, pending_requests, read_outcome
 
@@ -154,6 +154,19 @@ class TestLogs:
             assert self.numbers(tmp_path / "log") == [*kept, 99, 100]
             assert reading.damage == ()
             assert reading.torn == (1 if last < cut < len(whole) - 1 else 0)
+
+    @pytest.mark.parametrize("size", [0, 65_000, 65_536, 140_000])
+    def test_a_line_of_any_length_is_read_whole(self, tmp_path: Path, size: int) -> None:
+        log = ChainedLog(tmp_path / "log")
+        for number in range(3):
+            log.append({"v": 1, "n": number, "text": "x" * size})
+        scan = LogScan(tmp_path / "log")
+        assert [(entry["n"], len(entry["text"]), scan.line) for entry, _ in scan] == [
+            (0, size, 1),
+            (1, size, 2),
+            (2, size, 3),
+        ]
+        assert (scan.head, scan.torn, scan.damage) == (log.head, 0, ())
 
     def test_zeros_where_a_line_was_going_to_be_are_a_torn_line(self, tmp_path: Path) -> None:
         self.write(tmp_path / "log", 2)

@@ -4,36 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from stoker.plan.packed import PackedSets, SetPair
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
-from stoker.store.log import ChainedLog, read_log
+from stoker.store.log import ChainedLog, LogScan
 
 PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """Shard sets whose train streams, concatenated, are visited in one keyed permutation of windows."""
+    """Shard sets whose train streams, concatenated, are visited in one keyed permutation of windows.
+
+    `sets` are (set key, sha256 of its manifest.json), kept packed whatever they are given as; ValueError
+    where one is not two sha256 in hex. `run_id` names the run whose plan this is; lines of old have none.
+    """
 
     n: int
     epoch: int
-    sets: tuple[tuple[str, str], ...]  # (set key, sha256 of its manifest.json)
+    sets: Sequence[SetPair]
     seq_len: int
     windows: int
     tail_tokens: int
     key: str
     permutation: str = PERMUTATION
+    run_id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sets", PackedSets(self.sets))
 
     def body(self) -> dict[str, Any]:
+        whose = {"run_id": self.run_id} if self.run_id else {}  # an old line stays as it is, hash and all
         return {
             "v": 1,
             "n": self.n,
@@ -44,6 +55,7 @@ class Segment:
             "tail_tokens": self.tail_tokens,
             "key": self.key,
             "permutation": self.permutation,
+            **whose,
         }
 
 
@@ -93,6 +105,12 @@ class Plan:
     def windows(self) -> int:
         return self.starts[-1]
 
+    def followed_by(self, entry: Entry, digest: str) -> Plan:
+        """This plan with one more entry, whose line has that hash."""
+        plan = Plan((*self.entries, entry), digest, (*self.hashes, digest))
+        plan.__dict__["starts"] = (*self.starts, self.windows + windows_of(entry))
+        return plan
+
     @property
     def ended(self) -> bool:
         return bool(self.entries) and isinstance(self.entries[-1], End)
@@ -112,27 +130,31 @@ def segment_key(seed: int, n: int) -> str:
     return hashlib.sha256(canonical_json([seed, n])).hexdigest()
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, run_id: str | None = None) -> Plan:
     """The plan in a file (a missing file is the empty plan); a torn last line is not part of it yet.
 
-    Raises DataError naming the line where the log is damaged or an entry makes no sense.
+    Raises DataError naming the line where the log is damaged, an entry makes no sense or, when a `run_id` is
+    given, is another run's.
     """
-    reading = read_log(path)
-    if reading.damage:
+    scan = LogScan(path)
+    entries: list[Entry] = []
+    hashes: list[str] = []
+    trouble = ""
+    for body, digest in scan:
+        if not trouble:
+            try:
+                entries.append(_entry(body, len(entries), run_id))
+            except ValueError as problem:
+                trouble = f"entry {len(entries)}, line {scan.line}: {problem}"
+        hashes.append(digest)
+    if scan.damage:
         raise DataError(
-            f"{path}: {reading.damage[0]}; the plan is history and is not repaired by guessing: "
+            f"{path}: {scan.damage[0]}; the plan is history and is not repaired by guessing: "
             "put back the copy in the newest checkpoint, or restore the file"
         )
-    entries: list[Entry] = []
-    for number, body in enumerate(reading.entries):
-        try:
-            entry = parse_entry(body)
-        except ValueError as problem:
-            raise DataError(f"{path}: entry {number}: {problem}") from problem
-        if entry.n != number:
-            raise DataError(f"{path}: entry {number} has n={entry.n}: a line is missing or doubled")
-        entries.append(entry)
-    return Plan(tuple(entries), reading.head, tuple(reading.hashes))
+    if trouble:
+        raise DataError(f"{path}: {trouble}")
+    return Plan(tuple(entries), scan.head, tuple(hashes))
 
 
 def parse_entry(body: Mapping[str, Any]) -> Entry:
@@ -149,20 +171,25 @@ def parse_entry(body: Mapping[str, Any]) -> Entry:
     return Segment(
         n=n,
         epoch=_count(body, "epoch"),
-        sets=_sets(body.get("sets")),
+        sets=_sets(body),
         seq_len=_count(body, "seq_len", least=1),
         windows=_count(body, "windows"),
         tail_tokens=_count(body, "tail_tokens"),
         key=_hex64(body.get("key"), "key"),
         permutation=_permutation(body.get("permutation")),
+        run_id=_run_id(body),
     )
 
 
 class PlanWriter:
-    """The one writer of a plan log: takes entries whose n continues it, durable when `append` returns."""
+    """The one writer of a plan log: takes entries whose n continues it, durable when `append` returns.
 
-    def __init__(self, path: Path) -> None:
-        self._plan = read_plan(path)
+    With a `run_id` it refuses another run's file and entries.
+    """
+
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        self._path, self._run_id = path, run_id
+        self._plan = read_plan(path, run_id)
         self._log = ChainedLog(path)
 
     @property
@@ -170,12 +197,38 @@ class PlanWriter:
         return self._plan
 
     def append(self, entry: Entry) -> Plan:
-        """Append one entry and return the plan with it; raises DataError when its n is not the next."""
+        """Append one entry and return the plan with it; raises DataError when it does not belong there."""
         if entry.n != len(self._plan.entries):
             raise DataError(f"plan entry n={entry.n} cannot follow {len(self._plan.entries)} entries")
-        digest = self._log.append(entry.body())
-        self._plan = Plan((*self._plan.entries, entry), digest, (*self._plan.hashes, digest))
+        try:
+            _check_run(entry, self._run_id)
+        except ValueError as problem:
+            raise DataError(f"{self._path}: entry {entry.n}: {problem}") from problem
+        self._plan = self._plan.followed_by(entry, self._log.append(entry.body()))
         return self._plan
+
+
+def _entry(body: Mapping[str, Any], number: int, run_id: str | None) -> Entry:
+    entry = parse_entry(body)
+    if entry.n != number:
+        raise ValueError(f"it has n={entry.n}: a line is missing or doubled")
+    _check_run(entry, run_id)
+    return entry
+
+
+def _check_run(entry: Entry, run_id: str | None) -> None:
+    if run_id and isinstance(entry, Segment) and entry.run_id not in {"", run_id}:
+        raise ValueError(
+            f"it is of the plan of run id {entry.run_id}, this run's id is {run_id}: a plan of another run "
+            "was put here; put back this run's, from its newest checkpoint"
+        )
+
+
+def _run_id(body: Mapping[str, Any]) -> str:
+    value = body.get("run_id", "")
+    if not isinstance(value, str):
+        raise ValueError("run_id is not a text")  # noqa: TRY004 - the field is wrong, as others may be
+    return sys.intern(value)
 
 
 def _count(body: Mapping[str, Any], field: str, *, least: int = 0) -> int:
@@ -197,15 +250,11 @@ def _hex64(value: object, what: str) -> str:
     return value
 
 
-def _sets(value: object) -> tuple[tuple[str, str], ...]:
+def _sets(body: Mapping[str, Any]) -> PackedSets:
+    value = body.get("sets")
     if not isinstance(value, list) or not value:
         raise ValueError("sets is not a list of [key, manifest sha256]")
-    pairs: list[tuple[str, str]] = []
-    for pair in value:
-        if not (isinstance(pair, list) and len(pair) == 2):
-            raise ValueError("sets is not a list of [key, manifest sha256]")
-        pairs.append((_hex64(pair[0], "set key"), _hex64(pair[1], "manifest sha256")))
-    return tuple(pairs)
+    return PackedSets(value)
 
 
 def _permutation(value: object) -> str:

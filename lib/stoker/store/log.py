@@ -41,22 +41,52 @@ def read_log(path: Path, *, rotated: bool = False) -> LogReading:
     rotated=True is for logs written with rotate_bytes: the older file is read first, and what the first line
     chains to is not asked, for it was rotated away.
     """
-    chain = _Chain(head=None if rotated else GENESIS)
+    scan = LogScan(path, rotated=rotated)
     entries, hashes = [], []
-    for line in _lines(_files(path, rotated)):
-        entry = chain.take(line)
-        if entry is not None:
-            entries.append(entry)
-            hashes.append(chain.head or GENESIS)
-    return LogReading(
-        tuple(entries), tuple(hashes), chain.head or GENESIS, chain.torn + chain.unparsed, tuple(chain.damage)
-    )
+    for entry, digest in scan:
+        entries.append(entry)
+        hashes.append(digest)
+    return LogReading(tuple(entries), tuple(hashes), scan.head, scan.torn, scan.damage)
+
+
+class LogScan:
+    """Goes once through a log, giving each valid entry with its hash and keeping none.
+
+    `line` is the number of the line just given; `head`, `torn` and `damage` (see LogReading) are those of
+    the lines behind it, of the whole log once it is through.
+    """
+
+    def __init__(self, path: Path, *, rotated: bool = False) -> None:
+        self._files = _files(path, rotated)
+        self._chain = _Chain(head=None if rotated else GENESIS)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
+        for line in _lines(self._files):
+            entry = self._chain.take(line)
+            if entry is not None:
+                yield entry, self.head
+
+    @property
+    def line(self) -> int:
+        return self._chain.number
+
+    @property
+    def head(self) -> str:
+        return self._chain.head or GENESIS
+
+    @property
+    def torn(self) -> int:
+        return self._chain.torn + self._chain.unparsed
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        return tuple(self._chain.damage)
 
 
 class ChainedLog:
     """The one writer of a log. Opening it reads the log, and what was read is durable from then on.
 
-    `head` is the last valid line's hash (GENESIS when empty), `last` that entry, `damage` what reading found:
+    `head` is the last valid line's hash (GENESIS when empty), `damage` what reading found:
     the owner of a log that is history looks at it before appending.
     With rotate_bytes the log keeps to that budget: at half of it the file becomes `<name>.1` (the older one
     goes) and a new one goes on with the chain.
@@ -66,13 +96,18 @@ class ChainedLog:
         self.path = path
         self.damage: tuple[str, ...] = ()
         self.head = GENESIS
-        self.last: dict[str, Any] | None = None
+        self._last_line: bytes | None = None  # parsed when asked for: few ask, and some entries are large
         self._rotate_bytes = rotate_bytes
         self._mode = mode
         self._descriptor: int | None = None
         self._size = 0
         self._ends_in_newline = True
         self._open()
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The last valid entry, None in an empty log."""
+        return None if self._last_line is None else _parse(self._last_line)
 
     def append(self, body: Mapping[str, Any], *, durable: bool = True) -> str:
         """Append an entry and return its line's hash; it is durable on return unless durable=False.
@@ -94,7 +129,7 @@ class ChainedLog:
         self._size += len(data)
         self._ends_in_newline = True
         self.head = _hash(line)
-        self.last = json.loads(line)
+        self._last_line = line
         return self.head
 
     def close(self) -> None:
@@ -121,9 +156,10 @@ class ChainedLog:
     def _read(self, descriptor: int) -> None:
         rotated = self._rotate_bytes is not None
         chain = _Chain(head=None if rotated else GENESIS)
-        self.last = None
+        self._last_line = None
         for line in _lines(_files(self.path, rotated)):
-            self.last = chain.take(line) or self.last
+            if chain.take(line) is not None:
+                self._last_line = line
         self.head = chain.head or GENESIS
         self.damage = tuple(chain.damage)
         self._size = os.fstat(descriptor).st_size
@@ -207,9 +243,13 @@ def _lines(paths: list[Path]) -> Iterator[bytes]:
             contextlib.suppress(FileNotFoundError),
             opened(path, os.O_RDONLY) as descriptor,
         ):
-            rest = b""
+            begun: list[bytes] = []  # of a line whose end is not read yet, which may be long
             while chunk := os.read(descriptor, _CHUNK):
-                *whole, rest = (rest + chunk).split(b"\n")
-                yield from whole
-            if rest:
-                yield rest
+                *whole, rest = chunk.split(b"\n")
+                if whole:
+                    yield b"".join((*begun, whole[0]))
+                    yield from whole[1:]
+                    begun.clear()
+                begun.append(rest)
+            if last := b"".join(begun):
+                yield last
