@@ -35,6 +35,8 @@ def grow(
     policy: GrowthPolicy = POLICY,
     now: float = 0.0,
     waiting: dict[str, float] | None = None,
+    ahead: int | None = None,
+    hopeful: bool = False,
 ) -> Growth:
     return decide(
         plan or plan_of(),
@@ -45,7 +47,17 @@ def grow(
         policy=policy,
         now=now,
         waiting=waiting,
+        ahead=ahead,
+        hopeful=hopeful,
     )
+
+
+def cold(name: str, tokens: int = 500) -> PlanSource:
+    return replace(ready(name, tokens), standing="cold")
+
+
+def keys(names: str) -> tuple[str, ...]:
+    return tuple(fake_set(name)[0] for name in names)
 
 
 def names(growth: Growth) -> list[object]:
@@ -147,6 +159,97 @@ def test_arrival_order_waits_for_nobody() -> None:
     assert names(found) == [["a", "b"]]
 
 
+def test_arrival_order_takes_sets_as_they_became_ready() -> None:
+    policy = replace(POLICY, order="arrival")
+    sources = [
+        replace(ready(name), arrived=when) for name, when in zip("abcd", (4.0, 2.0, 3.0, 2.0), strict=True)
+    ]
+    found = grow(sources, policy=policy, consumed=90)
+    assert names(found) == [["b", "d"], ["c", "a"]]
+
+
+def test_arrival_order_goes_by_the_listing_from_the_second_epoch_on() -> None:
+    policy = replace(POLICY, order="arrival", epochs=2)
+    sources = [replace(ready("a"), arrived=2.0), replace(ready("b"), arrived=1.0)]
+    found = grow(sources, policy=policy, complete=True, consumed=FAR // 2)
+    assert names(found) == [["b", "a"], ["a", "b"], "end"]
+
+
+def test_a_cold_set_is_waited_for_and_named_as_what_is_lacking() -> None:
+    sources = [ready("a"), cold("b"), ready("c"), cold("d")]
+    found = grow(sources, now=10_000.0, waiting={"b": 0.0})
+    assert names(found) == []
+    assert found.why == "waiting for b to be brought back from warm"
+    assert found.cold == keys("b")
+    assert grow(sources, consumed=90).cold == keys("bd")
+    assert grow([ready("a"), ready("b"), ready("c"), cold("d")], consumed=90).cold == keys("d")
+
+
+def test_hope_takes_cold_sets_for_ready_ones() -> None:
+    sources = [ready("a"), cold("b"), ready("c"), cold("d")]
+    found = grow(sources, consumed=90, hopeful=True)
+    assert names(found) == [["a", "b"], ["c", "d"]]
+    assert [key for key, _ in found.sets] == list(keys("abcd"))
+    assert found.cold == keys("bd")
+
+
+def test_the_next_epoch_begins_only_with_its_first_set_hot_again() -> None:
+    sources = [ready("a"), ready("b")]
+    plan = appended(plan_of(), grow(sources))
+    away = [cold("a"), ready("b")]
+    found = grow(away, plan, complete=True, consumed=90)
+    assert (names(found), found.cold) == ([], keys("a"))
+    assert names(grow(sources, plan, complete=True, consumed=90)) == [["a", "b"]]
+
+
+def test_complete_data_gives_no_short_segment_while_the_rest_of_it_is_cold() -> None:
+    policy = replace(POLICY, epochs=1)
+    sources = [ready("a"), ready("b"), ready("c"), cold("d", 100)]
+    found = grow(sources, complete=True, policy=policy, consumed=90)
+    assert names(found) == [["a", "b"]]
+    arrival = replace(policy, order="arrival")
+    assert names(grow(sources, complete=True, policy=arrival, consumed=90)) == [["a", "b"]]
+
+
+def test_a_cold_set_that_the_epoch_has_already_is_in_nobodys_way() -> None:
+    plan = appended(plan_of(), grow([ready("a"), ready("b")]))
+    found = grow([cold("a"), cold("b"), ready("c"), ready("d")], plan, consumed=90)
+    assert (names(found), found.cold) == ([["c", "d"]], ())
+
+
+def test_arrival_order_goes_on_with_what_is_hot_while_warm_is_away() -> None:
+    policy = replace(POLICY, order="arrival")
+    found = grow([cold("a"), ready("b"), ready("c")], policy=policy)
+    assert names(found) == [["b", "c"]]
+    found = grow([cold("a"), ready("b")], policy=policy)
+    assert (names(found), found.cold) == ([], keys("a"))
+
+
+def test_a_set_being_restored_that_the_epoch_has_already_is_not_waited_for() -> None:
+    plan = appended(plan_of(), grow([ready("a"), ready("b")]))
+    restoring = replace(ready("a"), standing="pending")
+    found = grow([restoring, ready("b"), ready("c"), ready("d")], plan, consumed=90)
+    assert (names(found), found.waiting) == ([["c", "d"]], {})
+
+
+def test_the_plan_reaches_as_far_ahead_as_asked() -> None:
+    sources = [ready(name, 1000) for name in "abcdefgh"]
+    assert len(grow(sources).entries) == 1
+    assert len(grow(sources, ahead=5).entries) == 1
+    assert len(grow(sources, ahead=300).entries) == 4
+    assert len(grow(sources, ahead=300, horizon=150).entries) == 2
+
+
+def test_another_sequence_length_counts_from_the_next_entry_on() -> None:
+    sources = [ready(name, 1000) for name in "ab"]
+    plan = appended(plan_of(), grow(sources))
+    longer = replace(POLICY, seq_len=20, run_id="run-a")
+    (entry,) = grow(sources, plan, consumed=90, policy=longer).entries
+    assert isinstance(entry, Segment)
+    assert (entry.seq_len, entry.windows, entry.tail_tokens, entry.run_id) == (20, 49, 20, "run-a")
+    assert plan.segments[0].seq_len == 10
+
+
 def test_a_new_epoch_begins_when_all_is_entered_and_complete() -> None:
     sources = [ready("a"), ready("b"), PlanSource("q", "quarantined")]
     plan = appended(plan_of(), grow(sources))
@@ -216,6 +319,8 @@ def test_source_states_become_standings() -> None:
     ):  # fmt: skip
         assert PlanSource.of("a", state, key, manifest, 5).standing == standing
     assert PlanSource.of("a", "proven", key, None, 5).standing == "pending"
+    assert PlanSource.of("a", "released", key, manifest, 5, hot=False).standing == "cold"
+    assert PlanSource.of("a", "seen", key, manifest, 5, hot=False).standing == "pending"
 
 
 @given(

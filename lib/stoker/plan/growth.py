@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stoker.plan.log import End, Entry, Passed, Plan, Segment, segment_key
+from stoker.plan.draft import Draft
+from stoker.plan.log import Entry, Plan, Segment
+from stoker.plan.packed import SetPair
 
 AHEAD_BATCHES = 32  # global batches kept planned beyond the trainer, unless the horizon is nearer
+ENOUGH = "far enough ahead"
 
-SourceStanding = Literal["pending", "ready", "quarantined", "duplicate"]
+SourceStanding = Literal["pending", "cold", "ready", "quarantined", "duplicate"]
 _STANDING: Mapping[str, SourceStanding] = {
     "proven": "ready",
     "synced": "ready",
@@ -22,28 +25,46 @@ _STANDING: Mapping[str, SourceStanding] = {
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A listed source as the plan sees it; a ready one has a proven shard set with that many train tokens."""
+    """A listed source as the plan sees it.
+
+    A ready one has a proven shard set with that many train tokens on the hot disk; a cold one has it on warm
+    only, or about to leave. `arrived` says in which order sets became ready (any unit; read for arrival order
+    only, ties go by the listing).
+    """
 
     path: str
     standing: SourceStanding
     key: str = ""
     manifest_sha256: str = ""
     train_tokens: int = 0
+    arrived: float = 0.0
 
     @staticmethod
     def of(
-        path: str, state: str | None, key: str | None, manifest_sha256: str | None, train_tokens: int
+        path: str,
+        state: str | None,
+        key: str | None,
+        manifest_sha256: str | None,
+        train_tokens: int,
+        *,
+        hot: bool = True,
+        arrived: float = 0.0,
     ) -> PlanSource:
         """From a source record's state (None: no record yet) and what it says of its shard set."""
         standing = _STANDING.get(state or "", "pending")
         if standing == "ready" and not (key and manifest_sha256):
             standing = "pending"
-        return PlanSource(path, standing, key or "", manifest_sha256 or "", train_tokens)
+        elif standing == "ready" and not hot:
+            standing = "cold"
+        return PlanSource(path, standing, key or "", manifest_sha256 or "", train_tokens, arrived)
 
 
 @dataclass(frozen=True)
 class GrowthPolicy:
-    """What the configuration says of the plan; `epochs` None is without end."""
+    """What the configuration says of the plan; `epochs` None is without end.
+
+    `seq_len` counts for segments appended from now on; `run_id` is written into them.
+    """
 
     seed: int
     seq_len: int
@@ -53,28 +74,26 @@ class GrowthPolicy:
     hold_s: float = 1800.0
     epochs: int | None = None
     first_segment_tokens: int | None = None  # the start gate's, where it asks for less than a segment
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Entries to append now, why there are no more, and since when missing sources have been overtaken."""
+    """Entries to append now, why there are no more, and since when missing sources have been overtaken.
+
+    `cold`: keys of the sets that the entries due by now lack because they are on warm only, in the order in
+    which they will be named.
+    """
 
     entries: tuple[Entry, ...]
     why: str
     waiting: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Scan:
-    """One pass over the sources: the sets of a next segment, whom it passes over, and who is in the way."""
-
-    chosen: tuple[PlanSource, ...]
-    passed: tuple[tuple[str, str], ...]
-    blocked: str | None
+    cold: tuple[str, ...] = ()
 
     @property
-    def tokens(self) -> int:
-        return sum(source.train_tokens for source in self.chosen)
+    def sets(self) -> tuple[SetPair, ...]:
+        """The sets that the entries name, in order."""
+        return tuple(pair for entry in self.entries if isinstance(entry, Segment) for pair in entry.sets)
 
 
 def decide(
@@ -87,23 +106,34 @@ def decide(
     policy: GrowthPolicy,
     now: float,
     waiting: Mapping[str, float] | None = None,
+    ahead: int | None = None,
+    hopeful: bool = False,
 ) -> Growth:
     """What to append so that the plan stays ahead of the trainer.
 
     `sources` stand in listing order; `complete` says that no more will come and each of them is settled;
     `consumed` are the plan's windows before the newest position, `horizon` those before the run's end (see
-    `horizon_windows`); `now` is monotonic seconds; `waiting` is what the last decision gave back.
+    `horizon_windows`); `now` is monotonic seconds; `waiting` is what the last decision gave back. The plan is
+    to reach `ahead` windows beyond the trainer (see `residency.ahead_windows`), never fewer than 32 global
+    batches. `hopeful` takes cold sets for ready ones: what would be named if all were hot, not to be
+    appended.
     """
-    complete = complete and not any(source.standing == "pending" for source in sources)
-    target = min(horizon, consumed + AHEAD_BATCHES * policy.global_batch)
-    entries: tuple[Entry, ...] = plan.entries
-    since = _overtaken(entries, sources, policy, now, waiting or {})
+    target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
+    pending = any(source.standing == "pending" for source in sources)
+    if plan.windows >= target and not pending:
+        return Growth((), ENOUGH)
+    draft = Draft(plan)
+    since = _overtaken(draft, sources, policy, now, waiting or {})
     held = frozenset(path for path, start in since.items() if now - start >= policy.hold_s)
-    why = ""
-    while not why and Plan(entries, "").windows < target:
-        more, why = _next(entries, sources, complete, policy, held)
-        entries += more
-    return Growth(entries[len(plan.entries) :], why or "far enough ahead", since)
+    rules = _Rules(policy, complete and not pending, held)
+    cold = frozenset(source.key for source in sources if source.standing == "cold")
+    thawed = [replace(one, standing="ready") if one.standing == "cold" else one for one in sources]
+    why = _extend(draft, target, thawed if hopeful else sources, rules)
+    entries = tuple(draft.fresh)
+    if cold and not hopeful:
+        _extend(draft, target, thawed, rules)
+    named = (key for entry in draft.fresh if isinstance(entry, Segment) for key, _ in entry.sets)
+    return Growth(entries, why, since, tuple(dict.fromkeys(key for key in named if key in cold)))
 
 
 def horizon_windows(
@@ -113,45 +143,71 @@ def horizon_windows(
     return consumed + max(0, steps - step) * global_batch + skipped_ahead
 
 
-def _next(
-    entries: tuple[Entry, ...],
-    sources: Sequence[PlanSource],
-    complete: bool,
-    policy: GrowthPolicy,
-    held: frozenset[str],
-) -> tuple[tuple[Entry, ...], str]:
-    """The entries up to and with the next segment or the end; or none of them, and why."""
-    epoch, named = _epoch(entries)
-    scan = _scan(sources, named, policy, held, first=not named and epoch == 0)
-    if not scan.chosen and complete:
+@dataclass(frozen=True)
+class _Rules:
+    """What holds for one decision: `held` are paths that were waited for long enough."""
+
+    policy: GrowthPolicy
+    complete: bool
+    held: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """One pass over the sources: the sets of a next segment, whom it passes over, and who is in the way."""
+
+    chosen: tuple[PlanSource, ...]
+    passed: tuple[tuple[str, str], ...]
+    blocked: PlanSource | None
+
+    @property
+    def tokens(self) -> int:
+        return sum(source.train_tokens for source in self.chosen)
+
+    @property
+    def why(self) -> str:
+        """What there is to wait for."""
+        if self.blocked is None:
+            return "waiting for more shard sets"
+        back = " to be brought back from warm" if self.blocked.standing == "cold" else ""
+        return f"waiting for {self.blocked.path}{back}"
+
+
+def _extend(draft: Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
+    """Add what the plan may have now until it reaches the target; why it has no more."""
+    why = ""
+    while not why and draft.windows < target:
+        why = _next(draft, sources, rules)
+    return why or ENOUGH
+
+
+def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
+    """Add the entries up to and with the next segment; or the plan's end, or none, and why."""
+    policy, epoch = rules.policy, draft.epoch
+    wanted = _wanted(policy, first=draft.first)
+    scan = _scan(sources, draft.named, wanted, rules, epoch)
+    if rules.complete and not scan.chosen and scan.blocked is None:
         if not sources:
-            return (), "the listing is empty"
-        if _used_up(entries, epoch, policy):
-            ended = isinstance(entries[-1], End) if entries else False
-            passed = _passed(entries, scan.passed)
-            return (() if ended else (*passed, End(len(entries) + len(passed)))), "the data is used up"
+            return "the listing is empty"
+        if draft.epoch_windows == 0 or (policy.epochs is not None and epoch + 1 >= policy.epochs):
+            if not draft.ended:
+                draft.pass_over(scan.passed)
+                draft.end()
+            return "the data is used up"
         epoch += 1
+        wanted = _wanted(policy, first=False)
         behind = scan.passed  # those behind the last set: the next epoch's scan may not get to them
-        scan = _scan(sources, frozenset(), policy, held, first=False)
+        scan = _scan(sources, frozenset(), wanted, rules, epoch)
         scan = replace(scan, passed=behind + scan.passed)
-    wanted = _wanted(policy, first=not named and epoch == 0)
-    if not scan.chosen or (scan.tokens < wanted and not complete):
-        return (), f"waiting for {scan.blocked}" if scan.blocked else "waiting for more shard sets"
-    passed = _passed(entries, scan.passed)
-    return (*passed, _segment(len(entries) + len(passed), epoch, scan.chosen, policy)), ""
-
-
-def _epoch(entries: Iterable[Entry]) -> tuple[int, frozenset[str]]:
-    """The epoch the plan is in and the keys it has named there."""
-    segments = [entry for entry in entries if isinstance(entry, Segment)]
-    epoch = segments[-1].epoch if segments else 0
-    return epoch, frozenset(key for entry in segments if entry.epoch == epoch for key, _ in entry.sets)
-
-
-def _used_up(entries: Iterable[Entry], epoch: int, policy: GrowthPolicy) -> bool:
-    """Whether no epoch may follow: the cap is reached, or this one gave not a single window."""
-    windows = sum(entry.windows for entry in entries if isinstance(entry, Segment) and entry.epoch == epoch)
-    return windows == 0 or (policy.epochs is not None and epoch + 1 >= policy.epochs)
+    short = scan.tokens < wanted
+    if not scan.chosen or (short and (scan.blocked is not None or not rules.complete)):
+        return scan.why
+    draft.pass_over(scan.passed)
+    pairs = [(source.key, source.manifest_sha256) for source in scan.chosen]
+    draft.add_segment(
+        epoch, pairs, scan.tokens, seq_len=policy.seq_len, seed=policy.seed, run_id=policy.run_id
+    )
+    return ""
 
 
 def _wanted(policy: GrowthPolicy, *, first: bool) -> int:
@@ -162,38 +218,50 @@ def _wanted(policy: GrowthPolicy, *, first: bool) -> int:
     return max(tokens, policy.seq_len + 1)
 
 
+def _in_order(sources: Sequence[PlanSource], policy: GrowthPolicy, epoch: int) -> Sequence[PlanSource]:
+    """The sources as their sets enter an epoch: a later one goes by the listing in either order."""
+    if policy.order == "arrival" and epoch == 0:
+        return sorted(sources, key=lambda source: source.arrived)
+    return sources
+
+
 def _scan(
-    sources: Sequence[PlanSource],
-    named: frozenset[str],
-    policy: GrowthPolicy,
-    held: frozenset[str],
-    *,
-    first: bool,
+    sources: Sequence[PlanSource], named: Collection[str], wanted: int, rules: _Rules, epoch: int
 ) -> _Scan:
-    """Go through the sources in listing order until a segment is full or one that may still come is met."""
-    wanted, tokens = _wanted(policy, first=first), 0
+    """Go through the sources in order until a segment is full or one is met that must not be overtaken.
+
+    A source of which the epoch has the set is behind, whatever became of it since. In arrival order nobody
+    waits for a pending source, and in its first epoch for a cold one only to fill a segment.
+    """
+    tokens, strict = 0, rules.policy.order == "listing"
     chosen: list[PlanSource] = []
     passed: list[tuple[str, str]] = []
+    cold: PlanSource | None = None
     taken = set(named)
-    for source in sources:
+    for source in _in_order(sources, rules.policy, epoch):
         if tokens >= wanted:
             break
+        if source.key and source.key in taken:
+            continue
         if source.standing == "ready":
-            if source.key not in taken:
-                chosen.append(source)
-                taken.add(source.key)
-                tokens += source.train_tokens
+            chosen.append(source)
+            taken.add(source.key)
+            tokens += source.train_tokens
+        elif source.standing == "cold":
+            cold = cold or source
+            if strict or epoch > 0:
+                break
         elif source.standing != "pending":
             passed.append((source.path, source.standing))
-        elif source.path in held:
+        elif source.path in rules.held:
             passed.append((source.path, "missing"))
-        elif policy.order == "listing":
-            return _Scan(tuple(chosen), tuple(passed), source.path)
-    return _Scan(tuple(chosen), tuple(passed), None)
+        elif strict:
+            return _Scan(tuple(chosen), tuple(passed), source)
+    return _Scan(tuple(chosen), tuple(passed), cold if tokens < wanted else None)
 
 
 def _overtaken(
-    entries: Iterable[Entry],
+    draft: Draft,
     sources: Sequence[PlanSource],
     policy: GrowthPolicy,
     now: float,
@@ -205,33 +273,10 @@ def _overtaken(
     """
     if policy.order == "arrival":
         return {}
-    _, named = _epoch(entries)
-    given_up = {entry.path for entry in entries if isinstance(entry, Passed)}
-    usable = (source.standing == "ready" and source.key not in named for source in sources)
+    usable = (source.standing in {"ready", "cold"} and source.key not in draft.named for source in sources)
     last = max((index for index, ready in enumerate(usable) if ready), default=0)
     return {
-        source.path: now - policy.hold_s if source.path in given_up else waiting.get(source.path, now)
+        source.path: now - policy.hold_s if source.path in draft.spoken else waiting.get(source.path, now)
         for source in sources[:last]
-        if source.standing == "pending"
+        if source.standing == "pending" and source.key not in draft.named
     }
-
-
-def _passed(entries: tuple[Entry, ...], found: Iterable[tuple[str, str]]) -> tuple[Passed, ...]:
-    """Entries for passed sources that the plan does not speak of yet."""
-    known = {entry.path for entry in entries if isinstance(entry, Passed)}
-    fresh = {path: reason for path, reason in found if path not in known}
-    return tuple(Passed(len(entries) + i, path, reason) for i, (path, reason) in enumerate(fresh.items()))
-
-
-def _segment(n: int, epoch: int, chosen: Sequence[PlanSource], policy: GrowthPolicy) -> Segment:
-    tokens = sum(source.train_tokens for source in chosen)
-    windows = max(0, (tokens - 1) // policy.seq_len)
-    return Segment(
-        n=n,
-        epoch=epoch,
-        sets=tuple((source.key, source.manifest_sha256) for source in chosen),
-        seq_len=policy.seq_len,
-        windows=windows,
-        tail_tokens=tokens - windows * policy.seq_len,
-        key=segment_key(policy.seed, n),
-    )
