@@ -61,13 +61,13 @@ class TrainerRun:
             self.layout.heldout.write_bytes(windows.tobytes())
         self.launches = 0
 
-    def plan(self, *windows: int, end: bool = False) -> None:
+    def plan(self, *windows: int, end: bool = False, seq_len: int = SEQ_LEN) -> None:
         """Append a segment of its own shard set for each number of windows, and perhaps the plan's end."""
         writer = PlanWriter(self.layout.plan)
         for count in windows:
             n = len(writer.plan.entries)
-            pair = make_shard_set(self.shards, n, count * SEQ_LEN + 5)
-            writer.append(Segment(n, 0, (pair,), SEQ_LEN, count, 5, segment_key(1, n)))
+            pair = make_shard_set(self.shards, n, count * seq_len + 5)
+            writer.append(Segment(n, 0, (pair,), seq_len, count, 5, segment_key(1, n)))
         if end:
             writer.append(End(len(writer.plan.entries)))
 

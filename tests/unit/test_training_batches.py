@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.plan.positions import START, Position
+from stoker.plan.windows import Windows
 from stoker.store.errors import DataError
 from stoker.training.batches import Batch, Batches
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
@@ -19,7 +20,6 @@ def batches(run: TrainerRun, position: Position = START, skips: tuple = (), size
         run.shards,
         position=position,
         size=size,
-        seq_len=SEQ_LEN,
         vocab_size=VOCAB,
         skips=skips,
     )
@@ -30,6 +30,12 @@ def drain(source: Batches) -> list[Batch]:
     while (batch := source.next()) is not None:
         taken.append(batch)
     return taken
+
+
+def only(batch: Batch) -> Windows:
+    """The windows of a batch that all have one length."""
+    (windows,) = batch.groups
+    return windows
 
 
 def windows_of(run: TrainerRun) -> set[bytes]:
@@ -47,8 +53,8 @@ def test_full_batches_hold_every_window_of_the_plan_once(tmp_path: Path) -> None
     run.plan(30, 50)
     source = batches(run)
     taken = drain(source)
-    rows = [row.tobytes() for batch in taken for row in batch.windows]
-    assert [batch.windows.shape for batch in taken] == [(8, SEQ_LEN + 1)] * 10
+    rows = [row.tobytes() for batch in taken for row in only(batch)]
+    assert [only(batch).shape for batch in taken] == [(8, SEQ_LEN + 1)] * 10
     assert len(rows) == len(set(rows)) == 80 and set(rows) == windows_of(run)
     assert taken[3].position == Position(1, 2)
 
@@ -59,7 +65,7 @@ def test_a_batch_taken_up_again_at_a_position_is_the_same_batch(tmp_path: Path) 
     first = drain(batches(run))
     resumed = drain(batches(run, position=first[3].position))
     assert all(
-        np.array_equal(mine.windows, theirs.windows) for mine, theirs in zip(resumed, first[4:], strict=True)
+        np.array_equal(only(mine), only(theirs)) for mine, theirs in zip(resumed, first[4:], strict=True)
     )
 
 
@@ -73,7 +79,7 @@ def test_too_few_windows_are_a_wait_until_the_plan_has_grown(tmp_path: Path) -> 
     run.plan(4)
     source.reread()
     batch = source.next()
-    assert batch is not None and len(batch.windows) == 8 and batch.position == Position(1, 3)
+    assert batch is not None and len(only(batch)) == 8 and batch.position == Position(1, 3)
 
 
 def test_an_ended_plan_is_exhausted_when_less_than_a_batch_is_left(tmp_path: Path) -> None:
@@ -88,10 +94,21 @@ def test_an_ended_plan_is_exhausted_when_less_than_a_batch_is_left(tmp_path: Pat
 def test_skipped_windows_are_passed_over(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path)
     run.plan(24)
-    whole = [row.tobytes() for batch in drain(batches(run)) for row in batch.windows]
+    whole = [row.tobytes() for batch in drain(batches(run)) for row in only(batch)]
     skipping = drain(batches(run, skips=((Position(0, 4), Position(0, 12)),)))
-    rows = [row.tobytes() for batch in skipping for row in batch.windows]
+    rows = [row.tobytes() for batch in skipping for row in only(batch)]
     assert rows == whole[:4] + whole[12:]
+
+
+def test_a_batch_over_an_entry_with_another_length_holds_both_and_counts_their_tokens(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(10)
+    run.plan(10, seq_len=SEQ_LEN // 2)
+    first, second = drain(batches(run))
+    assert only(first).shape == (8, SEQ_LEN + 1)
+    assert [group.shape for group in second.groups] == [(2, SEQ_LEN + 1), (6, SEQ_LEN // 2 + 1)]
+    assert (first.tokens, second.tokens) == (8 * SEQ_LEN, 2 * SEQ_LEN + 6 * SEQ_LEN // 2)
+    assert batches(run).longest == SEQ_LEN
 
 
 def test_a_plan_that_was_rewritten_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ def row(step: int, timeline: int = 0, **fields: object) -> bytes:
     return json.dumps({"step": step, "timeline": timeline, **(fields or {"loss": 1.0})}).encode() + b"\n"
 
 
+HISTORIES = {0: [(0, None)], 1: [(1, None), (0, 1)]}
+
+
 @pytest.mark.parametrize(
     ("before", "timeline", "resume", "after"),
     [
@@ -35,13 +38,13 @@ def test_opening_cuts_back_to_the_resume_step(
     if before:
         path.parent.mkdir()
         path.write_bytes(b"".join(before))
-    MetricsLog(path, timeline=timeline, resume_step=resume).close()
+    MetricsLog(path, history=HISTORIES[timeline], resume_step=resume).close()
     assert path.read_bytes() == b"".join(after)
 
 
 def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, timeline=2, resume_step=0)
+    log = MetricsLog(path, history=[(2, None), (0, 1)], resume_step=0)
     log.append({"step": 1, "loss": 0.1})
     assert not log.evaluated(1)
     log.append({"step": 1, "val_loss": 0.2})
@@ -51,5 +54,12 @@ def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> N
         {"step": 1, "val_loss": 0.2, "timeline": 2},
     ]
     log.close()
-    assert MetricsLog(path, timeline=2, resume_step=1).evaluated(1)
-    assert not MetricsLog(path, timeline=3, resume_step=1).evaluated(1)
+    assert MetricsLog(path, history=[(2, None)], resume_step=1).evaluated(1)
+    assert not MetricsLog(path, history=[(3, None)], resume_step=1).evaluated(1)
+
+
+def test_an_evaluation_counts_on_from_a_fork_up_to_the_step_that_was_gone_back_to(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(row(0, val_loss=3.0) + row(10, val_loss=2.0) + row(20, val_loss=1.0))
+    log = MetricsLog(path, history=[(1, None), (0, 10)], resume_step=10)
+    assert [log.evaluated(step) for step in (0, 10, 20)] == [True, True, False]

@@ -85,7 +85,6 @@ def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
     [
         ({"config_digest": "e" * 64}, ["d" * 64, "e" * 64]),
         ({"run_id": "run-2"}, ["run-1", "run-2"]),
-        ({"seq_len": 8}, ["seq_len is 16", "8"]),
         ({"model": {"layers": 3}}, ["layers is 2", "3"]),
     ],
 )

@@ -91,14 +91,24 @@ def test_the_micro_batch_changes_neither_loss_nor_step(micro_batch: int) -> None
     for size in (8, micro_batch):
         model = make()
         optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
-        results.append(
-            training_step(model, optimizer, windows, micro_batch=size, rate=1e-3, clip=1.0, compute=CPU)
-        )
+        results.append(training_step(model, optimizer, windows.split(size), rate=1e-3, clip=1.0, compute=CPU))
         models.append(model)
     assert results[1].loss == pytest.approx(results[0].loss, abs=1e-5)
     assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=1e-4)
     for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(mine, other, atol=1e-4)
+
+
+def test_micro_batches_of_two_lengths_count_every_target_once() -> None:
+    generator = torch.Generator().manual_seed(3)
+    long, short = torch.randint(0, 40, (3, 13), generator=generator), torch.randint(0, 40, (5, 5))
+    model = make()
+    targets = 3 * 12 + 5 * 4
+    with torch.no_grad():
+        expected = (model.loss_sum(long) + model.loss_sum(short)) / targets
+    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    result = training_step(model, optimizer, [long, short], rate=1e-3, clip=1.0, compute=CPU)
+    assert result.loss == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_a_loss_that_is_not_finite_changes_no_parameter() -> None:
@@ -109,7 +119,7 @@ def test_a_loss_that_is_not_finite_changes_no_parameter() -> None:
     optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
     windows = torch.zeros((2, 13), dtype=torch.int64)
     with pytest.raises(DataError, match="loss is nan"):
-        training_step(model, optimizer, windows, micro_batch=2, rate=1e-3, clip=1.0, compute=CPU)
+        training_step(model, optimizer, [windows], rate=1e-3, clip=1.0, compute=CPU)
     assert optimizer.steps == 0
     for mine, was in zip(model.parameters(), before, strict=True):
         assert torch.equal(mine.nan_to_num(), was.nan_to_num())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
 from stoker.store.log import read_log
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,31 @@ def ancestry(timelines: Timelines, current: int | None = None) -> list[tuple[int
 def on_history(history: Sequence[tuple[int, int | None]], timeline: int, step: int) -> bool:
     """Whether a step made on a timeline is part of an ancestry."""
     return any(timeline == number and (upto is None or step <= upto) for number, upto in history)
+
+
+def committed(
+    rows: Iterable[T],
+    history: Sequence[tuple[int, int | None]],
+    key: Callable[[T], tuple[int, int, bool]],
+) -> list[T]:
+    """Those rows of a training log that are a history, by step; `key` gives (timeline, step, trained).
+
+    A step may have been trained on several timelines, by rollbacks, and on one that counts further back than
+    its fork, where the checkpoint forked from was lost: the newest timeline that trained it has its row.
+    """
+    mine: dict[int, list[tuple[int, bool, T]]] = {number: [] for number, _ in history}
+    for row in rows:
+        timeline, step, trained = key(row)
+        if timeline in mine:
+            mine[timeline].append((step, trained, row))
+    found: list[tuple[int, bool, T]] = []
+    before: int | None = None
+    for number, upto in history:
+        last = min((limit for limit in (upto, before) if limit is not None), default=None)
+        kept = [one for one in mine[number] if last is None or one[0] <= last]
+        found += kept
+        before = min((step - 1 for step, trained, _ in kept if trained), default=last)
+    return [row for _, _, row in sorted(found, key=lambda one: (one[0], not one[1]))]
 
 
 def skips(timelines: Timelines, current: int | None = None) -> tuple[Skip, ...]:

@@ -28,6 +28,7 @@ class Launch:
     resume_from: Path | None
     resume_step: int
     notify_socket: Path
+    until: int | None = None  # a step to stop at, before the horizon
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -35,8 +36,14 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 65_536 else "uint32"
 
 
-def launch_body(launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: RunRecord) -> dict[str, Any]:
-    """launch.json's body: all the trainer needs besides the plan and the checkpoint it resumes from."""
+def launch_body(
+    launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: RunRecord, *, steps: int | None = None
+) -> dict[str, Any]:
+    """launch.json's body: all the trainer needs besides the plan and the checkpoint it resumes from.
+
+    `steps` is the horizon seen from where it resumes (default: as configured). `seq_len` is the configured
+    one; what is read has that of its plan entry, and the held-out windows have their own.
+    """
     train, identity = pipeline.train, record.identity
     model = train.model.model_dump(mode="json")
     layout = pipeline.layout.run(identity.run)
@@ -49,8 +56,9 @@ def launch_body(launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: Run
         "timeline": launch.timeline,
         "config_digest": config_digest(identity, model, train.optimizer.name),
         "seed": identity.seed,
-        "steps": train.horizon,
-        "seq_len": identity.seq_len,
+        "steps": train.horizon if steps is None else steps,
+        "until": launch.until,
+        "seq_len": train.seq_len,
         "global_batch": train.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
@@ -80,18 +88,19 @@ def heldout_body(record: RunRecord, layout: RunLayout) -> dict[str, Any] | None:
         "file": str(layout.heldout),
         "sha256": record.heldout.sha256,
         "windows": record.heldout.windows,
+        "seq_len": record.identity.seq_len,
     }
 
 
 def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) -> str:
     """64 hex digits over what a checkpoint must share with the launch that resumes from it.
 
-    The horizon, the batch, the learning rate and the like may be changed at any checkpoint.
+    The horizon, the batch, the learning rate and the like may be changed at any checkpoint, the sequence
+    length at any entry of the plan.
     """
     told = {
         "run_id": identity.run_id,
         "seed": identity.seed,
-        "seq_len": identity.seq_len,
         "build_id": identity.build_id,
         "tokenizer_sha256": identity.tokenizer_sha256,
         "model": model,

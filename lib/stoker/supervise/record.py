@@ -100,7 +100,7 @@ def parse_record(body: Mapping[str, Any]) -> RunRecord:
     )
 
 
-FIXED = ("seed", "seq_len", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
+FIXED = ("seed", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
 
 
 def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,8 @@ def unigram_loss(run_dir: Path, shards_root: Path | None = None) -> float:
     for key in sorted({key for segment in read_plan(layout.plan).segments for key, _ in segment.sets}):
         for file in sorted((root / key[:16]).glob("train-*.bin")):
             counts += _counts(file, dtype, len(counts))
-    windows = np.fromfile(layout.heldout, dtype=dtype).reshape(-1, launch["seq_len"] + 1)
+    seq_len = launch["heldout"].get("seq_len", launch["seq_len"])
+    windows = np.fromfile(layout.heldout, dtype=dtype).reshape(-1, seq_len + 1)
     nats = np.log(counts.sum()) - np.log(counts)
     return float(nats[windows[:, 1:]].mean())
 

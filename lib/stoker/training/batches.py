@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,25 @@ import numpy as np
 from stoker.plan.log import Plan, Segment, read_plan
 from stoker.plan.positions import Position, Skip, after, left_after, take
 from stoker.plan.windows import SegmentReader, Windows
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import DataError
 
 OPEN_SEGMENTS = 2  # a batch may reach from one entry into the next
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows (B, seq_len + 1) as int64, and the position after them."""
+    """Windows as int64 in groups (b, seq_len + 1) that share a length, and the position after them.
 
-    windows: Windows
+    A batch that reaches from one entry into another with a different seq_len has two groups, any other one.
+    """
+
+    groups: tuple[Windows, ...]
     position: Position
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on: each window has one more than it gives targets."""
+        return sum(group.shape[0] * (group.shape[1] - 1) for group in self.groups)
 
 
 class Batches:
@@ -34,12 +43,11 @@ class Batches:
         *,
         position: Position,
         size: int,
-        seq_len: int,
         vocab_size: int,
         skips: tuple[Skip, ...] = (),
     ) -> None:
         self._file, self._shards_root = plan_file, shards_root
-        self._size, self._seq_len, self._vocab_size = size, seq_len, vocab_size
+        self._size, self._vocab_size = size, vocab_size
         self._skips = skips
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
         self._plan_size = -1
@@ -53,6 +61,11 @@ class Batches:
         return self.plan.ended and self.remainder < self._size
 
     @property
+    def longest(self) -> int:
+        """The longest seq_len of the plan, 0 for an empty one."""
+        return max((segment.seq_len for segment in self.plan.segments), default=0)
+
+    @property
     def remainder(self) -> int:
         """Windows that the plan still has."""
         return left_after(self.plan, self.position, self._skips)
@@ -64,7 +77,10 @@ class Batches:
             return None
         windows = [self._reader(entry).at_offsets(offsets) for entry, offsets in pieces]
         self.position = after(pieces, self.position)
-        return Batch(windows[0] if len(windows) == 1 else np.concatenate(windows), self.position)
+        groups = (list(same) for _, same in groupby(windows, key=lambda some: some.shape[1]))
+        return Batch(
+            tuple(same[0] if len(same) == 1 else np.concatenate(same) for same in groups), self.position
+        )
 
     def reread(self) -> None:
         """Look whether the plan has grown; raises DataError when what was read of it before has changed."""
@@ -83,11 +99,6 @@ class Batches:
         if reader is None:
             segment = self.plan.entries[number]
             assert isinstance(segment, Segment)
-            if segment.seq_len != self._seq_len:
-                raise ConfigError(
-                    f"plan entry {number} has windows of {segment.seq_len} tokens; "
-                    f"this launch trains on {self._seq_len}"
-                )
             reader = SegmentReader(segment, self._shards_root, vocab_size=self._vocab_size)
             self._readers[number] = reader
             while len(self._readers) > OPEN_SEGMENTS:

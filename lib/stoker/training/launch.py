@@ -14,17 +14,20 @@ from stoker.store.record import read_record
 
 @dataclass(frozen=True)
 class Heldout:
-    """The held-out file, the sha256 it must have, and its number of windows (seq_len + 1 tokens each)."""
+    """The held-out file, the sha256 it must have, and its number of windows, seq_len + 1 tokens each."""
 
     file: Path
     sha256: str
     windows: int
+    seq_len: int
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch: `steps` is the run's horizon, `global_batch` is in windows, `micro_batch` None = choose.
 
+    `until`, before the horizon, is where this launch stops and seals. `seq_len` is the configured one, that
+    of plan entries to come; each entry has its own.
     `resume_from` is a checkpoint that was proven just now, or None to begin at step 0.
     """
 
@@ -39,6 +42,7 @@ class Launch:
     config_digest: str
     seed: int
     steps: int
+    until: int | None
     seq_len: int
     global_batch: int
     micro_batch: int | None
@@ -103,6 +107,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         config_digest=record["config_digest"],
         seed=record["seed"],
         steps=record["steps"],
+        until=record.get("until"),
         seq_len=record["seq_len"],
         global_batch=record["global_batch"],
         micro_batch=None if record["micro_batch"] in (None, "auto") else int(record["micro_batch"]),
@@ -119,14 +124,19 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         tokenizer_file=Path(record["tokenizer_file"]),
         vocab_size=record["vocab_size"],
         dtype=record["dtype"],
-        heldout=_heldout(record["heldout"], layout),
+        heldout=_heldout(record["heldout"], layout, record["seq_len"]),
         log_every=record["log_every"],
         run_record=record["run_record"],
     )
 
 
-def _heldout(record: Mapping[str, Any] | None, layout: RunLayout) -> Heldout | None:
+def _heldout(record: Mapping[str, Any] | None, layout: RunLayout, seq_len: int) -> Heldout | None:
     """None also where the validation data is shorter than a window: there is nothing to evaluate on."""
     if not record or not record["windows"]:
         return None
-    return Heldout(layout.root / record.get("file", layout.heldout), record["sha256"], record["windows"])
+    return Heldout(
+        layout.root / record.get("file", layout.heldout),
+        record["sha256"],
+        record["windows"],
+        record.get("seq_len", seq_len),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.plan.timelines import read_timelines, skips
+from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.log import GENESIS
 from stoker.training import device, state
@@ -29,42 +29,45 @@ def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
         launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
     )
     _known(launch)
-    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=launch.seq_len))
+    timelines = read_timelines(launch.timelines)
     body: dict[str, Any] | None = None
-    if launch.resume_from is None:
-        initialize(model, launch.seed)
-    else:
+    if launch.resume_from is not None:
         body = state.read_checkpoint(launch.resume_from, launch)
-    model.to(compute.device)
-    betas = launch.optimizer["betas"]
-    optimizer = AdamW(model, betas=(betas[0], betas[1]), weight_decay=launch.optimizer["weight_decay"])
-    progress = Progress()
-    if launch.resume_from is not None and body is not None:
-        progress = state.restore(launch.resume_from, body, model, optimizer)
     batches = Batches(
         launch.plan,
         launch.shards_root,
-        position=progress.position,
+        position=state.position_of(body),
         size=launch.global_batch,
-        seq_len=launch.seq_len,
         vocab_size=launch.vocab_size,
-        skips=skips(read_timelines(launch.timelines), launch.timeline),
+        skips=skips(timelines, launch.timeline),
     )
     if body is not None and body["plan_head"] not in (GENESIS, *batches.plan.hashes):
         raise DataError(
             f"{launch.plan} does not continue the plan that {launch.resume_from} was trained by (its head is "
             f"{body['plan_head']}); put back the copy in that checkpoint"
         )
+    # Rotary tables for whatever may come: entries that are planned, those to come, the held-out windows.
+    longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
+    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
+    if launch.resume_from is None:
+        initialize(model, launch.seed)
+    model.to(compute.device)
+    betas = launch.optimizer["betas"]
+    optimizer = AdamW(model, betas=(betas[0], betas[1]), weight_decay=launch.optimizer["weight_decay"])
+    progress = Progress()
+    if launch.resume_from is not None and body is not None:
+        progress = state.restore(launch.resume_from, body, model, optimizer)
     heldout = None
     if launch.heldout is not None:
         heldout = open_heldout(
             launch.heldout.file,
             sha256=launch.heldout.sha256,
             windows=launch.heldout.windows,
-            seq_len=launch.seq_len,
+            seq_len=launch.heldout.seq_len,
             dtype=launch.dtype,
         )
-    metrics = MetricsLog(launch.layout.metrics, timeline=launch.timeline, resume_step=progress.step)
+    history = ancestry(timelines, launch.timeline)
+    metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
     return Training(
         launch,
         model=model,

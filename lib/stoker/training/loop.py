@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from stoker.store.errors import DataError
 from stoker.store.names import utc_now
@@ -57,13 +58,6 @@ class Training:
         self.launch, self.model, self.optimizer, self.compute = launch, model, optimizer, compute
         self.progress, self.batches, self.heldout = progress, batches, heldout
         self.metrics, self.protocol, self.stop = metrics, protocol, stop
-        self.micro_batch = device.choose_micro_batch(
-            launch.micro_batch,
-            global_batch=launch.global_batch,
-            seq_len=launch.seq_len,
-            vocab_size=launch.vocab_size,
-            device=compute.device.type,
-        )
         self.schedule = Schedule(
             peak=launch.optimizer["lr"],
             warmup_steps=launch.schedule["warmup_steps"],
@@ -74,11 +68,14 @@ class Training:
         self.saved_step, self.saved_at = progress.step, time.monotonic()
 
     def run(self) -> str:
-        """Train to the horizon (`steps`), the data's end (`data_exhausted`) or a stop (`stopped`); seal."""
+        """Train to the horizon (`steps`), the launch's own end (`until`), the data's end (`data_exhausted`)
+        or a stop (`stopped`); seal."""
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
-        ending = "steps"
-        while self.progress.step < self.launch.steps:
+        last, ending = self.launch.steps, "steps"
+        if self.launch.until is not None and self.launch.until < last:
+            last, ending = self.launch.until, "until"
+        while self.progress.step < last:
             started = time.monotonic()
             batch = self._next_batch()
             if batch is None:
@@ -88,7 +85,7 @@ class Training:
             self._step(batch, started, waited)
             self._evaluate_if_due()
             self._checkpoint_if_due()
-        if ending != "stopped" and not self._evaluate():
+        if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
         if self.progress.step != self.saved_step:
             self._checkpoint()
@@ -101,8 +98,7 @@ class Training:
             result = training_step(
                 self.model,
                 self.optimizer,
-                torch.from_numpy(batch.windows).to(self.compute.device),
-                micro_batch=self.micro_batch,
+                self._micro_batches(batch),
                 rate=rate,
                 clip=self.launch.optimizer["clip"] or 0.0,
                 compute=self.compute,
@@ -113,15 +109,14 @@ class Training:
                 f"{self.progress.position.as_list()}. The newest checkpoint is from before it. If it happens "
                 "there again, roll back further, lower train.optimizer.lr, or look at that data"
             ) from problem
-        tokens = self.launch.global_batch * self.launch.seq_len
         self.progress = replace(
             self.progress,
             step=step,
-            tokens=self.progress.tokens + tokens,
+            tokens=self.progress.tokens + batch.tokens,
             position=batch.position,
             loss=result.loss,
         )
-        speed = tokens / max(1e-9, time.monotonic() - started)
+        speed = batch.tokens / max(1e-9, time.monotonic() - started)
         if step % self.launch.log_every == 0 or step == self.launch.steps:
             self.metrics.append(
                 {
@@ -142,6 +137,21 @@ class Training:
             grad_norm=result.grad_norm,
             tokens_per_s=round(speed, 1),
             data_wait_s=round(waited, 6),
+        )
+
+    def _micro_batches(self, batch: Batch) -> list[Tensor]:
+        """A batch as windows (b, seq_len + 1) that go through the model together."""
+        groups = (torch.from_numpy(group).to(self.compute.device) for group in batch.groups)
+        return [part for group in groups for part in torch.split(group, self._micro_batch(group.shape[1] - 1))]
+
+    def _micro_batch(self, seq_len: int) -> int:
+        """Windows of that length in a forward pass; by the length alone, so that a step stays the same."""
+        return device.choose_micro_batch(
+            self.launch.micro_batch,
+            global_batch=self.launch.global_batch,
+            seq_len=seq_len,
+            vocab_size=self.launch.vocab_size,
+            device=self.compute.device.type,
         )
 
     def _next_batch(self) -> Batch | None:
@@ -179,7 +189,7 @@ class Training:
             self.model,
             self.heldout,
             compute=self.compute,
-            micro_batch=self.micro_batch,
+            micro_batch=self._micro_batch(self.heldout.shape[1] - 1),
             go_on=self._still_evaluating,
         )
         if found is not None:
@@ -211,7 +221,7 @@ class Training:
             self.model,
             self.optimizer,
             compute=self.compute,
-            micro_batch=self.micro_batch,
+            micro_batch=self._micro_batch(self.launch.seq_len),
             plan_head=self.batches.plan.head,
         )
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()

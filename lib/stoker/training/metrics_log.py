@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.plan.timelines import on_history
 from stoker.store.files import make_dir, write_atomic
 
 
 class MetricsLog:
-    """The one writer of a run's metrics log.
+    """The one writer of a run's metrics log; `history` is the ancestry of the timeline it writes for.
 
     Opening it cuts what a killed launch wrote beyond the step now resumed from (0 = from the start): those
     steps are done again. Rows of other timelines stay. A row is handed to the kernel when `append` returns,
     and on the disk after `sync`.
     """
 
-    def __init__(self, path: Path, *, timeline: int, resume_step: int) -> None:
+    def __init__(
+        self, path: Path, *, history: Sequence[tuple[int, int | None]] = ((0, None),), resume_step: int
+    ) -> None:
         make_dir(path.parent)
-        self._timeline = timeline
-        self._evaluated = _cut(path, timeline, resume_step)
+        self._timeline = history[0][0]
+        self._evaluated = _cut(path, history, resume_step)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
     def evaluated(self, step: int) -> bool:
-        """Whether this timeline has a held-out loss at the step."""
+        """Whether the history that is gone on with has a held-out loss at the step."""
         return step in self._evaluated
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -46,8 +49,9 @@ class MetricsLog:
         os.close(self._fd)
 
 
-def _cut(path: Path, timeline: int, resume_step: int) -> set[int]:
-    """Drop this timeline's rows beyond the resume step, and unreadable lines; returns its evaluated steps."""
+def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int) -> set[int]:
+    """Drop the timeline's rows beyond the resume step, and unreadable lines; returns the evaluated steps."""
+    timeline = history[0][0]
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -57,9 +61,10 @@ def _cut(path: Path, timeline: int, resume_step: int) -> set[int]:
     kept: list[tuple[int, int]] = []  # what stays, as ranges of bytes
     for start, line in _lines(path):
         row = _row(line)
-        if row is None or (row["timeline"] == timeline and row["step"] > resume_step):
+        beyond = row is None or row["step"] > resume_step
+        if row is None or (row["timeline"] == timeline and beyond):
             continue
-        if row["timeline"] == timeline and "val_loss" in row:
+        if "val_loss" in row and not beyond and on_history(history, row["timeline"], row["step"]):
             evaluated.add(row["step"])
         if kept and kept[-1][1] == start:
             kept[-1] = (kept[-1][0], start + len(line))

@@ -75,7 +75,6 @@ def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
         "run id": (body["run_id"], launch.run_id),
         "configuration digest": (body["config_digest"], launch.config_digest),
         "tokenizer (sha256)": (body["files"]["tokenizer.json"]["sha256"], tokenizer),
-        "seq_len": (shape["seq_len"], launch.seq_len),
         "vocab_size": (shape["vocab_size"], launch.vocab_size),
         **{f"model.{field}": (shape.get(field), value) for field, value in launch.model.items()},
     }
@@ -86,6 +85,11 @@ def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
                 "put the old value back, or start a new run (train.run)"
             )
     return body
+
+
+def position_of(body: Mapping[str, Any] | None) -> Position:
+    """Where a checkpoint's next window is; the plan's start without one."""
+    return START if body is None else Position.parse(body["position"])
 
 
 def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimizer: AdamW) -> Progress:
@@ -100,7 +104,7 @@ def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimize
     return Progress(
         step=body["step"],
         tokens=body["tokens"],
-        position=Position.parse(body["position"]),
+        position=position_of(body),
         loss=body["loss"],
         val_loss=body["val_loss"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,20 +26,20 @@ class StepResult:
 def training_step(
     model: Model,
     optimizer: AdamW,
-    windows: Tensor,
+    parts: Sequence[Tensor],
     *,
-    micro_batch: int,
     rate: float,
     clip: float,
     compute: Compute,
 ) -> StepResult:
-    """One optimizer step over windows (B, T + 1); DataError, before anything changes, when it is not finite.
+    """One optimizer step over micro-batches (b, T + 1); DataError, with nothing changed, if it is not finite.
 
-    Gradients of micro-batches add up to those of the mean over all B x T targets, however the batch is split.
+    Their gradients add up to those of the mean over all targets of the global batch, however it is split and
+    whatever T each of them has.
     """
-    targets = windows.shape[0] * (windows.shape[1] - 1)
-    loss = torch.zeros((), dtype=torch.float64, device=windows.device)
-    for part in torch.split(windows, micro_batch):
+    targets = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
+    loss = torch.zeros((), dtype=torch.float64, device=parts[0].device)
+    for part in parts:
         with compute.autocast():
             part_loss = model.loss_sum(part) / targets
         part_loss.backward()  # type: ignore[no-untyped-call]

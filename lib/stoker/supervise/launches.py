@@ -1,0 +1,98 @@
+"""launches.jsonl: from which step, on which timeline and with which settings the trainer was launched.
+
+Written before each launch. The settings of a committed step are those of the last launch of its history that
+began before it; `stoker replay` and the audit go by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.plan.timelines import Timelines, ancestry
+from stoker.store.log import ChainedLog, read_log
+
+SETTINGS = (
+    "steps",
+    "global_batch",
+    "seq_len",
+    "micro_batch",
+    "precision",
+    "deterministic",
+    "threads",
+    "model",
+    "optimizer",
+    "schedule",
+    "evaluate",
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch: the step and the timeline it began at, and the settings it had (see SETTINGS)."""
+
+    launch: str
+    timeline: int
+    resume_step: int
+    settings: Mapping[str, Any]
+    time: str
+
+
+def launched_body(launch_body: Mapping[str, Any], *, resume_step: int, time: str) -> dict[str, Any]:
+    """The line for a launch whose launch.json has this body."""
+    return {
+        "v": 1,
+        "launch": launch_body["launch"],
+        "timeline": launch_body["timeline"],
+        "resume_step": resume_step,
+        "settings": {name: launch_body[name] for name in SETTINGS},
+        "time": time,
+    }
+
+
+def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Append a launch durably; returns what is damaged in the log, which hinders no launch."""
+    log = ChainedLog(path)
+    try:
+        log.append(body)
+        return log.damage
+    finally:
+        log.close()
+
+
+def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
+    """The launches in the order written, and what is damaged; a missing file has none."""
+    reading = read_log(path)
+    launches, damage = [], list(reading.damage)
+    for number, body in enumerate(reading.entries):
+        try:
+            launches.append(_parse(body))
+        except (KeyError, TypeError, ValueError) as problem:
+            damage.append(f"entry {number} is no launch: {problem!r}")
+    return launches, tuple(damage)
+
+
+def launch_of(
+    launches: Sequence[Launched], timelines: Timelines, step: int, timeline: int | None = None
+) -> Launched | None:
+    """The launch that made a committed step (from 1) of a timeline's history (default: the current's).
+
+    None where the log does not know it.
+    """
+    history = dict(ancestry(timelines, timeline))
+    for one in reversed(launches):
+        if one.timeline not in history or one.resume_step >= step:
+            continue
+        upto = history[one.timeline]
+        if upto is None or step <= upto:
+            return one
+    return None
+
+
+def _parse(body: Mapping[str, Any]) -> Launched:
+    timeline, step, settings = body["timeline"], body["resume_step"], body["settings"]
+    if body["v"] != 1 or type(timeline) is not int or type(step) is not int:
+        raise ValueError("version, timeline or resume_step is not known here")
+    return Launched(str(body["launch"]), timeline, step, dict(settings), str(body["time"]))
