@@ -23,6 +23,7 @@ TEMPORARY = ".tmp-step-"  # being sealed: .tmp-step-<launch>-<step>
 PRUNED = ".tmp-pruned-"  # on its way out
 
 _NAME = re.compile(r"step-(\d{9,})")
+_MIRRORED = re.compile(r"step-\d{9,}-([0-9a-f]{8})")
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  (\S[^\n]*)")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
@@ -57,6 +58,12 @@ def step_of(name: str) -> int | None:
     """The step a directory name speaks of (a mirrored copy's suffix is allowed), or None."""
     match = _NAME.match(name)
     return int(match[1]) if match and name[match.end() :][:1] in ("", "-") else None
+
+
+def mark_of(name: str) -> str | None:
+    """The first hex of checkpoint.json's sha256 that a mirrored copy's name ends in; None in other names."""
+    match = _MIRRORED.fullmatch(name)
+    return match[1] if match else None
 
 
 def write_body(body: Mapping[str, Any], files: Mapping[str, FileEntry]) -> bytes:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, read_body, read_sums, step_of
+from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, mark_of, read_body, read_sums, step_of
+from stoker.checkpoints.reading import reading
 from stoker.store.errors import DataError
 from stoker.store.hashing import hash_file
 
@@ -78,6 +79,12 @@ class _Examination:
         self._progress = progress
 
     def prove(self, deep: bool) -> Proof:
+        if not stat.S_ISDIR(os.lstat(self.path).st_mode):
+            raise _Invalid("it is no directory")
+        with reading(self.path):
+            return self._prove(deep)
+
+    def _prove(self, deep: bool) -> Proof:
         found = self._tree()
         sums = _parsed(read_sums, self._small(SUMS, found))
         data = self._small(BODY, found)
@@ -98,8 +105,6 @@ class _Examination:
 
         Listed names are looked up here only, so none can point outside.
         """
-        if not stat.S_ISDIR(os.lstat(self.path).st_mode):
-            raise _Invalid("it is no directory")
         found: dict[str, os.stat_result] = {}
         waiting = [self.path]
         while waiting:
@@ -134,6 +139,9 @@ class _Examination:
         step = step_of(self.path.name)
         if step is not None and step != body.step:
             raise _Invalid(f"{BODY} speaks of step {body.step}, the directory's name of step {step}")
+        mark = mark_of(self.path.name)
+        if mark is not None and not digest.startswith(mark):
+            raise _Invalid(f"{BODY}'s sha256 is {digest[:16]}, the directory's name ends in {mark}")
 
     def _hash_all(self, expected: Mapping[str, str]) -> None:
         pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))

@@ -7,11 +7,11 @@ Task: {"checkpoints": [path, ...], "deep": true}. Result: {"proofs": [{"path", "
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
+from stoker.checkpoints.portions import in_portions
+from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.kit.worker_main import Report, run_worker
 
 REPORT_BYTES = 256 << 20
@@ -19,9 +19,10 @@ REPORT_BYTES = 256 << 20
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     proofs = []
+    progress = in_portions(lambda done: report("progress", bytes=done), REPORT_BYTES)
     for name in task["checkpoints"]:
         report("phase", phase="prove", path=name)
-        proof = prove_checkpoint(Path(name), deep=task.get("deep", True), progress=_progress(report))
+        proof = prove_checkpoint(Path(name), deep=task.get("deep", True), progress=progress)
         proofs.append(as_message(name, proof))
     return {"proofs": proofs}
 
@@ -37,27 +38,6 @@ def as_message(path: str, proof: Proof) -> dict[str, Any]:
         "digest": proof.digest,
         "body": None if proof.body is None else dict(proof.body.raw),
     }
-
-
-def _progress(report: Report) -> Progress:
-    """Tell the daemon about bytes read, now and then; `size` is how far each file's own reader is."""
-    lock = threading.Lock()
-    seen: dict[int, int] = {}
-    told = 0
-
-    def progress(size: int) -> None:
-        nonlocal told
-        with lock:
-            thread = threading.get_ident()
-            before = seen.get(thread, 0)
-            seen[thread] = size
-            told += size - before if size > before else size
-            if told < REPORT_BYTES:
-                return
-            read, told = told, 0
-        report("progress", bytes=read)
-
-    return progress
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.format import PRUNED, TEMPORARY
+from stoker.checkpoints.reading import unread
+from stoker.store.errors import storage_errors
 from stoker.store.files import move_durably, remove_tree
 
 
@@ -47,12 +49,19 @@ def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
     return [one.step for one in proven if one.step not in kept | policy.milestones and not one.read]
 
 
-def remove_checkpoint(path: Path) -> None:
-    """Take a checkpoint's name away by one rename, then its files; a crash leaves a sweepable rest."""
+def remove_checkpoint(path: Path) -> bool:
+    """Take a checkpoint's name away by one rename, then its files; a crash leaves a sweepable rest.
+
+    False, with nothing done, while somebody reads it.
+    """
     condemned = path.parent / f"{PRUNED}{path.name}"
+    with storage_errors("open", path), unread(path) as free:
+        if not free:
+            return False
+        remove_tree(condemned)
+        move_durably(path, condemned)
     remove_tree(condemned)
-    move_durably(path, condemned)
-    remove_tree(condemned)
+    return True
 
 
 def sweep_leftovers(checkpoints_dir: Path) -> list[str]:

@@ -1,0 +1,166 @@
+"""The mirror of a run's checkpoints on the warm disk: its names, a cheap look at it, and what to do next.
+
+    <warm>/checkpoints/<run>/t<timeline>/step-000001000-<first 8 hex of checkpoint.json's sha256>/
+    <warm>/checkpoints/<run>/heldout-<first 8 hex of its sha256>.bin
+
+Two incarnations of one step, on another timeline or with another content, have two names. Whatever bears a
+name was proven past the cache before it got it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.checkpoints.format import BODY, TEMPORARY, CheckpointBody, checkpoint_name, read_body
+from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
+from stoker.checkpoints.select import History, counts
+from stoker.store.errors import DataError
+
+MARK_HEX = 8
+_TIMELINE = re.compile(r"t(0|[1-9]\d*)")
+_NAME = re.compile(r"(step-(\d{9,}))-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """A copy as one look finds it: what its name says, and what its checkpoint.json says without a proof.
+
+    `mark` is the first 8 hex of checkpoint.json's sha256. `run_id` is None where that file is no help; the
+    copy's proof will say what is wrong.
+    """
+
+    timeline: int
+    step: int
+    mark: str
+    bytes: int = 0
+    run_id: str | None = None
+    val_loss: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its path below the run's mirror."""
+        return mirror_name(self.timeline, self.step, self.mark)
+
+
+@dataclass(frozen=True)
+class Local:
+    """A checkpoint that is proven on the state disk; `digest` is checkpoint.json's sha256."""
+
+    name: str
+    timeline: int
+    step: int
+    digest: str
+    val_loss: float | None = None
+
+
+def mirror_name(timeline: int, step: int, digest: str) -> str:
+    """The path of a copy below the run's mirror."""
+    return f"t{timeline}/{checkpoint_name(step)}-{digest[:MARK_HEX]}"
+
+
+def heldout_name(sha256: str) -> str:
+    """The name of the held-out windows' copy in the run's mirror."""
+    return f"heldout-{sha256[:MARK_HEX]}.bin"
+
+
+def list_mirror(root: Path) -> list[Mirrored]:
+    """Every copy in a run's mirror, in no order; a missing mirror has none. Raises OSError."""
+    found = []
+    for folder, timeline in _timelines(root):
+        for entry in os.scandir(folder):
+            match = _NAME.fullmatch(entry.name)
+            if match and match[1] == checkpoint_name(int(match[2])) and entry.is_dir(follow_symlinks=False):
+                found.append(_look(Path(entry.path), timeline, int(match[2]), match[3]))
+    return found
+
+
+def leftovers(root: Path) -> list[Path]:
+    """What interrupted copies left in a run's mirror."""
+    return [
+        Path(entry.path)
+        for folder, _ in _timelines(root)
+        for entry in os.scandir(folder)
+        if entry.name.startswith(TEMPORARY)
+    ]
+
+
+def waiting(
+    local: Iterable[Local], there: Collection[Mirrored], history: History, policy: RetentionPolicy
+) -> list[Local]:
+    """The proven checkpoints of this history still to be copied, newest first.
+
+    One that the mirror's retention would give up at once is not worth the way.
+    """
+    have = {one.name for one in there if one.run_id is not None}
+    wanted = [
+        one
+        for one in local
+        if counts(one.timeline, one.step, history)
+        and mirror_name(one.timeline, one.step, one.digest) not in have
+    ]
+    losses = _on_history(there, history) | {one.step: one.val_loss for one in wanted}
+    gone = set(prune([Kept(step, True, loss) for step, loss in losses.items()], policy))
+    return sorted((one for one in wanted if one.step not in gone), key=lambda one: -one.step)
+
+
+def superfluous(
+    there: Collection[Mirrored], history: History, policy: RetentionPolicy, newest: Mirrored
+) -> list[Mirrored]:
+    """What may leave the mirror now that `newest` was proven in it: nothing unless it is the newest there.
+
+    Of this history what retention does not keep. Of timelines left behind what lies past the fork, once one
+    of a later timeline is there: until then the rollback may still be regretted.
+    """
+    on = _on_history(there, history)
+    if newest.step != max(on, default=None) or not counts(newest.timeline, newest.step, history):
+        return []
+    gone = set(prune([Kept(step, True, loss) for step, loss in on.items()], policy))
+    return [
+        one
+        for one in sorted(there, key=lambda one: (one.timeline, one.step))
+        if (one.step in gone if counts(one.timeline, one.step, history) else one.timeline < newest.timeline)
+    ]
+
+
+def fallback(there: Iterable[Mirrored], history: History, above: int) -> list[Mirrored]:
+    """The copies of this history newer than step `above`, newest first: to be tried in this order."""
+    usable = [one for one in there if one.step > above and counts(one.timeline, one.step, history)]
+    return sorted(usable, key=lambda one: (-one.step, -one.timeline, one.mark))
+
+
+def _on_history(there: Iterable[Mirrored], history: History) -> dict[int, float | None]:
+    return {one.step: one.val_loss for one in there if counts(one.timeline, one.step, history)}
+
+
+def _timelines(root: Path) -> list[tuple[str, int]]:
+    try:
+        entries = list(os.scandir(root))
+    except FileNotFoundError:
+        return []
+    folders = {entry.name: entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+    return [(path, int(name[1:])) for name, path in folders.items() if _TIMELINE.fullmatch(name)]
+
+
+def _look(path: Path, timeline: int, step: int, mark: str) -> Mirrored:
+    try:
+        body = read_body((path / BODY).read_bytes())
+    except (FileNotFoundError, DataError):
+        return Mirrored(timeline, step, mark)
+    loss = body.raw.get("val_loss")
+    return Mirrored(
+        timeline,
+        step,
+        mark,
+        bytes=size_of(body),
+        run_id=str(body.raw.get("run_id")),
+        val_loss=float(loss) if isinstance(loss, int | float) else None,
+    )
+
+
+def size_of(body: CheckpointBody) -> int:
+    """The bytes of the files that a checkpoint.json lists."""
+    return sum(entry.size for entry in body.files.values())

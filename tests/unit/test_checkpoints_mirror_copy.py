@@ -1,0 +1,402 @@
+"""Copies to the mirror and back: whole or not there, after every crash; wrong ones found and replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crash import Crash, CrashFound, check_crashes
+from stoker.checkpoints import mirror_copy
+from stoker.checkpoints.carrying import SourceBad, bring_heldout
+from stoker.checkpoints.mirror import list_mirror
+from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
+from stoker.checkpoints.mirror_worker import main, require_ours
+from stoker.checkpoints.proof import Proof, prove_checkpoint
+from stoker.checkpoints.reading import reading
+from stoker.checkpoints.retention import sweep_leftovers
+from stoker.store.errors import DataError, StorageError, UnavailableError
+from stoker.store.layout import WarmLayout
+from support.checkpoint_data import seal
+
+STEP = "step-000000010"
+
+
+def nothing(_: int) -> None:
+    pass
+
+
+def digest_of(path: Path) -> str:
+    digest = prove_checkpoint(path).digest
+    assert digest is not None
+    return digest
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+class Place:
+    """A state disk and a warm disk below one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.checkpoints = root / "state" / "checkpoints"
+        self.warm = WarmLayout(root / "warm")
+        self.mirror = self.warm.checkpoints("main")
+
+    def seal(self, step: int = 10, **changes: object) -> Path:
+        return seal(self.checkpoints, step, files={"timelines.jsonl": b""}, **changes)
+
+    def copy(self, source: Path, digest: str | None = None) -> mirror_copy.Copied:
+        return copy_checkpoint(source, self.mirror, self.warm.trash, digest or digest_of(source), nothing)
+
+    def fetch(self, name: str) -> mirror_copy.Fetched:
+        return fetch_checkpoint(self.mirror / name, self.checkpoints, self.warm.trash, nothing)
+
+    def task(self, verb: str, **words: object) -> dict[str, object]:
+        common = {"warm": str(self.warm.warm), "run": "main", "owner": "tiny", "expected": False}
+        return {**common, "verb": verb, **words}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "warm").mkdir()
+    return Place(tmp_path)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+def test_a_copy_is_the_same_proven_and_leaves_nothing_else(place: Place) -> None:
+    source = place.seal()
+    copied = place.copy(source)
+    copy = place.mirror / copied.name
+    assert copied.name == f"t0/{STEP}-{digest_of(source)[:8]}"
+    assert tree(copy) == tree(source)
+    assert copied.bytes == sum(len(data) for data in tree(source).values())
+    assert names(copy.parent) == [copy.name]
+    assert place.copy(source).bytes == 0
+
+
+def test_two_incarnations_of_a_step_lie_side_by_side(place: Place, tmp_path: Path) -> None:
+    first, second = place.seal(), seal(tmp_path / "again", 10, loss=3.25)
+    on_another = seal(tmp_path / "other", 10, timeline=1)
+    copies = {place.copy(path).name for path in (first, second, on_another)}
+    assert copies == {one.name for one in list_mirror(place.mirror)}
+    assert len(copies) == 3
+
+
+def test_an_interrupted_copy_goes_on_with_the_files_it_had_finished(place: Place) -> None:
+    source = place.seal()
+    digest = digest_of(source)
+    temporary = place.mirror / "t0" / f".tmp-{STEP}-{digest[:8]}"
+    temporary.mkdir(parents=True)
+    shutil.copy(source / "model-00001.safetensors", temporary)
+    (temporary / "optimizer-00001.safetensors").write_bytes(b"half")
+    other = place.mirror / "t0" / ".tmp-step-000000005-00000000"
+    other.mkdir()
+    copied = place.copy(source)
+    whole = sum(len(data) for data in tree(source).values())
+    assert copied.bytes == whole - (source / "model-00001.safetensors").stat().st_size
+    assert tree(place.mirror / copied.name) == tree(source)
+    assert names(place.mirror / "t0") == [f"{STEP}-{digest[:8]}"]
+
+
+def test_a_finished_file_that_did_not_become_durable_is_found_and_written_again(place: Place) -> None:
+    source = place.seal()
+    temporary = place.mirror / "t0" / f".tmp-{STEP}-{digest_of(source)[:8]}"
+    temporary.mkdir(parents=True)
+    size = (source / "model-00001.safetensors").stat().st_size
+    (temporary / "model-00001.safetensors").write_bytes(bytes(size))
+    with pytest.raises(StorageError, match="does not read as it was written"):
+        place.copy(source)
+    assert tree(place.mirror / place.copy(source).name) == tree(source)
+
+
+def test_a_wrong_copy_is_moved_aside_and_replaced(place: Place) -> None:
+    source = place.seal()
+    copy = place.mirror / place.copy(source).name
+    flip(copy / "trainer.json")
+    copied = place.copy(source)
+    assert tree(copy) == tree(source)
+    assert copied.set_aside is not None
+    assert Path(copied.set_aside).parent == place.warm.trash
+    place.copy(source)
+    assert names(place.warm.trash) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "model-00001.safetensors"])
+def test_a_source_that_rotted_since_its_proof_is_not_copied(place: Place, name: str) -> None:
+    source = place.seal()
+    digest = digest_of(source)
+    flip(source / name)
+    with pytest.raises(SourceBad, match=name):
+        place.copy(source, digest)
+    assert list_mirror(place.mirror) == []
+
+
+def test_a_source_that_lacks_a_file_is_not_copied(place: Place) -> None:
+    source = place.seal()
+    digest = digest_of(source)
+    (source / "SHA256SUMS").unlink()
+    with pytest.raises(SourceBad, match="SHA256SUMS is missing"):
+        place.copy(source, digest)
+
+
+def test_a_fetched_checkpoint_is_the_same_under_its_steps_name(place: Place) -> None:
+    source = place.seal()
+    before, copied = tree(source), place.copy(source)
+    shutil.rmtree(source)
+    fetched = place.fetch(copied.name)
+    assert fetched.state == "fetched"
+    assert fetched.proof is not None
+    assert fetched.proof.verdict == "proven"
+    assert tree(place.checkpoints / STEP) == before
+    assert place.fetch(copied.name).state == "fetched"  # it is there already
+    assert names(place.checkpoints) == [STEP]
+
+
+def test_a_fetch_replaces_nothing(place: Place, tmp_path: Path) -> None:
+    copied = place.copy(seal(tmp_path / "other", 10, timeline=1))
+    mine = place.seal()
+    before = tree(mine)
+    with pytest.raises(DataError, match="nothing is replaced"):
+        place.fetch(copied.name)
+    assert tree(mine) == before
+
+
+@pytest.mark.parametrize("name", ["model-00001.safetensors", "SHA256SUMS", "checkpoint.json"])
+def test_a_rotten_copy_is_convicted_and_never_fetched(place: Place, name: str) -> None:
+    source = place.seal()
+    copied = place.copy(source)
+    shutil.rmtree(source)
+    flip(place.mirror / copied.name / name)
+    fetched = place.fetch(copied.name)
+    assert fetched.state == "bad"
+    assert fetched.reason
+    assert names(place.checkpoints) == []
+    assert list_mirror(place.mirror) == []
+    assert len(names(place.warm.trash)) == 1
+    assert place.fetch(copied.name).state == "gone"
+
+
+def test_a_full_warm_says_so_with_the_numbers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place.seal()
+    real = os.statvfs
+
+    def full(path: Path) -> os.statvfs_result:
+        found = list(real(path))
+        found[4] = 0  # f_bavail
+        return os.statvfs_result(found)
+
+    digest = digest_of(source)
+    monkeypatch.setattr(os, "statvfs", full)
+    with pytest.raises(StorageError, match=r"0 bytes free, \d+ needed"):
+        place.copy(source, digest)
+
+
+def test_what_is_given_up_goes_unless_it_is_being_read(place: Place) -> None:
+    copies = [place.copy(place.seal(step)).name for step in (10, 20)]
+    with reading(place.mirror / copies[0]):
+        assert give_up(place.mirror, copies, place.warm.trash) == [copies[1]]
+    assert [one.name for one in list_mirror(place.mirror)] == [copies[0]]
+    assert give_up(place.mirror, copies, place.warm.trash) == copies
+    assert (list_mirror(place.mirror), names(place.warm.trash)) == ([], [])
+
+
+def test_heldout_windows_are_brought_once_and_only_as_the_record_has_them(tmp_path: Path) -> None:
+    source, target = tmp_path / "heldout.bin", tmp_path / "copy.bin"
+    source.write_bytes(b"windows")
+    with pytest.raises(SourceBad):
+        bring_heldout(source, target, "0" * 64)
+    sha256 = hashlib.sha256(b"windows").hexdigest()
+    assert bring_heldout(source, target, sha256) == "brought"
+    assert bring_heldout(source, target, sha256) == "there"
+    source.unlink()
+    target.write_bytes(b"rotten!")
+    assert bring_heldout(source, target, sha256) == "missing"
+
+
+class TestCrashes:
+    """Whatever bears a name on either disk is whole, after every crash."""
+
+    @staticmethod
+    def prepare(root: Path) -> None:
+        (root / "warm").mkdir()
+        Place(root).seal()
+
+    @staticmethod
+    def copy(root: Path) -> None:
+        place = Place(root)
+        place.copy(place.checkpoints / STEP)
+
+    @staticmethod
+    def whole(root: Path, crash: Crash) -> None:
+        place = Place(root)
+        copies = list_mirror(place.mirror)
+        assert len(copies) == 1 or not crash.complete
+        for one in copies:
+            assert prove_checkpoint(place.mirror / one.name).verdict == "proven"
+        assert prove_checkpoint(place.checkpoints / STEP).verdict == "proven"
+
+    def test_a_copy_is_whole_or_not_there(self) -> None:
+        check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=700)
+
+    def test_a_copy_begun_before_a_crash_is_finished_after_it(self) -> None:
+        def recover(root: Path) -> None:
+            for _ in range(2):  # what did not become durable costs one more try
+                try:
+                    self.copy(root)
+                except StorageError:
+                    continue
+                return
+            raise AssertionError("two tries were not enough")
+
+        def there(root: Path, crash: Crash) -> None:
+            self.whole(root, crash)
+            assert len(list_mirror(Place(root).mirror)) == 1
+            assert names(Place(root).mirror / "t0") == [Path(list_mirror(Place(root).mirror)[0].name).name]
+
+        check_crashes(self.copy, recover, there, prepare=self.prepare, max_states=300)
+
+    def test_a_copy_whose_files_are_not_synced_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def rename_only(temporary: Path, target: Path) -> None:
+            os.rename(temporary, target)  # noqa: PTH104 - recorded
+
+        monkeypatch.setattr(mirror_copy, "publish_dir", rename_only)
+        monkeypatch.setattr("stoker.checkpoints.carrying.os.fsync", lambda fd: None)
+        with pytest.raises(CrashFound):
+            check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=300)
+
+    def test_a_fetch_leaves_a_whole_checkpoint_or_none(self) -> None:
+        def prepare(root: Path) -> None:
+            self.prepare(root)
+            self.copy(root)
+            shutil.rmtree(Place(root).checkpoints / STEP)
+
+        def fetch(root: Path) -> None:
+            place = Place(root)
+            place.fetch(list_mirror(place.mirror)[0].name)
+
+        def fetched(root: Path, crash: Crash) -> None:
+            place = Place(root)
+            assert names(place.checkpoints) in ([], [STEP])
+            if crash.complete:
+                assert names(place.checkpoints) == [STEP]
+            for name in names(place.checkpoints):
+                assert prove_checkpoint(place.checkpoints / name).verdict == "proven"
+            assert len(list_mirror(place.mirror)) == 1
+
+        check_crashes(
+            fetch,
+            lambda root: sweep_leftovers(Place(root).checkpoints),
+            fetched,
+            prepare=prepare,
+            max_states=700,
+        )
+
+    def test_giving_up_leaves_a_whole_copy_or_none(self) -> None:
+        def prepare(root: Path) -> None:
+            self.prepare(root)
+            self.copy(root)
+
+        def give_up_all(root: Path) -> None:
+            place = Place(root)
+            give_up(place.mirror, [one.name for one in list_mirror(place.mirror)], place.warm.trash)
+
+        def whole(root: Path, crash: Crash) -> None:
+            place = Place(root)
+            copies = list_mirror(place.mirror)
+            assert not (crash.complete and copies)
+            for one in copies:
+                assert prove_checkpoint(place.mirror / one.name).verdict == "proven"
+
+        check_crashes(
+            give_up_all,
+            lambda root: mirror_copy.sweep(Place(root).mirror, Place(root).warm.trash),
+            whole,
+            prepare=prepare,
+        )
+
+
+class TestWorker:
+    """What the worker does by its verbs; it is run as a process in the integration tests."""
+
+    @staticmethod
+    def do(task: dict[str, object]) -> dict[str, object]:
+        return main(task, lambda kind, **fields: None)  # type: ignore[arg-type]
+
+    def test_the_newest_copy_of_timelines_comes_with_the_list(self, place: Place) -> None:
+        place.copy(place.seal())
+        later = seal(place.checkpoints, 20, timeline=1, files={"timelines.jsonl": b"{}\n"})
+        newest = place.mirror / place.copy(later).name
+        listed = self.do(place.task("list", run_id="ab" * 16))
+        assert (len(listed["copies"]), listed["foreign"], listed["timelines"]) == (2, [], "{}\n")
+        flip(newest / "timelines.jsonl")
+        assert self.do(place.task("list", run_id="ab" * 16))["timelines"] == ""
+
+    def test_copies_of_another_run_are_told_apart(self, place: Place) -> None:
+        place.copy(place.seal())
+        listed = self.do(place.task("list", run_id="another"))
+        assert (listed["copies"], listed["foreign"]) == ([], ["ab" * 16])
+
+    def test_an_unmounted_or_foreign_warm_is_refused(self, place: Place) -> None:
+        with pytest.raises(UnavailableError, match="mount the disk"):
+            require_ours(place.warm, place.mirror, "tiny", True)
+        place.warm.owner_lock.write_text('{"purpose":"pipeline tiny-2 (state /s)"}\n')
+        with pytest.raises(UnavailableError, match="is another's: pipeline tiny-2"):
+            require_ours(place.warm, place.mirror, "tiny", False)
+        place.warm.owner_lock.write_text('{"purpose":"pipeline tiny (state /elsewhere)"}\n')
+        require_ours(place.warm, place.mirror, "tiny", False)
+        shutil.rmtree(place.warm.warm)
+        with pytest.raises(UnavailableError, match="mount the disk"):
+            require_ours(place.warm, place.mirror, "tiny", False)
+
+    def test_heldout_windows_go_along_and_come_back(self, place: Place, tmp_path: Path) -> None:
+        heldout = tmp_path / "heldout.bin"
+        heldout.write_bytes(b"windows")
+        held = {"sha256": hashlib.sha256(b"windows").hexdigest(), "windows": 1}
+        source = place.seal(run_record={"heldout": held})
+        told = self.do(
+            place.task(
+                "copy",
+                source=str(source),
+                digest=digest_of(source),
+                heldout={"path": str(heldout), "sha256": held["sha256"]},
+            )
+        )
+        assert told["heldout"] == "brought"
+        heldout.unlink()
+        shutil.rmtree(source)
+        fetched = self.do(
+            place.task("fetch", name=told["name"], checkpoints=str(place.checkpoints), heldout=str(heldout))
+        )
+        assert (fetched["state"], fetched["heldout"]) == ("fetched", "brought")
+        assert heldout.read_bytes() == b"windows"
+        proof = fetched["proof"]
+        assert isinstance(proof, dict)
+        assert proof["body"]["step"] == 10
+        heldout.write_bytes(b"rotten!")
+        again = self.do(place.task("heldout", path=str(heldout), sha256=held["sha256"]))
+        assert again == {"heldout": "brought"}
+
+
+def test_a_copy_that_reads_differently_is_not_published(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = place.seal()
+    digest = digest_of(source)
+    monkeypatch.setattr(mirror_copy, "prove_checkpoint", lambda *a, **k: Proof("unreadable", "EIO", False))
+    with pytest.raises(StorageError, match="EIO"):
+        place.copy(source, digest)
+    assert list_mirror(place.mirror) == []
