@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,9 @@ class FolderWatch:
 
     def desk(self) -> Desk:
         """What the decisions about hashing are made from."""
+        most = self.pipeline.dataset.limit.files
         return Desk(
-            watched=self.watched,
+            watched=self.watched if most is None else dict(islice(self.watched.items(), most)),
             receipts=self.receipts,
             hashing=self.crew.busy.keys() - {LISTER},
             not_before=self.patience.not_before,
@@ -292,8 +294,9 @@ class FolderWatch:
 
     def farewell(self) -> int:
         """The last line of --once."""
-        verified = self.desk().counts(time.monotonic())["verified"]
-        left = len(self.watched) - verified
+        desk = self.desk()
+        verified = desk.counts(time.monotonic())["verified"]
+        left = len(desk.watched) - verified
         still = f", {left} left: they kept changing or could not be read" if left else ""
         self.context.log.info("drained", message=f"{verified} files verified{still}")
         return 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
 from stoker.corpus.listing import Listing
+from stoker.corpus.slice import Slice, is_bounded, slice_of
 from stoker.corpus.sources import TERMINAL, Source
 from stoker.corpus.training_set import TrainingSet, choose
 from stoker.kit.events import Events
@@ -28,7 +29,7 @@ class Pinning:
         self._events = events
         self._dataset = pipeline.dataset.name
         self._version = pipeline.dataset.version
-        self._damaged = False
+        self._damaged = self._told_stayed = False
         self.earlier: DatasetPin | None = None
         self.pin = self._read()
         self.target = self._layout.tokenizer(self._dataset, self._version)
@@ -91,6 +92,9 @@ class Pinning:
         train = self._pipeline.tokenizer.train
         if self.pin is not None or self._given() is not None or train is None:
             return None
+        most = self._pipeline.dataset.limit.files
+        if listing is not None and most is not None:  # it may have been written before that limit was lowered
+            listing = replace(listing, files=listing.files[:most])
         return choose(listing, sources, train.train_bytes)
 
     def tokenizer_task(
@@ -147,17 +151,50 @@ class Pinning:
         return pin
 
     def keep_listing(self, listing: Listing | None, sources: Mapping[str, Source]) -> None:
-        """Keep the pin's listing: what the source lists now, and every path that already came to its end."""
+        """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
         if self.pin is None or listing is None:
             return
         ended = {path for path, source in sources.items() if source.state in TERMINAL}
-        complete = listing.complete and ended >= set(listing.paths)
-        pin = replace(self.pin, listing=tuple(sorted({*listing.paths, *ended})), complete=complete)
+        if (part := self.slice(listing, sources)) is not None:
+            paths, whole = part.paths, part.full or (part.settled and listing.complete)
+            self._tell_stayed(part)
+        else:  # with every path that already came to its end, though the source may no longer list it
+            paths, whole = tuple(sorted({*listing.paths, *ended})), listing.complete
+        limit = self._pipeline.dataset.limit.model_dump(exclude_none=True)
+        complete = whole and ended >= set(paths)
+        pin = replace(self.pin, listing=paths, complete=complete, limit=limit)
         if pin != self.pin:
             write_pin(self._layout, pin)
             if complete and not self.pin.complete:
                 self._events.record("dataset_complete", dataset=self._dataset, files=len(pin.listing))
             self.pin = pin
+
+    def slice(
+        self, listing: Listing | None, sources: Mapping[str, Source], known: Iterable[str] = ()
+    ) -> Slice | None:
+        """The configured slice of what is listed and `known`; None when nothing bounds it, or none is listed.
+
+        What was in it and has come to its end stays: a plan may name it, whatever the limit is lowered to.
+        """
+        limit = self._pipeline.dataset.limit
+        if listing is None or not is_bounded(limit):
+            return None
+        before = () if self.pin is None else self.pin.listing
+        kept = [path for path in before if path in sources and sources[path].state in TERMINAL]
+        return slice_of(listing.paths, sources, limit, kept=kept, known=known)
+
+    def _tell_stayed(self, part: Slice) -> None:
+        """Say it once when the limit would leave out what was built as part of the slice."""
+        if part.stayed and not self._told_stayed:
+            self._told_stayed = True
+            self._events.record(
+                "limit_below_slice",
+                level="warning",
+                files=len(part.stayed),
+                first=part.stayed[0],
+                message="these were built before dataset.limit left them out; they stay, for a plan may name "
+                "them. Another dataset.version starts anew",
+            )
 
     def _given(self) -> str | None:
         if self._pipeline.tokenizer.file is not None:

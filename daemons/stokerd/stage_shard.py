@@ -26,6 +26,7 @@ from stoker.corpus.schedule import (
     Renew,
     Situation,
     Stage,
+    Withdraw,
     changed_after_build,
     decide,
 )
@@ -190,12 +191,19 @@ class StageShard:
             invalid_sets=self.outcomes.invalid_sets.keys(),
             wanted=self.tokenizer.choose(self.listing),
             shelved=frozenset(shelved),
+            beyond=self.beyond(),
             not_before=self.patience.not_before,
             paused_until={
                 activity: self.patience.not_before.get(paused(activity), 0.0)
                 for activity in ("stage", "build")
             },
         )
+
+    def beyond(self) -> frozenset[str]:
+        """What the configured slice of the source leaves out."""
+        known = self.receipts.keys() | self.book.sources.keys()
+        part = self.pinning.slice(self.listing, self.book.sources, known)
+        return frozenset() if part is None else part.beyond
 
     def busy(self) -> dict[str, str]:
         """The activity each path is in; one whose files on hot are being removed is in it too."""
@@ -228,6 +236,10 @@ class StageShard:
             return
         source = self.book.sources[action.path]
         match action:
+            case Withdraw():
+                self.yard.discard(self.tasks.parquet(source))
+                self.yard.discard_build(source)
+                self.book.renew(source, "it is beyond dataset.limit")
             case Duplicate(of=other):
                 self.book.write(source.moved("duplicate", reason=f"same content as {other}"))
                 if source.state == "staged":
@@ -332,7 +344,12 @@ class StageShard:
     def farewell(self) -> int:
         """The last line of --once."""
         left = []
-        open_ = sorted(path for path, source in self.book.sources.items() if source.state not in TERMINAL)
+        beyond = self.beyond()
+        open_ = sorted(
+            path
+            for path, source in self.book.sources.items()
+            if source.state not in TERMINAL and path not in beyond
+        )
         if self.tokenizer.training is not None:
             left.append("the tokenizer waits until enough of the listing is here")
         if open_:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.config.checks import Fault
+from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, write_count
 
@@ -53,7 +54,7 @@ def token_bytes(pipeline: Pipeline) -> int:
 
 def _floor_faults(pipeline: Pipeline, hot_bytes: int) -> Iterator[Fault]:
     """Room that is to be kept free, but is not there at all."""
-    floors = {("stage", "free_floor"): pipeline.stage.free_floor}
+    floors: dict[KeyPath, int] = {("stage", "free_floor"): pipeline.stage.free_floor}
     if pipeline.warm is not None and pipeline.evict.target_free is not None:
         floors["evict", "target_free"] = pipeline.evict.target_free
     for path, floor in floors.items():
@@ -67,7 +68,7 @@ def _floor_faults(pipeline: Pipeline, hot_bytes: int) -> Iterator[Fault]:
 
 def _held_faults(pipeline: Pipeline, budget: int, hot_bytes: int) -> Iterator[Fault]:
     """Tokens that are to lie on hot at once, but do not fit."""
-    wanted = {("train", "start_when", "tokens"): pipeline.train.start_when.tokens}
+    wanted: dict[KeyPath, int] = {("train", "start_when", "tokens"): pipeline.train.start_when.tokens}
     if pipeline.warm is not None:
         wanted["evict", "min_active_tokens"] = pipeline.evict.min_active_tokens
     for path, tokens in wanted.items():
@@ -82,5 +83,5 @@ def _held_faults(pipeline: Pipeline, budget: int, hot_bytes: int) -> Iterator[Fa
 
 def _rounded_down(count: int) -> int:
     """Two significant digits: a number that a person would write."""
-    digits = max(0, len(str(count)) - 2)
-    return count // 10**digits * 10**digits
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return count // unit * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stoker.store.layout import StateLayout
@@ -27,7 +27,8 @@ class DatasetPin:
     `build` holds every parameter that changes bytes, `asked` what the configuration wanted of the tokenizer,
     `tokenizer_trained_on` the (path, sha256) pairs it was trained on, None for a given one.
     `listing` are the dataset's paths in training order; `complete` says that no more of them will come and
-    each has reached its end (a shard set, quarantine, or being another's duplicate).
+    each has reached its end (a shard set, quarantine, or being another's duplicate). `limit` is what bounded
+    the listing: the configured files, rows and tokens that are not None.
     """
 
     dataset: str
@@ -39,6 +40,7 @@ class DatasetPin:
     tokenizer_trained_on: tuple[tuple[str, str], ...] | None = None
     listing: tuple[str, ...] = ()
     complete: bool = False
+    limit: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DatasetPin:
@@ -58,6 +60,7 @@ class DatasetPin:
             else tuple((str(path), str(sha256)) for path, sha256 in trained_on),
             listing=tuple(str(path) for path in record["listing"]),
             complete=bool(record["complete"]),
+            limit={str(name): int(most) for name, most in record.get("limit", {}).items()},
         )
 
     def to_record(self) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class Situation:
     `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
     the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
     `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
-    `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now on.
+    `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now on. `beyond` are
+    those that the configured slice of the source leaves out.
     """
 
     receipts: Mapping[str, Receipt]
@@ -44,6 +45,7 @@ class Situation:
     invalid_sets: Collection[str] = ()
     wanted: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
+    beyond: frozenset[str] = frozenset()
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
 
@@ -106,7 +108,14 @@ class Release:
     path: str
 
 
-Action = Renew | Duplicate | Stage | Build | Prove | Quarantine | QuarantineSet | Release
+@dataclass(frozen=True)
+class Withdraw:
+    """Take back what was begun of the path's file: it turned out to be beyond the slice."""
+
+    path: str
+
+
+Action = Renew | Withdraw | Duplicate | Stage | Build | Prove | Quarantine | QuarantineSet | Release
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -119,6 +128,7 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     if renewals:  # everything else depends on the records being of the content at hand
         return renewals
     return (
+        *_withdrawals(situation, now),
         *_duplicates(situation),
         *(Quarantine(path) for path in sorted(situation.convicted) if _free(situation, path, now)),
         *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if _free(situation, path, now)),
@@ -141,7 +151,8 @@ def stale(situation: Situation) -> Iterator[str]:
         if receipt.state != "verified" or path in situation.busy:
             continue
         if source is None:
-            yield path
+            if path not in situation.beyond:
+                yield path
             continue
         changed = source.sha256 != receipt.sha256 and source.state not in PUBLISHED
         if changed or (source.state == "duplicate" and source.sha256 not in owners):
@@ -163,6 +174,12 @@ def changed_after_build(sources: Mapping[str, Source], receipts: Mapping[str, Re
 def _owners(situation: Situation) -> dict[str, str]:
     """The path whose set stands for a content, by the content's sha256."""
     return {source.sha256: path for path, source in situation.sources.items() if source.state in PUBLISHED}
+
+
+def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
+    for path in sorted(situation.beyond & situation.sources.keys()):
+        if situation.sources[path].state in ("staged", "building") and _free(situation, path, now):
+            yield Withdraw(path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
@@ -233,6 +250,8 @@ def _stages(situation: Situation, now: float) -> tuple[Stage, ...]:
             continue
         if source.sha256 in claimed or _is_published(situation, source):
             continue
+        if path in situation.beyond and path not in situation.wanted:
+            continue
         full = len(ahead) >= limits.queue_files or sum(ahead.values()) + source.size > limits.queue_bytes
         if ahead and full and path not in situation.wanted:
             continue
@@ -250,6 +269,7 @@ def _builds(situation: Situation, now: float) -> tuple[Build, ...]:
         path
         for path, source in situation.sources.items()
         if source.state in ("staged", "building")
+        and path not in situation.beyond
         and not _is_published(situation, source)
         and _open(situation, path, "build", now)
     ]

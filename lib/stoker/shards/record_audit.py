@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stoker.config.schema import Pipeline
+from stoker.config.schema import Limit, Pipeline
 from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.listing import Listing
 from stoker.corpus.receipts import Receipt, read_receipts
+from stoker.corpus.slice import slice_of
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, read_sources
 from stoker.shards.identity import BuildParameters, build_id, set_key
 from stoker.shards.manifest import Books, ManifestInvalid
@@ -82,7 +83,7 @@ def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iter
         said = f"{pipeline.file} says {pipeline.dataset.version}"
         yield f"{layout.dataset(dataset)}: version {pin.version}, {said}"
     if pin.complete:
-        yield from _listing_findings(layout, pin, records.sources)
+        yield from _listing_findings(layout, pin, records)
 
 
 def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[str]:
@@ -136,16 +137,27 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
             yield f"{source.path}: {error}"
 
 
-def _listing_findings(layout: StateLayout, pin: DatasetPin, sources: Mapping[str, Source]) -> Iterator[str]:
-    """A complete pin lists every source, and each of them has come to its end."""
-    where = layout.dataset(pin.dataset)
+def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) -> Iterator[str]:
+    """A complete pin lists every source of its slice, and each of them has come to its end."""
+    where, sources = layout.dataset(pin.dataset), records.sources
     for path in pin.listing:
         state = sources[path].state if path in sources else "not on record"
         if state not in TERMINAL:
             yield f"{where}: complete, but {path} is {state}"
-    for path, source in sources.items():
-        if source.state in TERMINAL and path not in pin.listing:
-            yield f"{where}: complete, but its listing lacks {path}, which is {source.state}"
+    for path in _due(pin, records):
+        if path not in pin.listing:
+            state = sources[path].state if path in sources else "not on record"
+            yield f"{where}: complete, but its listing lacks {path}, which is {state}"
+
+
+def _due(pin: DatasetPin, records: Records) -> list[str]:
+    """The paths that a complete pin has to list: all that came to an end, or the slice the limit makes."""
+    ended = [path for path, source in records.sources.items() if source.state in TERMINAL]
+    if not pin.limit or records.listing is None:
+        return ended
+    kept = [path for path in pin.listing if path in ended]
+    part = slice_of(records.listing.paths, records.sources, Limit(**pin.limit), kept=kept)
+    return list(part.paths)
 
 
 def _misfiled(layout: StateLayout, dataset: str, records: Records) -> Iterator[str]:

@@ -69,11 +69,12 @@ class Planner:
             return None
 
     def in_view(self, pin: DatasetPin | None) -> DataInView:
-        """What is published now; nothing before the dataset is pinned."""
+        """What is published now of the pin's listing; nothing before the dataset is pinned."""
+        listed = frozenset() if pin is None else frozenset(pin.listing)
         published = {
             source.key: source
-            for source in self._shelf.read().values()
-            if source.state in PUBLISHED and source.key
+            for path, source in self._shelf.read().items()
+            if source.state in PUBLISHED and source.key and path in listed
         }
         return DataInView(
             sets=len(published),

@@ -1,0 +1,62 @@
+"""`dataset.limit` with the real daemons: the slice is settled, only it is trained on, and it can grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.corpus.sources import TERMINAL
+from stoker.shards.audit import audit_sets
+from support.parquet import flip_page, write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+
+ROWS = 60
+
+
+def sliced(home: Path, **limit: int) -> DataPipeline:
+    """Six files of 60 rows, the second one damaged, behind a limit."""
+    data = make_pipeline(home, dataset__limit=limit, shard__workers=2, tokenizer__train__train_bytes="20KB")
+    if not any(data.source.iterdir()):
+        for number in range(6):
+            write_fineweb(data.source / f"{number}.parquet", rows=ROWS, seed=number, row_group=20)
+        flip_page(data.source / "1.parquet", 1)
+    return data
+
+
+def listed(data: DataPipeline) -> tuple[list[str], bool]:
+    """The pin's listing by the files' stems, and whether it is complete."""
+    pin = data.pin()
+    return [path.removesuffix(".parquet") for path in pin.listing], pin.complete
+
+
+def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Path) -> None:
+    data = sliced(tmp_path, rows=ROWS + 1)
+    data.drain()
+    # 0 has 60 rows, 1 is damaged and counts nothing, 2 reaches the limit.
+    assert listed(data) == (["0", "1", "2"], True)
+    open_ = {path for path, state in data.states().items() if state not in TERMINAL}
+    assert open_ <= {"3.parquet", "4.parquet", "5.parquet"}
+    assert {"4.parquet", "5.parquet"} <= open_, "what is beyond the slice was built"
+    assert not list(data.pipeline.hot_layout.parquet.glob("[45]*")), "nor does its parquet stay on hot"
+    assert audit_sets(data.pipeline).findings == ()
+    before = data.sets()
+
+    data = sliced(tmp_path, rows=4 * ROWS)
+    data.drain()
+    assert listed(data) == (["0", "1", "2", "3", "4"], True)
+    assert before.items() <= data.sets().items()
+    assert audit_sets(data.pipeline).findings == ()
+
+    data = sliced(tmp_path, rows=1)
+    data.drain()
+    assert listed(data) == (["0", "1", "2", "3", "4"], True)
+    assert [event["files"] for event in data.events("stage_shard", "limit_below_slice")] == [4]
+    assert audit_sets(data.pipeline).findings == ()
+
+
+def test_a_slice_by_files_lists_and_hashes_no_more(tmp_path: Path) -> None:
+    data = sliced(tmp_path, files=2)
+    data.drain()
+    assert listed(data) == (["0", "1"], True)
+    assert set(data.receipts()) == {"0.parquet", "1.parquet"} == set(data.listed())
+    assert data.states() == {"0.parquet": "released", "1.parquet": "quarantined"}
+    assert audit_sets(data.pipeline).findings == ()
