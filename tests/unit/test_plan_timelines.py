@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from stoker.plan.positions import Position
-from stoker.plan.timelines import Timeline, Timelines, ancestry, on_history, read_timelines, skips
+from stoker.plan.timelines import (
+    Timeline,
+    Timelines,
+    ancestry,
+    on_history,
+    parse_timelines,
+    read_timelines,
+    restore_timelines,
+    skips,
+)
 from stoker.store.errors import DataError
-from stoker.store.log import ChainedLog
+from stoker.store.log import ChainedLog, read_log_data
 
 SKIP = (Position(0, 115200), Position(0, 116480))
 FORKS = (Timeline(1, 0, 900, (SKIP,), "non_finite"), Timeline(2, 1, 500, (), "operator"))
@@ -64,3 +73,24 @@ def test_numbers_out_of_order_are_refused(tmp_path: Path, forks: tuple[Timeline,
 def test_a_timeline_that_does_not_exist_is_refused() -> None:
     with pytest.raises(DataError, match="timeline 3"):
         ancestry(Timelines(FORKS), 3)
+
+
+def test_lost_forks_come_back_from_a_copy_line_for_line(tmp_path: Path) -> None:
+    here, copy = tmp_path / "timelines.jsonl", tmp_path / "copy.jsonl"
+    write(copy, FORKS)
+    write(here, FORKS[:1])
+    carried = parse_timelines(read_log_data(copy.read_bytes()), "the copy")
+    assert restore_timelines(here, carried) == 1
+    assert here.read_bytes() == copy.read_bytes()
+    assert restore_timelines(here, carried) == 0
+    assert restore_timelines(here, Timelines()) == 0
+
+
+def test_another_history_is_not_restored(tmp_path: Path) -> None:
+    here = tmp_path / "timelines.jsonl"
+    write(here, (Timeline(1, 0, 7, (), "another"),))
+    write(tmp_path / "copy.jsonl", FORKS)
+    before = here.read_bytes()
+    with pytest.raises(DataError, match="two histories"):
+        restore_timelines(here, read_timelines(tmp_path / "copy.jsonl"))
+    assert here.read_bytes() == before

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
-from stoker.store.log import read_log
+from stoker.store.log import ChainedLog, LogReading, read_log
 
 T = TypeVar("T")
 
@@ -50,7 +50,35 @@ class Timelines:
 
 def read_timelines(path: Path) -> Timelines:
     """The timelines in a file (missing: none but 0); raises DataError naming the line that is damaged."""
-    reading = read_log(path)
+    return parse_timelines(read_log(path), str(path))
+
+
+def restore_timelines(path: Path, copy: Timelines) -> int:
+    """Append the forks that the log has lost against a copy, line for line; returns how many came back.
+
+    A copy that is shorter has nothing to give. DataError, with nothing done, where the two differ.
+    """
+    there = read_timelines(path)
+    common = min(len(there.hashes), len(copy.hashes))
+    if there.hashes[:common] != copy.hashes[:common]:
+        raise DataError(
+            f"{path} is not the history that a checkpoint carries: two histories; put back the copy in the "
+            "newest checkpoint, or move the checkpoints of the other history away"
+        )
+    lost = copy.forks[common:]
+    if lost:
+        log = ChainedLog(path)
+        try:
+            for fork, line in zip(lost, copy.hashes[common:], strict=True):
+                if log.append(fork.body()) != line:
+                    raise DataError(f"{path}: timeline {fork.number} was written by another version")
+        finally:
+            log.close()
+    return len(lost)
+
+
+def parse_timelines(reading: LogReading, path: str) -> Timelines:
+    """The timelines of a log that was read, `path` in words; raises DataError as read_timelines does."""
     if reading.damage:
         raise DataError(f"{path}: {reading.damage[0]}; put back the copy in the newest checkpoint")
     forks: list[Timeline] = []

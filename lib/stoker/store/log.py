@@ -49,6 +49,19 @@ def read_log(path: Path, *, rotated: bool = False) -> LogReading:
     return LogReading(tuple(entries), tuple(hashes), scan.head, scan.torn, scan.damage)
 
 
+def read_log_data(data: bytes) -> LogReading:
+    """Read a log that was never rotated from its bytes."""
+    chain = _Chain(head=GENESIS)
+    entries, hashes = [], []
+    for line in data.split(b"\n"):
+        entry = chain.take(line)
+        if entry is not None:
+            entries.append(entry)
+            hashes.append(chain.head or GENESIS)
+    torn = chain.torn + chain.unparsed
+    return LogReading(tuple(entries), tuple(hashes), chain.head or GENESIS, torn, tuple(chain.damage))
+
+
 class LogScan:
     """Goes once through a log, giving each valid entry with its hash and keeping none.
 
