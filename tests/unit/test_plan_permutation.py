@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import tracemalloc
 
 import numpy as np
@@ -19,6 +20,18 @@ KEY = hashlib.sha256(b"stoker").hexdigest()
 GOLDEN_10 = [8, 3, 1, 2, 9, 4, 6, 5, 0, 7]
 GOLDEN_364 = [344, 320, 111, 209, 333, 217, 57, 109]
 GOLDEN_BILLION = [98039017, 661483479, 561861253, 625621873]
+GOLDEN_MOST = [2902950569349341941, 1514950796401259431, 2870579595497965330, 3612204348675627702]
+GOLDEN_DIGESTS = {  # of all images, as little-endian int64
+    2: "4cbbd8ca5215b8d161aec181a74b694f4e24b001d5b081dc0030ed797a8973e0",
+    3: "53afea624a503a0bf39e469e8979f67fcb1890ea0392adf9e155124f5ede9ebb",
+    4: "a316284708b9e892052f174f41b1c3318a3078253bb9082a2b2270f4935fc4f2",
+    5: "47d4b7dd34f6c609265b1e0c7118b87d19a49c6237068c0d686f168d6d7baca0",
+    16: "60d695ec66fb16e868607820f34f2d014554efa86d8c570703a4079756d9eafe",
+    17: "be731a1a45676ef08f628aed750cf4cacba22395246d8db10b3e7717b63d4a12",
+    300: "c0ea9fbf1aa96d76e501396b00cae67cda681e81f8c5295c5f72ff3838b08c35",
+    65537: "6b95462ae8a3b99d01294e8823568edb6289632735b431882a30c78664f5ea33",
+    1000000: "1fcb89e757d31e5195f07c720c98126270fd884f03801a899e28f9714b326493",
+}
 
 
 def by_hand(key: str, n: int, offset: int) -> int:
@@ -64,7 +77,10 @@ def test_its_inverse_takes_no_window_outside(places: list[int]) -> None:
         invert(KEY, 10, places)
 
 
-@pytest.mark.parametrize("n", [4**9, 4**9 + 1, 1_000_003])
+SAMPLED = sorted(random.Random(3).sample(range(301, 10**6), 24))
+
+
+@pytest.mark.parametrize("n", [4**9, 4**9 + 1, 10**6, 1_000_003, *SAMPLED])
 def test_it_is_a_bijection_for_large_sizes(n: int) -> None:
     images = permute(KEY, n, np.arange(n))
     assert np.bincount(images, minlength=n).max() == 1
@@ -85,6 +101,13 @@ def test_its_values_never_change() -> None:
     assert permute(KEY, 10, range(10)).tolist() == GOLDEN_10
     assert permute(KEY, 364, range(8)).tolist() == GOLDEN_364
     assert permute("00" * 32, 10**9, [0, 1, 2, 10**9 - 1]).tolist() == GOLDEN_BILLION
+    assert permute("ff" * 32, 2**62, [0, 1, 2**61, 2**62 - 1]).tolist() == GOLDEN_MOST
+    assert permute(KEY, 1, [0]).tolist() == [0]
+
+
+@pytest.mark.parametrize(("n", "digest"), GOLDEN_DIGESTS.items())
+def test_whole_orders_never_change(n: int, digest: str) -> None:
+    assert hashlib.sha256(permute(KEY, n, np.arange(n)).astype("<i8").tobytes()).hexdigest() == digest
 
 
 def test_blocks_and_order_of_asking_make_no_difference() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS = 8
-BLOCK = 1 << 16  # offsets worked on at a time; bounds the memory of temporaries to a few MB
+BLOCK = 1 << 15  # offsets worked on at a time: the temporaries stay in a core's cache
 MOST = 1 << 62
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -48,12 +48,16 @@ def _mapped(key: str, n: int, values: npt.ArrayLike, network: _Network) -> Offse
         raise ValueError(f"offsets outside 0..{n - 1}")
     keys = _round_keys(key)
     half = _half_bits(n)
-    flat = wanted.reshape(-1)
-    images = np.empty(flat.shape, dtype=np.int64)
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.uint64)
-        images[start : start + BLOCK] = _walk(block, keys, half, n, network)
-    return images.reshape(wanted.shape)
+    images = wanted.reshape(-1).astype(np.uint64)
+    for start in range(0, images.size, BLOCK):
+        images[start : start + BLOCK] = network(images[start : start + BLOCK], keys, half)
+    outside = np.flatnonzero(images >= n)
+    while outside.size:  # all of them a step at a time: a block's last few would cost as much as the block
+        for start in range(0, outside.size, BLOCK):
+            block = outside[start : start + BLOCK]
+            images[block] = network(images[block], keys, half)
+        outside = outside[images[outside] >= n]
+    return images.view(np.int64).reshape(wanted.shape)
 
 
 def _half_bits(n: int) -> int:
@@ -68,37 +72,32 @@ def _round_keys(key: str) -> _Keys:
     return tuple(np.uint64(int.from_bytes(digest[:8], "little")) for digest in digests)
 
 
-def _walk(values: _Words, keys: _Keys, half: int, n: int, network: _Network) -> _Words:
-    values = network(values, keys, half)
-    outside = np.flatnonzero(values >= n)
-    while outside.size:
-        values[outside] = network(values[outside], keys, half)
-        outside = outside[values[outside] >= n]
-    return values
-
-
 def _network(values: _Words, keys: _Keys, half: int) -> _Words:
-    bits = np.uint64(half)
-    mask = np.uint64((1 << half) - 1)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
+    mixed, spare = np.empty_like(values), np.empty_like(values)
     for key in keys:
-        left, right = right, left ^ (_mix(right, key) & mask)
+        left ^= _mix(right, key, mixed, spare) & mask
+        left, right = right, left
     return (left << bits) | right
 
 
 def _network_back(values: _Words, keys: _Keys, half: int) -> _Words:
     """The network's rounds undone, last first; walking on through them leads back along the cycle."""
-    bits = np.uint64(half)
-    mask = np.uint64((1 << half) - 1)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
+    mixed, spare = np.empty_like(values), np.empty_like(values)
     for key in reversed(keys):
-        left, right = right ^ (_mix(left, key) & mask), left
+        left, right = right, left
+        left ^= _mix(right, key, mixed, spare) & mask
     return (left << bits) | right
 
 
-def _mix(words: _Words, key: np.uint64) -> _Words:
-    """A keyed 64-bit hash; multiplication wraps, as it should."""
-    mixed = words ^ key
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
-    return mixed ^ (mixed >> np.uint64(31))
+def _mix(words: _Words, key: np.uint64, mixed: _Words, spare: _Words) -> _Words:
+    """A keyed 64-bit hash, into `mixed`; multiplication wraps, as it should."""
+    np.bitwise_xor(words, key, out=mixed)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        mixed ^= np.right_shift(mixed, np.uint64(shift), out=spare)
+        mixed *= factor
+    mixed ^= np.right_shift(mixed, np.uint64(31), out=spare)
+    return mixed
