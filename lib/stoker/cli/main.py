@@ -21,6 +21,8 @@ COMMANDS = {
     "events": ("stoker.cli.events", "events", "Show what happened, oldest first."),
     "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
     "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
+    "batch": ("stoker.cli.batch", "batch", "Show which documents were in a step."),
+    "where": ("stoker.cli.where", "where", "Show which steps saw a row of a source file."),
     "generate": ("stoker.cli.generate", "generate", "Continue a text with a checkpoint's model."),
     "config": ("stoker.cli.config", "config", "Check a pipeline file, or show what is in force."),
 }

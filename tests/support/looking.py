@@ -1,0 +1,284 @@
+"""A run that was never trained, with every file it would have left, and its own memory of which row was when.
+
+The sets are built by the real worker; the order, the positions and the labels are plain Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.sources import Source, write_source
+from stoker.plan.log import End, Passed, PlanWriter, Segment, segment_key
+from stoker.shards.build_worker import main
+from stoker.store.files import write_atomic
+from stoker.store.log import ChainedLog
+from stoker.store.record import write_record
+from stoker.supervise.record import Identity, RunRecord
+from support.builds import Recorder, build_task, small_tokenizer
+from support.checkpoint_data import seal
+from support.text import documents, write_parquet
+
+BUILT = ("a.parquet", "b.parquet", "c.parquet")
+PIPELINE = """
+name: small
+state: state
+hot: hot
+warm: warm
+dataset: {name: prose, source: {kind: folder, path: source}, filters: {min_chars: 10}}
+tokenizer: {train: {vocab_size: 600, train_bytes: 1MB}}
+shard: {val_ratio: 0.1, shard_tokens: 2000}
+train: {run: main, steps: 60, seq_len: 64, global_batch: 6, micro_batch: 1,
+        model: {layers: 1, width: 32, heads: 2, kv_heads: 2, ffn_width: 64}}
+"""
+
+Label = tuple[str, int]  # (source path, row)
+Window = tuple[int, int]  # (entry, offset)
+
+
+@dataclass
+class Site:
+    """A pipeline with three shard sets of several files each, a duplicate and a quarantined source."""
+
+    home: Path
+    texts: dict[str, list[str | None]]
+
+    @property
+    def file(self) -> Path:
+        return self.home / "small.yaml"
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return load_pipeline(self.file, {})
+
+    def set_of(self, path: str) -> Path:
+        """Where the source's set is, on hot."""
+        source = json.loads(self.pipeline.layout.source("prose", path).read_bytes())
+        return self.pipeline.hot_layout.shard_set("prose", source["key"])
+
+
+def make_site(home: Path) -> Site:
+    """Build it; a source of 60 rows each."""
+    home.mkdir(parents=True, exist_ok=True)
+    site = Site(home, {path: documents(60, seed=number) for number, path in enumerate(BUILT)})
+    site.file.write_text(PIPELINE)
+    layout = site.pipeline.layout
+    layout.create()
+    tokenizer = small_tokenizer(layout.tokenizer("prose", 1))
+    for path, texts in site.texts.items():
+        parquet = write_parquet(home / "source" / path, texts, row_group=17)
+        task = build_task(home, parquet, tokenizer, shard_tokens=2000)
+        done = main(task, Recorder())
+        sha256, size = task["source"]["sha256"], task["source"]["size"]
+        write_source(
+            layout,
+            Source(
+                "prose",
+                path,
+                size,
+                sha256,
+                state="proven",
+                key=task["key"],
+                books=done["books"],
+                manifest_sha256=done["manifest_sha256"],
+            ),
+        )
+    write_source(layout, Source("prose", "same.parquet", size, sha256, state="duplicate"))
+    write_source(layout, Source("prose", "bad.parquet", 1, "c" * 64, state="quarantined", reason="truncated"))
+    write_source(layout, Source("prose", "late.parquet", 1, "d" * 64, state="staged"))
+    build = task["build"]
+    pinned = TokenizerPin(
+        f"tokenizers/{tokenizer.name}", build["tokenizer_sha256"], build["vocab_size"], build["eot"]
+    )
+    listing = (*BUILT, "bad.parquet", "late.parquet", "same.parquet")
+    pin = DatasetPin("prose", 1, task["build_id"], build, pinned, {}, None, listing, complete=False)
+    write_pin(layout, pin)
+    identity = Identity(
+        "main",
+        "f" * 32,
+        "2026-11-20T12:00:00Z",
+        1,
+        "prose",
+        1,
+        task["build_id"],
+        build["tokenizer_sha256"],
+        build["vocab_size"],
+        "uint16",
+        64,
+    )
+    run = layout.run("main")
+    run.create()
+    write_record(run.record, RunRecord(identity, state="running").body())
+    return site
+
+
+@dataclass
+class FakeRun:
+    """Plans, trains, seals and rolls back on paper, and remembers what each step of each timeline read."""
+
+    site: Site
+    log_every: int = 1
+    timeline: int = 0
+    step: int = 0
+    steps: dict[tuple[int, int], list[Window]] = field(default_factory=dict)
+    positions: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    skipped: set[Window] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.run = self.site.pipeline.layout.run("main")
+        self.segments: dict[int, tuple[int, list[str]]] = {}  # entry -> (seq_len, paths)
+        self._streams: dict[int, list[Label]] = {}
+        self.order: list[Window] = []
+        self.cursor = 0
+        self.tokens = 0
+
+    def plan(self, *paths: str, epoch: int = 0, seq_len: int = 64) -> None:
+        """Append a segment of these sources' sets."""
+        writer = PlanWriter(self.run.plan)
+        n = len(writer.plan.entries)
+        sets = [self.site.set_of(path) for path in paths]
+        raw = [(one / "manifest.json").read_bytes() for one in sets]
+        tokens = sum(json.loads(one)["books"]["train"]["tokens"] for one in raw)
+        windows = (tokens - 1) // seq_len
+        pairs = tuple((json.loads(one)["key"], hashlib.sha256(one).hexdigest()) for one in raw)
+        tail = tokens - windows * seq_len
+        writer.append(Segment(n, epoch, pairs, seq_len, windows, tail, segment_key(1, n)))
+        self.segments[n] = (seq_len, list(paths))
+        self.order += [(n, offset) for offset in range(windows)]
+
+    def pass_over(self, path: str) -> None:
+        """Append an entry that passes over a source."""
+        writer = PlanWriter(self.run.plan)
+        writer.append(Passed(len(writer.plan.entries), path, "quarantined"))
+
+    def end(self) -> None:
+        """Append the plan's end."""
+        writer = PlanWriter(self.run.plan)
+        writer.append(End(len(writer.plan.entries)))
+
+    def launch(self, batch: int, steps: int = 60) -> None:
+        """Note a launch from where the run is."""
+        log = ChainedLog(self.run.launches)
+        settings = {"global_batch": batch, "steps": steps}
+        log.append(
+            {
+                "v": 1,
+                "launch": f"l{self.step}",
+                "timeline": self.timeline,
+                "resume_step": self.step,
+                "settings": settings,
+                "time": "2026-11-20T12:00:00Z",
+            }
+        )
+        log.close()
+
+    def train(self, steps: int, batch: int) -> None:
+        """Make steps of so many windows."""
+        for _ in range(steps):
+            taken: list[Window] = []
+            while len(taken) < batch:
+                window = self.order[self.cursor]
+                self.cursor += 1
+                if window not in self.skipped:
+                    taken.append(window)
+            self.step += 1
+            self.tokens += sum(self.segments[entry][0] for entry, _ in taken)
+            key = (self.timeline, self.step)
+            self.steps[key] = taken
+            self.positions[key] = [taken[-1][0], taken[-1][1] + 1]
+            if self.step % self.log_every == 0:
+                row = {
+                    "step": self.step,
+                    "timeline": self.timeline,
+                    "loss": 1.0,
+                    "tokens": self.tokens,
+                    "position": self.positions[key],
+                }
+                with self.run.metrics.open("a") as log:
+                    log.write(json.dumps(row) + "\n")
+
+    def seal(self, **changes: Any) -> Path:
+        """Seal a checkpoint of where the run is."""
+        position = self.positions[self.timeline, self.step]
+        body = {"position": position, "timeline": self.timeline, "tokens": self.tokens, **changes}
+        return seal(self.run.checkpoints, self.step, **body)
+
+    def roll_back(self, to: int, skip_to: int) -> None:
+        """Give up all after step `to`, and never read the windows of the steps up to `skip_to` again."""
+        first, last = self.positions[self.timeline, to], self.positions[self.timeline, skip_to]
+        passed = [self.steps[self.timeline, step] for step in range(to + 1, skip_to + 1)]
+        self.skipped |= {window for windows in passed for window in windows}
+        cursor = self.order.index((first[0], first[1] - 1)) + 1
+        parent, self.timeline = self.timeline, self.timeline + 1
+        log = ChainedLog(self.run.timelines)
+        log.append(
+            {
+                "v": 1,
+                "timeline": self.timeline,
+                "parent": parent,
+                "from": to,
+                "skip": [[first, last]],
+                "reason": "spike",
+            }
+        )
+        log.close()
+        for old in range(1, to + 1):
+            self.steps[self.timeline, old] = self.steps[parent, old]
+            self.positions[self.timeline, old] = self.positions[parent, old]
+        self.step, self.cursor = to, cursor
+
+    def labels(self, window: Window) -> list[Label]:
+        """The rows that a window holds tokens of, in order, token by token in plain Python and numpy."""
+        entry, offset = window
+        seq_len, paths = self.segments[entry]
+        if entry not in self._streams:
+            self._streams[entry] = [label for path in paths for label in self._stream(path)]
+        stream = self._streams[entry]
+        windows = (len(stream) - 1) // seq_len
+        place = by_hand(segment_key(1, entry), windows, offset)
+        return list(dict.fromkeys(stream[place * seq_len : place * seq_len + seq_len + 1]))
+
+    def _stream(self, path: str) -> list[Label]:
+        """The row of each train token of a source's set."""
+        found: list[Label] = []
+        for ends in sorted(self.site.set_of(path).glob("train-*.idx")):
+            lengths = np.diff(np.fromfile(ends, "<u8").astype(int), prepend=0).tolist()
+            rows = np.fromfile(ends.with_suffix(".row"), "<u8").tolist()
+            for length, row in zip(lengths, rows, strict=True):
+                found += [(path, row)] * length
+        return found
+
+
+def by_hand(key: str, n: int, offset: int) -> int:
+    """The plan's permutation in plain integers, a value at a time."""
+    half = max(1, -(-max(n - 1, 1).bit_length() // 2))
+    mask, word = (1 << half) - 1, (1 << 64) - 1
+    keys = [
+        int.from_bytes(hashlib.sha256(bytes.fromhex(key) + bytes([i])).digest()[:8], "little")
+        for i in range(8)
+    ]
+    while True:
+        left, right = offset >> half, offset & mask
+        for round_key in keys:
+            mixed = right ^ round_key
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & word
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & word
+            left, right = right, left ^ ((mixed ^ (mixed >> 31)) & mask)
+        offset = (left << half) | right
+        if offset < n:
+            return offset
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    write_atomic(path, bytes(data))
