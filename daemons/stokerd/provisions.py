@@ -1,27 +1,30 @@
-"""What a launch needs, before and all along: data past the gate, held-out windows, a plan ahead."""
+"""What a launch needs, before and all along: data past the gate, held-out windows, a plan, sets on hot."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.corpus.dataset import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.plan.growth import GrowthPolicy, horizon_windows
+from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment
-from stoker.plan.positions import Position, linear
+from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
 from stoker.supervise.gates import GateWants, start_gate
-from stoker.supervise.planner import Outlook, Planner
+from stoker.supervise.planner import RETRY_S, Outlook, Planner
 from stoker.supervise.record import Heldout, Identity
+from stokerd.repairs import Repairs, SetLost
 from stokerd.turns import Turns
 
 PROOF_QUIET_S = 300.0  # a worker that read nothing for so long hangs in a mount that does not answer
 SETS_AT_ONCE = 8
-RETRY_S = 10.0
+DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
+HOLD_OUT_RETRY_S = 10.0
 SETS = "/sets"  # no checkpoint is called so
+ANOTHER = "its manifest's sha256"
 PROOF_WORKER = "stoker.shards.proof_worker"
 
 
@@ -32,7 +35,10 @@ class Provisions:
         self.events, self.pipeline = context.events, context.pipeline
         self.turns = turns
         self.planner = planner
+        self.repairs = Repairs(context, planner)
         self.proving: dict[str, str] = {}  # key -> manifest sha256
+        self.needed: dict[str, str] = {}  # the same of what the next launch reads
+        self.strange: dict[str, str] = {}  # whole sets that are not those the plan names
         train, plan = self.pipeline.train, self.pipeline.plan
         self.policy = GrowthPolicy(
             seed=train.seed,
@@ -65,10 +71,13 @@ class Provisions:
             self.turns.doing = f"waiting for data: {gate.why}"
             self.turns.turn_or_stop()
 
-    def hold_out(self, pin: DatasetPin, identity: Identity, target: str) -> Heldout | None:
-        """Copy the held-out windows, once for the whole run; None when there is no held-out text."""
+    def heldout_sets(self, pin: DatasetPin, seq_len: int) -> dict[str, str]:
+        """The sets whose val streams are held out, key to manifest sha256; none where nothing is."""
         wanted = self.pipeline.train.evaluate.tokens
-        sets = self.planner.sets_with_heldout(pin, wanted + identity.seq_len) if wanted else {}
+        return self.planner.sets_with_heldout(pin, wanted + seq_len) if wanted else {}
+
+    def hold_out(self, sets: Mapping[str, str], identity: Identity, target: str) -> Heldout | None:
+        """Copy the held-out windows, once for the whole run; None when there is no held-out text."""
         if not sets:
             return None
         task = {
@@ -76,7 +85,7 @@ class Provisions:
             "sets": [list(pair) for pair in sets.items()],
             "seq_len": identity.seq_len,
             "vocab_size": identity.vocab_size,
-            "tokens": wanted,
+            "tokens": self.pipeline.train.evaluate.tokens,
             "target": target,
         }
         while True:
@@ -92,16 +101,16 @@ class Provisions:
                     return held if held.windows else None
                 why = ended.reason()
             self.events.record("heldout_failed", "warning", reason=why)
-            self.turns.pause(RETRY_S, "held-out windows could not be copied")
+            self.turns.pause(HOLD_OUT_RETRY_S, "held-out windows could not be copied")
 
-    def keep_planned(self, pin: DatasetPin, step: int, position: Position) -> None:
+    def keep_planned(self, pin: DatasetPin, outlook: Outlook) -> None:
         """Prove the sets that the next entries would name, and append what is due of the proven ones."""
         now = time.monotonic()
         if (ended := self.turns.take(SETS)) is not None:
             self._take_proofs(ended, now)
-        outlook = self._outlook(step, position)
+        wanted = self.planner.to_prove(pin, outlook, self.policy, now)
         if SETS not in self.turns.crew:
-            wanted = self.planner.to_prove(pin, outlook, self.policy, now)
+            wanted = self.planner.unproven(self.needed, now) | wanted
             self.proving = dict(list(wanted.items())[:SETS_AT_ONCE])
             if self.proving:
                 task = self._proof_task(self.proving)
@@ -112,27 +121,39 @@ class Provisions:
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
             self.events.record("plan_grown", **words)
 
-    def damaged_sets(self, position: Position) -> list[str]:
-        """Prove the sets that are read around a position; what is wrong with which, in words."""
-        segments = [
-            entry for entry in self.planner.plan.entries[position.entry :] if isinstance(entry, Segment)
-        ]
-        return self._not_proven(dict(pair for segment in segments[:2] for pair in segment.sets))
+    def need(self, position: Position, skips: Sequence[Skip]) -> None:
+        """Take down what training on from here reads of what is planned: it is proven before growth is."""
+        self.needed = self.planner.needed(position, skips)
+
+    def lacking(self, pin: DatasetPin) -> str:
+        """What a launch would lack of what it needs, in words: nothing when all is on hot and proven.
+
+        Raises SetLost when something never comes back. consumed.json must have named the needs before.
+        """
+        cold = self.planner.cold(self.needed)
+        self.repairs.check_hope(pin, cold, time.monotonic())
+        for key, why in self.strange.items():
+            if key in self.needed:
+                raise SetLost(f"{self._path(key)} is whole, but not the set that the plan names: {why}")
+        if cold:
+            return f"bringing back {_sets(len(cold))}"
+        if not self.planner.trusted(self.needed):
+            restored = f"; {_sets(self.repairs.open)} to be restored" if self.repairs.open else ""
+            return f"proving shard sets{restored}"
+        return ""
+
+    def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
+        """The trainer found the data around a position wrong: it is proven before it is read again."""
+        self.planner.distrust(self.planner.needed(position, skips, DOUBTED_SEGMENTS))
 
     def _not_proven(self, sets: Mapping[str, str]) -> list[str]:
         """Have these sets proven now; what is wrong with which, in words."""
         ended = self.turns.errand("prove", SETS, PROOF_WORKER, self._proof_task(sets), quiet_s=PROOF_QUIET_S)
-        return [f"{path}: {why}" for _, path, why in self._verdicts(sets, ended) if why]
-
-    def _outlook(self, step: int, position: Position) -> Outlook:
-        consumed = linear(self.planner.plan, position)
-        train = self.pipeline.train
-        return Outlook(
-            consumed,
-            horizon_windows(
-                consumed=consumed, step=step, steps=train.horizon, global_batch=train.global_batch
-            ),
-        )
+        found = list(self._verdicts(sets, ended))
+        for key, path, why in found:
+            if why.startswith("invalid"):
+                self.repairs.report(key, path, why)
+        return [f"{path}: {why}" for _, path, why in found if why]
 
     def _proof_task(self, keys: Iterable[str]) -> dict[str, Any]:
         return {"sets": [{"path": self._path(key), "key": key} for key in keys]}
@@ -148,19 +169,29 @@ class Provisions:
         for (key, digest), proof in zip(wanted.items(), ended.result["proofs"], strict=True):
             why = "" if proof["verdict"] == "proven" else f"{proof['verdict']}: {proof['reason']}"
             if not why and proof["manifest_sha256"] != digest:
-                why = f"its manifest's sha256 is {proof['manifest_sha256']}, recorded is {digest}"
+                why = f"{ANOTHER} is {proof['manifest_sha256']}, recorded is {digest}"
             yield key, self._path(key), why
 
     def _take_proofs(self, ended: WorkerExit, now: float) -> None:
         for key, path, why in self._verdicts(self.proving, ended):
             if not why:
                 self.planner.proven(key, self.proving[key])
-                continue
-            self.planner.not_proven(key, now)
-            self.events.record(
-                "shard_set_not_proven",
-                "warning",
-                path=path,
-                reason=why,
-                message="it stays out of the plan and is tried again in a minute",
-            )
+                self.repairs.whole(key)
+                self.strange.pop(key, None)
+            elif why.startswith(ANOTHER) and key in self.needed:
+                self.strange[key] = why
+            elif key in self.needed or why.startswith("invalid"):
+                self.planner.not_proven(key, now, self.repairs.report(key, path, why))
+            else:
+                self.planner.not_proven(key, now, RETRY_S)
+                self.events.record(
+                    "shard_set_not_proven",
+                    "warning",
+                    path=path,
+                    reason=why,
+                    message="it stays out of the plan and is tried again in a minute",
+                )
+
+
+def _sets(count: int) -> str:
+    return f"{count} shard set" + ("s" if count != 1 else "")

@@ -1,24 +1,45 @@
-"""Where the run stands: plan and books against the newest proven checkpoint."""
+"""Where the run stands: plan and books against the newest proven checkpoint, and consumed.json."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
 from stoker.kit.context import DaemonContext
-from stoker.plan.positions import START, Skip, left_after
-from stoker.plan.timelines import Timelines, read_timelines, skips
-from stoker.store.record import write_record
+from stoker.observe.ledger import Claim, write_claims
+from stoker.plan.positions import START, Position, Skip, left_after, linear
+from stoker.plan.residency import ahead_windows
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.checkpoints import Checkpoint
-from stoker.supervise.horizon import consumed, finished_at
-from stoker.supervise.planner import Planner
+from stoker.supervise.horizon import consumed, finished_at, last_step
+from stoker.supervise.launches import read_launches
+from stoker.supervise.low_water import mark
+from stoker.supervise.pace import Pace
+from stoker.supervise.planner import Outlook, Planner
 from stokerd.run_book import RunBook
+
+# The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
+# them, come from a disk that is shared and gives 40 MB/s in five minutes; twice that for a retry.
+LEAD_S = 600.0
+RATE_CHANGE = 0.2  # a pace that changed by less is not worth a write
 
 
 class RunAccounts:
     """The run's record, plan and timelines made to agree, and consumed.json, which says what came of them."""
 
     def __init__(self, context: DaemonContext, book: RunBook, planner: Planner) -> None:
-        self.events, self.config = context.events, context.pipeline.train
+        self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
         self.run = context.layout.run(self.config.run)
         self.book, self.planner = book, planner
+        before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
+        rate = before.get("windows_per_s")
+        self.pace = Pace(float(rate) if isinstance(rate, int | float) else None)
+        self.resumed: Path | None = None
+        self._told: tuple[Any, ...] = ()
+        self._claimed: int | None = None
 
     def timelines(self) -> Timelines:
         """The run's rollbacks as they are on disk."""
@@ -30,26 +51,30 @@ class RunAccounts:
 
     def settle(self, checkpoint: Checkpoint | None) -> None:
         """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
+        self.resumed = checkpoint.path if checkpoint else None
         if checkpoint is None:
             return
         if self.book.record is None:
             self.book.restore(checkpoint)
             self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
         self.book.check_ours(checkpoint)
+        launches, _ = read_launches(self.run.launches)
+        if launches and checkpoint.step > launches[-1].resume_step:
+            self.book.fruitful()  # the last launch got this far, whoever saw to it then
+        self.planner.belongs_to(self.book.begun.identity.run_id)
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Write consumed.json for a proven checkpoint."""
-        books = consumed(
-            self.config.run,
-            checkpoint.path.name,
-            checkpoint.body,
+    def steps(self, checkpoint: Checkpoint | None) -> int:
+        """The run's last step, seen from a checkpoint."""
+        return last_step(
+            self.config,
             self.planner.plan,
-            finished=self.over(checkpoint),
+            step=checkpoint.step if checkpoint else 0,
+            position=checkpoint.position if checkpoint else START,
+            tokens=int(checkpoint.body["tokens"]) if checkpoint else 0,
             skips=self.skips(),
         )
-        write_record(self.run.consumed, books)
 
     def over(self, checkpoint: Checkpoint | None) -> str | None:
         """Why the run is over at this checkpoint; None while it goes on."""
@@ -57,7 +82,7 @@ class RunAccounts:
             checkpoint.step if checkpoint else 0,
             checkpoint.position if checkpoint else START,
             self.planner.plan,
-            steps=self.config.horizon,
+            steps=self.steps(checkpoint),
             global_batch=self.config.global_batch,
             skips=self.skips(),
         )
@@ -65,3 +90,66 @@ class RunAccounts:
     def windows_left(self, checkpoint: Checkpoint | None) -> int:
         """Windows the plan still has to give from a checkpoint on."""
         return left_after(self.planner.plan, checkpoint.position if checkpoint else START, self.skips())
+
+    def outlook(self, step: int, position: Position, steps: int) -> Outlook:
+        """How far the plan must reach, seen from a step; what is skipped ahead is no window to train on."""
+        plan, batch = self.planner.plan, self.config.global_batch
+        reached = plan.windows - left_after(plan, position, self.skips())
+        lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
+        return Outlook(reached, reached + max(0, steps - step) * batch, lead)
+
+    def moved(self, position: Position, *, training: bool) -> None:
+        """The trainer is at a position now."""
+        if training:
+            self.pace.sampled(linear(self.planner.plan, position), time.monotonic())
+        else:
+            self.pace.interrupted()
+
+    def keep(self, checkpoint: Checkpoint | None) -> None:
+        """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
+        history = ancestry(self.timelines())
+        low_water = mark(
+            self.run.checkpoints,
+            history,
+            self.planner.plan,
+            keep_last=self.config.checkpoint.keep_last,
+            resumed=self.resumed,
+            newest=checkpoint.step if checkpoint else 0,
+        )
+        finished, wants = self.over(checkpoint), self.planner.wants
+        rate = self.pace.windows_per_s
+        newest = (checkpoint.path, checkpoint.step) if checkpoint else None
+        told = (history, newest, low_water, finished, () if finished else wants)
+        if self._told[:-1] == told and not _differs(self._told[-1], rate):
+            return
+        body = checkpoint.body if checkpoint else {"step": 0, "position": START.as_list(), "tokens": 0}
+        books = consumed(
+            self.config.run,
+            checkpoint.path.name if checkpoint else None,
+            body,
+            self.planner.plan,
+            finished=finished,
+            skips=self.skips(),
+            low_water=low_water,
+            wants=() if finished else wants,
+            windows_per_s=None if rate is None else round(rate, 3),
+        )
+        write_record(self.run.consumed, books)
+        self._told = (*told, rate)
+        self._claim(checkpoint, finished)
+
+    def _claim(self, checkpoint: Checkpoint | None, finished: str | None) -> None:
+        """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""
+        files = checkpoint.body["files"].values() if checkpoint and not finished else ()
+        wanted = 2 * sum(int(file["size"]) for file in files)
+        if wanted != self._claimed:
+            place = self.run.checkpoints
+            claim = Claim(place.stat().st_dev, str(place), "checkpoints", wanted)
+            write_claims(self.layout, TRAIN_SUPERVISOR, [claim] if wanted else [])
+            self._claimed = wanted
+
+
+def _differs(told: float | None, now: float | None) -> bool:
+    if told is None or now is None:
+        return told is not now
+    return abs(now - told) > RATE_CHANGE * told

@@ -36,9 +36,9 @@ class RunBook:
             return
         self.record = self._parsed(body)
         self._refuse_changes(self._configured())
-        if self.record.state == "failed":  # somebody started us all the same: one more try
-            most = self.pipeline.supervise.no_progress_launches
-            self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
+        # One more try, whatever was counted: somebody started us, and may have mended what was wrong.
+        most = self.pipeline.supervise.no_progress_launches
+        self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Make run.json anew from what a checkpoint carries of it."""
@@ -50,6 +50,26 @@ class RunBook:
         """The run begins: its record is written for the first time."""
         self.record = RunRecord(identity, heldout)
         self.change()
+
+    def launching(self) -> None:
+        """A launch begins. It counts as fruitless until it got somewhere: who counts might die with it."""
+        before = self.begun
+        self.change(
+            state="running",
+            finished=None,
+            reason=None,
+            launches=before.launches + 1,
+            fruitless=before.fruitless + 1,
+        )
+
+    def stopped(self) -> None:
+        """The launch was stopped as this daemon was asked to stop: nothing speaks against it."""
+        self.change(fruitless=max(0, self.begun.fruitless - 1))
+
+    def fruitful(self) -> None:
+        """Something was got by, or mended: what was counted before says nothing any more."""
+        if self.begun.fruitless:
+            self.change(fruitless=0)
 
     def change(self, **changes: Any) -> None:
         """Change the record, durably."""
@@ -65,6 +85,7 @@ class RunBook:
             created=utc_now(),
             vocab_size=vocab_size,
             dtype=dtype_for(vocab_size),
+            seq_len=self.pipeline.train.seq_len,
             **{**self._configured(), **_pinned(pin)},
         )
 
@@ -92,7 +113,6 @@ class RunBook:
         train, dataset = self.pipeline.train, self.pipeline.dataset
         return {
             "seed": train.seed,
-            "seq_len": train.seq_len,
             "dataset": dataset.name,
             "dataset_version": dataset.version,
         }

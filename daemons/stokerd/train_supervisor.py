@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
+from stoker.corpus.dataset import DatasetPin
 from stoker.kit.backoff import Backoff
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.kit.lock import Lock
@@ -20,11 +22,12 @@ from stoker.plan.timelines import ancestry
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.names import new_id
+from stoker.store.names import new_id, utc_now
 from stoker.store.record import write_record
 from stoker.supervise.checkpoints import Checkpoint
 from stoker.supervise.exits import Exit, classify
 from stoker.supervise.launch import Launch, launch_body
+from stoker.supervise.launches import launched_body, note_launch
 from stoker.supervise.meters import Meters
 from stoker.supervise.planner import Planner
 from stoker.supervise.policy import after_exit
@@ -34,6 +37,7 @@ from stokerd.crew import Crew
 from stokerd.ground import Ground
 from stokerd.launch_watch import LaunchWatch
 from stokerd.provisions import Provisions
+from stokerd.repairs import SetLost
 from stokerd.request_desk import RequestDesk
 from stokerd.run_accounts import RunAccounts
 from stokerd.run_book import RunBook
@@ -77,7 +81,8 @@ class TrainSupervisor:
         self.book = RunBook(self.pipeline)
         self.book.read()
         self.desk = CheckpointDesk(context, self.turns, self.meters)
-        self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan)
+        run_id = self.book.record.identity.run_id if self.book.record else None
+        self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan, run_id)
         self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
         self.watch: LaunchWatch | None = None
@@ -106,13 +111,15 @@ class TrainSupervisor:
         """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
         checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
         self.accounts.settle(checkpoint)
-        if checkpoint is not None:
-            self.keep_books(checkpoint)
+        self.keep_books(checkpoint)
         if (code := self.follow(checkpoint)) is not None:
             return code
         over = self.accounts.over(checkpoint)
         if over != "steps":  # at the data's end, too: the cap on epochs may have been raised
-            self.gather(checkpoint)
+            try:
+                self.gather(checkpoint)
+            except SetLost as lost:
+                return self.fail(lost.exit_code, str(lost))
             over = self.accounts.over(checkpoint)
         if over is not None:
             lock.release()
@@ -134,34 +141,65 @@ class TrainSupervisor:
 
     # Books
 
-    def keep_books(self, checkpoint: Checkpoint) -> None:
-        """Prune what a proven checkpoint makes superfluous, which makes room, and write consumed.json."""
-        self.desk.prune()
-        self.accounts.write(checkpoint)
+    def keep_books(self, checkpoint: Checkpoint | None) -> None:
+        """Prune what a proven checkpoint makes superfluous, which makes room, and keep consumed.json true."""
+        if checkpoint is not None:
+            self.desk.prune()
+        self.accounts.keep(checkpoint)
 
     # Data
 
     def gather(self, checkpoint: Checkpoint | None) -> None:
         """See to everything a launch reads; returns when there is a batch to train on, or never will be."""
         if self.book.record is None:
-            pin = self.provisions.wait_at_gate()
-            identity = self.book.new_identity(pin)
-            self.book.begin(identity, self.provisions.hold_out(pin, identity, str(self.run.heldout)))
+            self.begin_run()
         step, position = (checkpoint.step, checkpoint.position) if checkpoint else (0, START)
+        mended = self.provisions.repairs.mended
         while True:
-            self.keep_planned(step, position)
-            enough = self.accounts.windows_left(checkpoint) >= self.train_config.global_batch
-            if self.planner.plan.ended or enough:
+            self.provisions.need(position, self.accounts.skips())
+            pin = self.keep_planned(step, position, checkpoint)
+            if self.accounts.windows_left(checkpoint) >= self.train_config.global_batch:
+                lacking = self.provisions.lacking(pin) if pin is not None else "waiting for the dataset's pin"
+            elif self.planner.plan.ended:
                 return
-            self.turns.doing = f"waiting for data: {self.planner.why or 'proving shard sets'}"
+            else:
+                lacking = f"waiting for data: {self.planner.why or 'proving shard sets'}"
+            if not lacking:
+                break
+            self.turns.doing = lacking
             self.turns.turn_or_stop()
+        if self.provisions.repairs.mended > mended:
+            self.book.fruitful()
 
-    def keep_planned(self, step: int, position: Position) -> None:
-        """Keep the plan ahead of the trainer, from the dataset that the run began with and no other."""
+    def begin_run(self) -> None:
+        """A new run: wait until there is enough data, hold windows out of it, and write down what it is."""
+        pin = self.provisions.wait_at_gate()
+        identity = self.book.new_identity(pin)
+        sets = self.provisions.heldout_sets(pin, identity.seq_len)
+        while cold := self.planner.cold(sets):  # another run over the same data has passed them
+            self.provisions.repairs.check_hope(pin, cold, time.monotonic())
+            self.planner.note_wants(sets)
+            self.keep_books(None)
+            self.turns.doing = f"bringing back {len(cold)} shard sets with held-out text"
+            self.turns.turn_or_stop()
+        self.book.begin(identity, self.provisions.hold_out(sets, identity, str(self.run.heldout)))
+        self.planner.belongs_to(identity.run_id)
+
+    def keep_planned(self, step: int, position: Position, newest: Checkpoint | None) -> DatasetPin | None:
+        """Keep the plan ahead of the trainer, from the dataset that the run began with and no other.
+
+        What is needed hot, from the newest checkpoint on, is written down before anybody looks for it there.
+        """
         pin = self.planner.pin()
         if pin is not None:
             self.book.check_pin(pin)
-            self.provisions.keep_planned(pin, step, position)
+            outlook = self.accounts.outlook(step, position, self.accounts.steps(newest))
+            self.provisions.keep_planned(pin, outlook)
+        self.planner.note_wants(
+            self.planner.needed(newest.position if newest else START, self.accounts.skips())
+        )
+        self.accounts.keep(newest)
+        return pin
 
     # A launch
 
@@ -177,13 +215,18 @@ class TrainSupervisor:
             resume_step=checkpoint.step if checkpoint else 0,
             notify_socket=self.context.runtime.notify_socket(self.train_config.run),
         )
-        launches = self.book.begun.launches + 1
-        self.book.change(state="running", finished=None, reason=None, launches=launches)
-        write_record(self.run.launch, launch_body(launch, self.pipeline, pin, self.book.begun))
+        self.book.launching()
+        body = launch_body(launch, self.pipeline, pin, self.book.begun, steps=self.accounts.steps(checkpoint))
+        write_record(self.run.launch, body)
+        line = launched_body(body, resume_step=launch.resume_step, time=utc_now())
+        if damage := note_launch(self.run.launches, line):
+            self.events.record("launch_log_damaged", "warning", message=damage[0])
         self.events.record("trainer_launched", launch=launch.launch, resume_step=launch.resume_step)
         self.turns.doing = "training"
         self.watch = LaunchWatch(self.context, self.turns, launch)
+        self.provisions.needed = {}  # proven now; what leaves and comes back is no trouble to who has it open
         ending = self.watch.run(lock, self.look_after)
+        self.accounts.pace.interrupted()
         self.turns.drop_work()
         self.desk.drop_work()
         exit_ = classify(ending)
@@ -192,6 +235,7 @@ class TrainSupervisor:
         words = {"launch": launch.launch, "exit_class": str(exit_.kind), "step": self.watch.step}
         self.events.record("trainer_exited", level, message=exit_.detail, **words)
         if self.context.stopping:
+            self.book.stopped()
             self.turns.doing = f"stopped at step {self.watch.step}: {exit_.detail}"
             self.watch = None
             self.context.beat(*self.show())
@@ -214,7 +258,9 @@ class TrainSupervisor:
         if self.desk.prove_new(ancestry(self.accounts.timelines())) and self.desk.newest is not None:
             self.keep_books(self.desk.newest)
         newest = self.desk.newest
-        self.keep_planned(watch.step, watch.position or (newest.position if newest else START))
+        position = watch.position or (newest.position if newest else START)
+        self.accounts.moved(position, training=watch.view.phase != "wait-data")
+        self.keep_planned(watch.step, position, newest)
 
     def follow(self, checkpoint: Checkpoint | None) -> int | None:
         """Answer the end of the last launch; an exit code when the run is given up."""
@@ -226,7 +272,7 @@ class TrainSupervisor:
         following = after_exit(
             last,
             progressed=progressed,
-            fruitless=record.fruitless,
+            fruitless=max(0, record.fruitless - 1),  # it was counted when it began
             most_fruitless=self.pipeline.supervise.no_progress_launches,
         )
         best = max(record.best_step, self.watch.step, sealed)
@@ -238,27 +284,10 @@ class TrainSupervisor:
             return self.fail(following.exit_code, following.reason)
         if progressed:
             self.backoff.reset()
-        if following.prove_data and not self.data_is_whole(checkpoint):
-            return self.fail(
-                DataError.exit_code, "shard sets that the plan names are damaged; the events name them"
-            )
+        if following.prove_data:  # and a launch waits until they are
+            self.provisions.doubt(checkpoint.position if checkpoint else START, self.accounts.skips())
         self.turns.pause(self.backoff.next(), f"the trainer ended ({following.reason}); starting")
         return None
-
-    def data_is_whole(self, checkpoint: Checkpoint | None) -> bool:
-        """Prove what was being read when the trainer complained; wait for a repair, but not for ever."""
-        for _ in range(self.pipeline.supervise.no_progress_launches):
-            damaged = self.provisions.damaged_sets(checkpoint.position if checkpoint else START)
-            if not damaged:
-                return True
-            self.events.record(
-                "shard_set_damaged",
-                "error",
-                sets=damaged,
-                message="the run waits: remove the directory and the stage-shard loop builds it again",
-            )
-            self.turns.pause(self.backoff.next(), "a shard set is damaged; proving it")
-        return False
 
     # The end
 

@@ -34,7 +34,7 @@ def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline) -> None
     ("change", "said"),
     [
         ({"train__seed": 2}, "seed is 1 in this run and 2 now"),
-        ({"train__seq_len": 32}, "seq_len is 64 in this run and 32 now"),
+        ({"dataset__version": 2}, "dataset_version is 1 in this run and 2 now"),
     ],
 )
 def test_what_must_not_change_inside_a_run_is_refused_with_both_values(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,10 +41,14 @@ class Ending:
 
 @dataclass(frozen=True)
 class Exit:
-    """A classified end; `detail` is half a sentence for the log."""
+    """A classified end; `detail` is half a sentence for the log.
+
+    `doubts_data`: what the trainer read could not be read; like bad data it is proven before the next launch.
+    """
 
     kind: ExitClass
     detail: str
+    doubts_data: bool = False
 
 
 _BY_CODE = {
@@ -59,6 +65,8 @@ def classify(ending: Ending) -> Exit:
     told = f": {ending.last_words}" if ending.last_words else ""
     if ending.hung:
         return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
+    if ending.signum == signal.SIGBUS:
+        return Exit(ExitClass.BAD_DATA, "killed by SIGBUS: a mapped file is not all there", doubts_data=True)
     if ending.signum is not None:
         return Exit(ExitClass.KILLED, f"killed by {signal_name(ending.signum)}{told}")
     if ending.code is None:
@@ -66,7 +74,8 @@ def classify(ending: Ending) -> Exit:
     if ending.code == 0 and ending.stop_asked:
         return Exit(ExitClass.STOPPED, "saved and stopped as asked")
     kind = _BY_CODE.get(ending.code, ExitClass.CRASHED)
-    return Exit(kind, f"exit code {ending.code}{told}")
+    unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in told
+    return Exit(kind, f"exit code {ending.code}{told}", doubts_data=unreadable)
 
 
 def signal_name(signum: int) -> str:

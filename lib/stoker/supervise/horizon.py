@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.config.schema import Train
+from stoker.plan.consumption import consumed_body
 from stoker.plan.log import Plan
-from stoker.plan.positions import Position, Skip, books, left_after
+from stoker.plan.positions import START, Position, Skip, books, left_after, linear
+from stoker.plan.residency import reaching
 
 
 def finished_at(
@@ -20,26 +23,61 @@ def finished_at(
     return None
 
 
+def last_step(
+    train: Train, plan: Plan, *, step: int, position: Position, tokens: int, skips: Sequence[Skip] = ()
+) -> int:
+    """The run's last step seen from a checkpoint: `train.steps`, or the whole batches `train.tokens` leaves.
+
+    Counted from the tokens the checkpoint has, so that global batch and seq_len may have changed before it:
+    planned windows with the seq_len of their entry, those to be planned with the configured one.
+    """
+    if train.tokens is None:
+        return train.horizon
+    left = train.tokens - tokens
+    windows = 0
+    for entry in reaching(plan, position):
+        first, last = max(linear(plan, position), plan.starts[entry.n]), plan.starts[entry.n + 1]
+        inside = _open(plan, entry.n, first, skips) - _open(plan, entry.n, last, skips)
+        took = min(inside, max(0, left) // entry.seq_len)
+        windows += took
+        left -= inside * entry.seq_len
+        if took < inside:
+            return max(1, step + windows // train.global_batch)
+    windows += max(0, left) // train.seq_len
+    return max(1, step + windows // train.global_batch)
+
+
 def consumed(
     run: str,
-    name: str,
+    name: str | None,
     body: Mapping[str, Any],
     plan: Plan,
     *,
     finished: str | None,
     skips: Sequence[Skip] = (),
+    low_water: Position = START,
+    wants: tuple[str, ...] = (),
+    windows_per_s: float | None = None,
 ) -> dict[str, Any]:
     """consumed.json at a proven checkpoint: what of the plan is trained on, and what never will be."""
     account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
-    return {
-        "v": 1,
-        "run": run,
-        "checkpoint": name,
-        "step": body["step"],
-        "position": list(body["position"]),
-        "tokens": body["tokens"],
-        "applied": account.applied,
-        "skipped": account.skipped,
-        "remainder": account.remainder,
-        "tail_tokens": account.tail_tokens,
-    }
+    return consumed_body(
+        run=run,
+        checkpoint=name,
+        body=body,
+        books={
+            "applied": account.applied,
+            "skipped": account.skipped,
+            "remainder": account.remainder,
+            "tail_tokens": account.tail_tokens,
+        },
+        low_water=low_water,
+        wants=wants,
+        finished=finished,
+        windows_per_s=windows_per_s,
+    )
+
+
+def _open(plan: Plan, entry: int, windows: int, skips: Sequence[Skip]) -> int:
+    """Windows the plan gives from so many on, which lie in that entry."""
+    return left_after(plan, Position(entry, windows - plan.starts[entry]), skips)

@@ -1,7 +1,8 @@
 """Keeps the plan ahead of the trainer: what the sources offer, which sets need a proof, what is appended.
 
 The decision itself is plan.growth's. Sets are proven when an entry is about to name them, each once: what the
-plan names already was proven when that was written.
+plan names already was proven when that was written. A set that has left the hot disk since is proven again
+before it is counted on.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from stoker.corpus.shelf import Shelf
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.plan import growth
 from stoker.plan.growth import GrowthPolicy, PlanSource
-from stoker.plan.log import Entry, Plan, PlanWriter, Segment
+from stoker.plan.log import Entry, Plan, PlanWriter, Segment, read_plan
+from stoker.plan.packed import SetPair
+from stoker.plan.positions import Position, Skip, left_after
 from stoker.plan.reconciliation import restore
+from stoker.plan.residency import reaching
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged
 from stoker.supervise.gates import DataInView
@@ -31,19 +36,34 @@ RETRY_S = 60.0  # before a set that could not be proven is read once more
 
 @dataclass(frozen=True)
 class Outlook:
-    """How far the run is and will go: windows of the plan before its newest position and its end."""
+    """How far the run is and will go: windows of the plan before its next one and before its end.
+
+    `ahead` are those that the plan is to reach beyond the next one, where that is more than 32 batches.
+    """
 
     consumed: int
     horizon: int
+    ahead: int | None = None
 
 
 class Planner:
-    """The plan of one run and what may enter it; touches the state directory only."""
+    """The plan of one run and what may enter it; touches the state directory only.
 
-    def __init__(self, layout: StateLayout, dataset: str, plan: Path) -> None:
+    `wants` are the keys of sets that are needed hot, most urgent first: those on warm that planned entries
+    still read, then whatever the next entries will name.
+    """
+
+    def __init__(self, layout: StateLayout, dataset: str, plan: Path, run_id: str | None = None) -> None:
         self._layout = layout
         self._dataset = dataset
-        self._writer = PlanWriter(plan)
+        self._path = plan
+        self._run_id = run_id
+        self._writer = PlanWriter(plan, run_id)
+        self.wants: tuple[str, ...] = ()
+        self._named: tuple[SetPair, ...] = ()  # by the next entries
+        self._hot: frozenset[str] = frozenset()
+        self._arrived: dict[str, float] = {}  # key -> when it was seen published, 0 for all at the start
+        self._decided = False
         self._shelf = Shelf(layout.sources, dataset, Source.from_record)
         self._proven: dict[str, str] = {}
         self._trust_the_plan()
@@ -54,6 +74,12 @@ class Planner:
     @property
     def plan(self) -> Plan:
         return self._writer.plan
+
+    def belongs_to(self, run_id: str) -> None:
+        """The run is known now; DataError when the plan that lies there is another's."""
+        if run_id != self._run_id:
+            read_plan(self._path, run_id)
+            self._run_id = run_id
 
     def restore(self, copy: Plan) -> int:
         """Bring back entries that a proven checkpoint has and the log has lost; DataError at a fork."""
@@ -92,7 +118,7 @@ class Planner:
 
     def sets_with_heldout(self, pin: DatasetPin, wanted_tokens: int) -> dict[str, str]:
         """The first sets in listing order, key to manifest sha256, with val streams of so many tokens."""
-        sources = self._shelf.read()
+        sources = self._sources()
         found: dict[str, str] = {}
         tokens = 0
         for path in pin.listing:
@@ -106,55 +132,145 @@ class Planner:
         return found
 
     def to_prove(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> dict[str, str]:
-        """The sets, key to manifest sha256, that the next entries would name and that are not proven yet."""
-        hopeful = self._decide(pin, outlook, policy, now, trust=True)
-        named = [pair for entry in hopeful.entries if isinstance(entry, Segment) for pair in entry.sets]
-        return {key: digest for key, digest in named if key not in self._proven}
+        """The sets, key to manifest sha256, that the next entries would name and that are not proven yet.
+
+        Those on warm are left out, and named in `wants`.
+        """
+        hopeful = self._decide(pin, outlook, policy, now, trust=True, hopeful=True)
+        self._named = hopeful.sets
+        return {key: digest for key, digest in hopeful.sets if key not in self._proven and self.is_hot(key)}
 
     def proven(self, key: str, manifest_sha256: str) -> None:
         """A proof of this set succeeded."""
         self._proven[key] = manifest_sha256
         self._refused.pop(key, None)
 
-    def not_proven(self, key: str, now: float) -> None:
-        """A proof of this set failed or could not be made: it stays out of the plan until tried again."""
-        self._refused[key] = now + RETRY_S
+    def not_proven(self, key: str, now: float, retry_s: float = RETRY_S) -> None:
+        """A proof of this set failed or could not be made: it is not counted on until tried again."""
+        self._proven.pop(key, None)
+        self._refused[key] = now + retry_s
+
+    def is_hot(self, key: str) -> bool:
+        """Whether the set lies on the hot disk, to stay for now, by the records read last."""
+        return key in self._hot
+
+    def needed(
+        self, position: Position, skips: Sequence[Skip] = (), segments: int | None = None
+    ) -> dict[str, str]:
+        """The sets, key to manifest sha256, that training on from a position reads of what is planned, or
+        of the next so many segments."""
+        read = (one for one in reaching(self.plan, position) if _is_read(self.plan, one, position, skips))
+        return dict(pair for segment in islice(read, segments) for pair in segment.sets)
+
+    def cold(self, needed: Iterable[str]) -> list[str]:
+        """Those that are not on hot to stay, looked at where no evictor can be deciding about them."""
+        with shared_lock(self._layout.shard_sets_lock):
+            self._sources()
+        return [key for key in needed if key not in self._hot]
+
+    def unproven(self, needed: Mapping[str, str], now: float) -> dict[str, str]:
+        """Those on hot that have to be proven before they are counted on, and may be tried now."""
+        due = (key for key in needed if key not in self._proven and self._refused.get(key, now) <= now)
+        return {key: needed[key] for key in due if key in self._hot}
+
+    def trusted(self, needed: Iterable[str]) -> bool:
+        """Whether all of them are proven and were on hot all the while."""
+        return all(key in self._proven for key in needed)
+
+    def distrust(self, keys: Iterable[str]) -> None:
+        """Have these proven again: who read them says that something is wrong."""
+        for key in keys:
+            self._proven.pop(key, None)
+            self._refused.pop(key, None)
+
+    def note_wants(self, needed: Iterable[str]) -> None:
+        """Take down what is needed hot: what is not there now comes first."""
+        cold = [key for key in needed if key not in self._hot]
+        self.wants = tuple(dict.fromkeys((*cold, *(key for key, _ in self._named))))
+
+    def contents(self) -> dict[str, Source]:
+        """Every source record by its content's sha256, one that tells the most where several have it."""
+        known: dict[str, Source] = {}
+        for source in self._sources().values():
+            if source.sha256 not in known or source.state != "duplicate":
+                known[source.sha256] = source
+        return known
 
     def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
         """Append what is due of proven sets, durably, and return it."""
         with shared_lock(self._layout.shard_sets_lock):
-            decision = self._decide(pin, outlook, policy, now, trust=False)
+            decision = self._decide(pin, outlook, policy, now, trust=False, hopeful=False)
             for entry in decision.entries:
                 self._writer.append(entry)
         self._waiting, self.why = decision.waiting, decision.why
+        appended = {key for key, _ in decision.sets}
+        self._named = tuple(pair for pair in self._named if pair[0] not in appended)
         return decision.entries
+
+    def _sources(self) -> dict[str, Source]:
+        """The source records by path; what they say to have left hot is not trusted any more."""
+        sources = self._shelf.read()
+        self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
+        for key in [key for key in self._proven if key not in self._hot]:
+            del self._proven[key]
+        for key in [key for key in self._refused if key not in self._hot]:
+            del self._refused[key]  # when it is back it is another copy
+        return sources
 
     def _trust_the_plan(self) -> None:
         self._proven.update(pair for segment in self.plan.segments for pair in segment.sets)
 
     def _decide(
-        self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float, *, trust: bool
+        self,
+        pin: DatasetPin,
+        outlook: Outlook,
+        policy: GrowthPolicy,
+        now: float,
+        *,
+        trust: bool,
+        hopeful: bool,
     ) -> growth.Growth:
-        sources = self._shelf.read()
+        sources = self._sources()
+        standings = [self._standing(path, sources.get(path), now, trust=trust) for path in pin.listing]
+        self._decided = True
         return growth.decide(
             self.plan,
-            [self._standing(path, sources.get(path), now, trust=trust) for path in pin.listing],
+            standings,
             complete=pin.complete,
             consumed=outlook.consumed,
             horizon=outlook.horizon,
-            policy=policy,
+            policy=replace(policy, run_id=self._run_id or ""),
             now=now,
             waiting=self._waiting,
+            ahead=outlook.ahead,
+            hopeful=hopeful,
         )
 
     def _standing(self, path: str, source: Source | None, now: float, *, trust: bool) -> PlanSource:
         if source is None:
             return PlanSource.of(path, None, None, None, 0)
+        tokens, arrived = stream_tokens(source, "train"), self._arrival(source, now)
+        if source.state in PUBLISHED and not source.hot:
+            digest = source.manifest_sha256
+            return PlanSource.of(path, source.state, source.key, digest, tokens, hot=False, arrived=arrived)
         digest = self._proven.get(source.key or "")
         if digest is None and trust and self._refused.get(source.key or "", now) <= now:
             digest = source.manifest_sha256
         state = source.state if digest or source.state not in PUBLISHED else None
-        return PlanSource.of(path, state, source.key, digest, stream_tokens(source, "train"))
+        return PlanSource.of(path, state, source.key, digest, tokens, arrived=arrived)
+
+    def _arrival(self, source: Source, now: float) -> float:
+        """When a set was first seen published; at a start all that are there have arrived together."""
+        if source.state not in PUBLISHED or not source.key:
+            return now
+        return self._arrived.setdefault(source.key, now if self._decided else 0.0)
+
+
+def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[Skip]) -> bool:
+    """Whether any window of a segment that reaches beyond the position is not skipped."""
+    first = position if position.entry == segment.n else Position(segment.n, 0)
+    behind = Position(segment.n, segment.windows)
+    return left_after(plan, first, skips) > left_after(plan, behind, skips)
 
 
 def stream_tokens(source: Source, stream: str) -> int:

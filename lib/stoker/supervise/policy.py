@@ -51,4 +51,5 @@ def after_exit(exit_: Exit, *, progressed: bool, fruitless: int, most_fruitless:
             f"{fruitless} launches in a row brought neither a checkpoint nor a step beyond those before; "
             f"the last one: {exit_.kind} ({exit_.detail})",
         )
-    return Next(None, fruitless, exit_.kind is ExitClass.BAD_DATA, exit_.detail)
+    prove_data = exit_.doubts_data or exit_.kind is ExitClass.BAD_DATA
+    return Next(None, fruitless, prove_data, exit_.detail)

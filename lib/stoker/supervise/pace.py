@@ -1,0 +1,31 @@
+"""How fast a run goes through its plan, as its trainer's positions tell."""
+
+from __future__ import annotations
+
+from collections import deque
+
+SPAN_S = 600.0  # evaluations and checkpoints come and go in it; a change of speed shows within minutes
+LEAST_S = 10.0
+
+
+class Pace:
+    """Windows a second over the last ten minutes of training; `known` is what an earlier life measured."""
+
+    def __init__(self, known: float | None = None) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self.windows_per_s = known
+
+    def sampled(self, windows: int, now: float) -> None:
+        """The trainer has so many windows of the plan behind it, at `now` in monotonic seconds."""
+        if self._samples and windows < self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((now, windows))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - SPAN_S:
+            self._samples.popleft()
+        began, first = self._samples[0]
+        if now - began >= LEAST_S and windows > first:
+            self.windows_per_s = (windows - first) / (now - began)
+
+    def interrupted(self) -> None:
+        """The trainer ended, or waits for data: the time until its next step is not its pace."""
+        self._samples.clear()

@@ -1,0 +1,56 @@
+"""The log of launches: which settings made a committed step, whatever was done again or rolled back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.plan.positions import Position
+from stoker.plan.timelines import Timeline, Timelines
+from stoker.supervise.launches import SETTINGS, Launched, launch_of, launched_body, note_launch, read_launches
+
+FORKS = Timelines((Timeline(1, 0, 50, ((Position(0, 1), Position(0, 2)),), ""), Timeline(2, 1, 30, (), "")))
+
+
+def launched(name: str, timeline: int, step: int) -> Launched:
+    return Launched(name, timeline, step, {}, "")
+
+
+@pytest.mark.parametrize(
+    ("timelines", "launches", "expected"),
+    [
+        (Timelines(), [("a", 0, 0), ("b", 0, 50)], {1: "a", 50: "a", 51: "b", 99: "b"}),
+        # the second went further back than the first had come: it made those steps again
+        (Timelines(), [("a", 0, 0), ("b", 0, 20)], {20: "a", 21: "b", 60: "b"}),
+        (FORKS, [("a", 0, 0), ("b", 1, 50), ("c", 2, 30)], {30: "a", 31: "c", 60: "c"}),
+        # timeline 2 lost the checkpoint of step 30 and had to begin at 20
+        (FORKS, [("a", 0, 0), ("c", 2, 30), ("d", 2, 20)], {20: "a", 25: "d", 31: "d"}),
+        (FORKS, [("b", 1, 50)], {10: None, 60: None}),
+    ],
+)
+def test_a_committed_step_was_made_by_the_last_launch_of_its_history_that_began_before_it(
+    timelines: Timelines, launches: list[tuple[str, int, int]], expected: dict[int, str | None]
+) -> None:
+    log = [launched(*one) for one in launches]
+    found = {step: launch_of(log, timelines, step) for step in expected}
+    assert {step: one.launch if one else None for step, one in found.items()} == expected
+
+
+def body(name: str, **changes: Any) -> dict[str, Any]:
+    record = dict.fromkeys(SETTINGS) | {"launch": name, "timeline": 0, "global_batch": 4}
+    return launched_body({**record, **changes}, resume_step=7, time="2026-11-20T12:00:00Z")
+
+
+def test_a_torn_line_hinders_no_launch_and_an_edited_one_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "launches.jsonl"
+    assert note_launch(path, body("a")) == ()
+    path.write_bytes(path.read_bytes() + b'{"v":1,"lau')
+    assert note_launch(path, body("b", global_batch=8)) == ()
+    launches, damage = read_launches(path)
+    assert ([one.launch for one in launches], damage) == (["a", "b"], ())
+    assert [one.settings["global_batch"] for one in launches] == [4, 8]
+    path.write_bytes(path.read_bytes().replace(b'"launch":"a"', b'"launch":"x"'))
+    assert "lines were changed" in note_launch(path, body("c"))[0]
+    assert len(read_launches(path)[0]) == 3
