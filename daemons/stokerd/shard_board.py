@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from stoker.corpus.dataset import DatasetPin
 from stoker.corpus.sources import PUBLISHED, Source, SourceState
 from stoker.kit.daemon import DaemonContext
 from stokerd.crew import Crew, Job
 
-ACTIVITIES = ("stage", "tokenizer", "build", "prove", "quarantine", "release")
+ACTIVITIES = (
+    *("stage", "tokenizer", "build", "prove", "quarantine", "release"),
+    *("sync", "evict", "hydrate", "recall"),
+)
 RATE_OVER_S = 30.0
 SAMPLE_EVERY_S = 3.0
 
@@ -55,8 +58,18 @@ class ShardBoard:
             self._tokens_done.append((now, max(0, tokens - before)))
         self._progress_at = time.time()
 
-    def show(self, sources: Mapping[str, Source], pin: DatasetPin | None, trouble: str) -> None:
-        """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
+    def show(
+        self,
+        sources: Mapping[str, Source],
+        pin: DatasetPin | None,
+        trouble: str,
+        standing: str,
+        disks: Mapping[str, Any],
+    ) -> None:
+        """Set the gauges, write the status snapshot, feed the service manager's watchdog.
+
+        `trouble` stops everything, `standing` something; `disks` goes into the snapshot as it is.
+        """
         if sources != self._told:
             self._told, self._progress_at = dict(sources), time.time()
             self._totals = Totals.of(sources)
@@ -84,9 +97,11 @@ class ShardBoard:
             ),
             "workers_rss_bytes": self._rss_bytes,
             "tokens_per_second": round(rate),
-            "trouble": trouble,
+            "trouble": trouble or standing,
+            **disks,
         }
-        self._context.beat(status, trouble or _text(totals, working, pin, rate))
+        text = _text(totals, working, pin, rate)
+        self._context.beat(status, trouble or (f"{text}; {standing}" if standing else text))
 
     def _set_totals(self, totals: Totals) -> None:
         for state, count in totals.states.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -11,7 +12,9 @@ from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.shards.identity import Filters
-from stoker.store.names import record_name
+from stoker.store.files import TEMPORARY
+from stoker.store.layout import WarmLayout
+from stoker.store.names import new_id, record_name
 
 READ_ROWS = 250  # the batch that read fastest and peaked lowest
 ON_HOT = {"staged", "building", *PUBLISHED}
@@ -28,6 +31,10 @@ MODULES: Mapping[str, tuple[str, float]] = {
     "sweep": ("stoker.corpus.sweep_worker", 300.0),
     "tokenizer": ("stoker.shards.tokenizer_worker", 3600.0),
     "list": ("stoker.corpus.lister_worker", 60.0),
+    "sync": ("stoker.shards.move_worker", 300.0),
+    "evict": ("stoker.shards.move_worker", 300.0),
+    "hydrate": ("stoker.shards.move_worker", 300.0),
+    "recall": ("stoker.shards.proof_worker", 300.0),
 }
 
 
@@ -50,14 +57,14 @@ class ShardTasks:
         """Where the set of this key is being built."""
         return str(self._hot.building / key[:16])
 
-    def look(self, sources: Collection[Source]) -> dict[str, Any]:
-        """Hold hot's owner lock, and list hot when asked."""
+    def look(self, place: str, root: Path, expected: int) -> dict[str, Any]:
+        """Hold the owner lock of hot or warm, and list and measure it when asked."""
         return {
-            "role": "hot",
-            "hot": str(self._pipeline.hot),
+            "role": place,
+            "root": str(root),
             "dataset": self._pipeline.dataset.name,
             "owner": f"pipeline {self._pipeline.name} (state {self._layout.state})",
-            "expected": sum(1 for source in sources if source.state in ON_HOT),
+            "expected": expected,
         }
 
     def stage(self, source: Source, receipt: Receipt, *, decode: bool) -> dict[str, Any]:
@@ -97,6 +104,54 @@ class ShardTasks:
         """Prove the set that lies at the source's target."""
         return {"sets": [{"path": str(self._hot.shard_set(source.dataset, key)), "key": key}]}
 
+    def sync(self, source: Source) -> dict[str, Any]:
+        """Copy the source's set to warm."""
+        hot, warm = self._places(source)
+        return self._copy(source, hot, warm, self._warm.trash)
+
+    def hydrate(self, source: Source) -> dict[str, Any]:
+        """Bring the source's set back from warm."""
+        hot, warm = self._places(source)
+        return self._copy(source, warm, hot, self._hot.trash)
+
+    def evict(self, source: Source) -> dict[str, Any]:
+        """Take the source's set off hot."""
+        hot, warm = self._places(source)
+        return {"what": "evict", "hot": hot, "copy": warm, **self._identity(source, self._hot.trash)}
+
+    def recall(self, source: Source, key: str) -> dict[str, Any]:
+        """Prove the set on warm that has the source's key."""
+        return {"sets": [{"path": str(self._warm.shard_set(source.dataset, key)), "key": key}]}
+
+    def moving(self, source: Source) -> set[str]:
+        """Every path that a move of the source's set, begun or broken off, may be at work on."""
+        if source.key is None:
+            return set()
+        names = {str(self._hot.shard_set(source.dataset, source.key))}
+        if self._pipeline.warm is not None:
+            names.add(str(self._warm.shard_set(source.dataset, source.key)))
+        return {name for each in names for name in (each, temporary_of(each))}
+
+    def _places(self, source: Source) -> tuple[str, str]:
+        assert source.key is not None  # it has a set
+        sets = (layout.shard_set(source.dataset, source.key) for layout in (self._hot, self._warm))
+        hot, warm = map(str, sets)
+        return hot, warm
+
+    def _copy(self, source: Source, here: str, there: str, trash: Path) -> dict[str, Any]:
+        return {"what": "copy", "source": here, "target": there, **self._identity(source, trash)}
+
+    @staticmethod
+    def _identity(source: Source, trash: Path) -> dict[str, Any]:
+        identity = {"key": source.key, "manifest_sha256": source.manifest_sha256}
+        return {**identity, "trash": str(trash), "trash_id": new_id()}
+
+    @property
+    def _warm(self) -> WarmLayout:
+        warm = self._pipeline.warm_layout
+        assert warm is not None  # nothing is moved there where there is none
+        return warm
+
     def quarantine(self, source: Source, finding: Mapping[str, Any]) -> dict[str, Any]:
         """Set the source's file on hot aside for the finding."""
         return self._aside("parquet", source, self.parquet(source), finding)
@@ -115,3 +170,9 @@ class ShardTasks:
             "reason": {"path": source.path, "sha256": source.sha256, **finding},
             "budget_bytes": self._pipeline.quarantine.keep_bytes,
         }
+
+
+def temporary_of(directory: str) -> str:
+    """Where a copy of a set lies before it gets its name."""
+    path = Path(directory)
+    return str(path.with_name(f"{TEMPORARY}{path.name}"))

@@ -17,12 +17,14 @@ class SourceBook:
     def __init__(self, layout: StateLayout, dataset: str, events: Events) -> None:
         self._layout, self._events = layout, events
         self.dataset = dataset
+        self.changes = 0  # how often anything was written
         self.sources = read_sources(layout, dataset, self._set_aside)
 
     def write(self, source: Source) -> None:
         """Make the record durable, then believe it."""
         write_source(self._layout, source)
         self.sources[source.path] = source
+        self.changes += 1
 
     def renew(
         self,
@@ -31,7 +33,7 @@ class SourceBook:
         *,
         size: int | None = None,
         sha256: str | None = None,
-        level: Literal["info", "warning"] = "info",
+        level: Literal["info", "warning", "error"] = "info",
     ) -> None:
         """Start a source from the beginning, with the content it had or a new one."""
         renewed = source.renewed(

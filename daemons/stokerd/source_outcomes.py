@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.sources import Source
+from stoker.corpus.sources import PUBLISHED, Source
 from stoker.corpus.verdict import convicted, judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
@@ -15,22 +15,25 @@ from stoker.store.errors import StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request
 from stokerd.crew import Job, Patience
-from stokerd.hot_yard import TRIES_ONCE, HotYard
+from stokerd.hot_yard import HotYard
 from stokerd.shard_tasks import FLAW_FIELDS
 from stokerd.source_book import SourceBook
+from stokerd.yard import TRIES_ONCE
 
 FOOTER = -1  # stands for the row group where the footer is what was being read
 
 
 class SourceOutcomes:
     """Takes the ends of workers; `convicted` are the findings against paths that wait for quarantine,
-    `invalid_sets` the reasons why the set at a path's target has to go there."""
+    `invalid_sets` the reasons why the set at a path's target has to go there. `linked` tells whether the last
+    file was staged by a hard link, which takes no room."""
 
     def __init__(self, context: DaemonContext, book: SourceBook, yard: HotYard, patience: Patience) -> None:
         self._context, self._events = context, context.events
         self._book, self._yard, self._patience = book, yard, patience
         self.convicted: dict[str, dict[str, Any]] = {}
         self.invalid_sets: dict[str, str] = {}
+        self.linked = False
         self._disputed: dict[str, Receipt] = {}
         self._reached: dict[tuple[str, str], tuple[int, int]] = {}  # row group and row, by path and content
 
@@ -81,9 +84,11 @@ class SourceOutcomes:
             case ("stage", "missing"):
                 return self._try_again(job, source, "the source file is not there")
             case ("stage", _):
+                if result["how"] != "kept":
+                    self.linked = result["how"] == "link"
                 self._book.write(source.moved("staged", attempts=0, deaths=(), reason=None))
             case ("build", "target_invalid"):
-                return self._set_invalid(source, str(result["reason"]))
+                return self.set_invalid(source, str(result["reason"]))
             case ("build", _):
                 self._proven(source, str(key), result["books"], result["manifest_sha256"])
             case ("prove", _):
@@ -103,7 +108,7 @@ class SourceOutcomes:
             self._proven(source, key, proof["books"], proof["manifest_sha256"])
             self._patience.succeeded(source.path)
         elif proof["verdict"] == "invalid":
-            self._set_invalid(source, str(proof["reason"]))
+            self.set_invalid(source, str(proof["reason"]))
         else:
             self._try_again(job, source, f"its shard set cannot be read: {proof['reason']}")
 
@@ -123,9 +128,12 @@ class SourceOutcomes:
             dropped=sum(books["dropped"].values()),
         )
 
-    def _set_invalid(self, source: Source, reason: str) -> None:
+    def set_invalid(self, source: Source, reason: str) -> None:
+        """The set at the source's target is wrong: it goes into quarantine, once no record claims it."""
         self.invalid_sets[source.path] = reason
         self._events.record("shard_set_invalid", level="error", path=source.path, reason=reason)
+        if source.state in PUBLISHED:
+            self._yard.gone(source, f"its shard set on hot is wrong: {reason}")
 
     def _quarantined(self, source: Source, folder: str) -> None:
         finding = self.convicted[source.path]

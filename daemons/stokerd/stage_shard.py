@@ -1,7 +1,7 @@
-"""The stage-shard loop: stage -> preflight -> build -> prove -> release, a worker a file, many files at once.
+"""The stage-shard loop: stage -> preflight -> build -> prove -> sync -> release; evict and hydrate.
 
-Each turn looks at receipts, source records and what the workers said, asks the schedule what to do, does it,
-and records each fact after it is durable; so a restart repeats at most what can be repeated.
+Each turn looks at receipts, source records, what the runs hold and what the workers said, asks the schedule
+what to do, does it, and records each fact after it is durable; so a restart repeats at most what can be.
 """
 
 from __future__ import annotations
@@ -12,38 +12,33 @@ import sys
 import time
 from typing import Any
 
-from stoker.corpus.listing import Listing, read_listing
-from stoker.corpus.receipts import Receipt, receipt_shelf
-from stoker.corpus.schedule import (
-    Action,
-    Build,
-    Duplicate,
-    Limits,
-    Prove,
-    Quarantine,
-    QuarantineSet,
-    Release,
-    Renew,
-    Situation,
-    Stage,
-    Withdraw,
-    changed_after_build,
-    decide,
-)
-from stoker.corpus.sources import TERMINAL, Source
+from stoker.corpus.listing import read_listing
+from stoker.corpus.moves import decide_moves, unsynced
+from stoker.corpus.receipts import receipt_shelf
+from stoker.corpus.schedule import Limits, buildable, changed_after_build, decide, stageable
+from stoker.corpus.sources import TERMINAL
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
-from stoker.store.requests import finish_request, pending_requests
 from stokerd.crew import Crew, Job, Patience
-from stokerd.hot_yard import LISTER, SWEEP, TRIES_ONCE, HotYard
+from stokerd.disk_board import DiskBoard
+from stokerd.disk_space import DiskSpace
+from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
+from stokerd.residence import Residence
+from stokerd.set_moves import MOVES, SetMoves
+from stokerd.set_requests import SetRequests
 from stokerd.shard_board import ShardBoard, Totals
-from stokerd.shard_tasks import MODULES, ShardTasks
+from stokerd.shard_tasks import ShardTasks
+from stokerd.shard_view import ShardView
+from stokerd.source_actions import SourceActions
 from stokerd.source_book import SourceBook
-from stokerd.source_outcomes import SourceOutcomes, paused
+from stokerd.source_outcomes import SourceOutcomes
 from stokerd.state_trouble import wait_for_state
 from stokerd.tokenizer_desk import TOKENIZER, TokenizerDesk
+from stokerd.told import Told
+from stokerd.warm_yard import NoWarm, WarmYard
+from stokerd.yard import Yard
 
 LONGEST_WAIT_S = 5.0
 STAGERS, PROVERS = 2, 2
@@ -75,30 +70,102 @@ class StageShard:
             provers=PROVERS,
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
-            release="after_proof" if pipeline.shard.release == "after_proof" else "never",
+            release=pipeline.shard.release,
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
-        self.patience = Patience()
+        self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
-        self.board = ShardBoard(context, self.crew)
         self.pinning = Pinning(pipeline, self.events)
         self.book = SourceBook(self.layout, self.dataset, self.events)
-        self.yard = HotYard(context, self.crew, self.patience, self.tasks, self.book)
-        self.outcomes = SourceOutcomes(context, self.book, self.yard, self.patience)
-        self.tokenizer = TokenizerDesk(
-            context,
-            crew=self.crew,
-            patience=self.patience,
-            pinning=self.pinning,
-            tasks=self.tasks,
-            book=self.book,
-            outcomes=self.outcomes,
+        self.build_disks()
+        self.build_desks()
+        self.board = ShardBoard(context, self.crew)
+        self.disk_board = DiskBoard(
+            context.metrics, book=self.book, space=self.space, hot=self.yard, warm=self.warm
         )
 
         self.shelf = receipt_shelf(self.layout, self.dataset)
-        self.receipts: dict[str, Receipt] = {}
-        self.listing: Listing | None = None
         self.told_changed: set[str] = set()
+
+    def build_disks(self) -> None:
+        """Hot and warm, what there is room for on them, and what shall lie where."""
+        context, crew, book, told = self.context, self.crew, self.book, self.told
+        at, warm = (context, crew, self.patience), context.pipeline.warm
+        self.yard = HotYard(*at, root=context.pipeline.hot, tasks=self.tasks, book=book, told=told)
+        self.warm: WarmYard | NoWarm = NoWarm()
+        if warm is not None:
+            self.warm = WarmYard(*at, root=warm, tasks=self.tasks, book=book, told=told)
+        self.space = DiskSpace(
+            context,
+            crew=crew,
+            book=book,
+            pinning=self.pinning,
+            told=told,
+            hot=self.yard,
+            warm=self.warm,
+        )
+        self.residence = Residence(context, book, self.space, self.pinning, told, warm is not None)
+
+    def build_desks(self) -> None:
+        """Who begins things, and who takes their ends."""
+        crew, patience, book, tasks = self.crew, self.patience, self.book, self.tasks
+        self.outcomes = SourceOutcomes(self.context, book, self.yard, patience)
+        self.actions = SourceActions(
+            events=self.events,
+            crew=crew,
+            patience=patience,
+            tasks=tasks,
+            book=book,
+            yard=self.yard,
+            pinning=self.pinning,
+            outcomes=self.outcomes,
+        )
+        self.moves = SetMoves(
+            self.context,
+            crew=crew,
+            patience=patience,
+            tasks=tasks,
+            book=book,
+            told=self.told,
+            hot=self.yard,
+            warm=self.warm,
+            key_of=self.actions.key,
+            set_invalid=self.outcomes.set_invalid,
+        )
+        self.requests = SetRequests(
+            self.layout,
+            book=book,
+            yard=self.yard,
+            outcomes=self.outcomes,
+            patience=patience,
+            pinning=self.pinning,
+        )
+        self.tokenizer = TokenizerDesk(
+            self.context,
+            crew=crew,
+            patience=patience,
+            pinning=self.pinning,
+            tasks=tasks,
+            book=book,
+            outcomes=self.outcomes,
+        )
+        self.view = ShardView(
+            once=self.context.once,
+            limits=self.limits,
+            crew=crew,
+            patience=patience,
+            tasks=tasks,
+            book=book,
+            pinning=self.pinning,
+            hot=self.yard,
+            warm=self.warm,
+            space=self.space,
+            residence=self.residence,
+            outcomes=self.outcomes,
+            requests=self.requests,
+            moves=self.moves,
+            tokenizer=self.tokenizer,
+        )
 
     def run(self) -> int:
         """The loop; returns the exit code."""
@@ -106,7 +173,7 @@ class StageShard:
         self.crew.end_leftovers()
         self.watch_state()
         try:
-            self.take_hot()
+            self.take_disks()
             self.begin_new_version()
             self.acquit_for_other_columns()
             self.context.ready("looking at hot")
@@ -117,6 +184,7 @@ class StageShard:
                 except StorageError as problem:
                     wait_for_state(self.context, problem)
                     self.yard.look_soon()
+                    self.warm.look_soon()
         finally:
             self.crew.stop()
         return 0
@@ -139,12 +207,14 @@ class StageShard:
         for directory in (self.layout.receipts, self.layout.receipts / "listings"):
             self.context.waiter.watch(directory)
         self.context.waiter.watch(self.layout.requests(STAGE_SHARD))
+        self.residence.watch()
 
-    def take_hot(self) -> None:
-        """Own the hot directory before anything is told or done; another owner ends this daemon (75)."""
+    def take_disks(self) -> None:
+        """Own hot and warm before anything is told or done; another owner ends this daemon (75)."""
         began = time.monotonic()
-        while self.yard.waits_for_owner(began):
-            self.yard.keep_owned()
+        while any(yard.waits_for_owner(began) for yard in (self.yard, self.warm)):
+            for yard in (self.yard, self.warm):
+                yard.keep_owned()
             self.context.waiter.wait(0.1)
             self.hear_workers()
 
@@ -168,132 +238,52 @@ class StageShard:
 
     def observe(self) -> None:
         """Read again what others write, and keep hot owned."""
-        self.receipts = self.shelf.read()
-        self.listing = read_listing(self.layout, self.dataset) or self.listing
-        for request in pending_requests(self.layout, STAGE_SHARD):
-            finish_request(self.layout, STAGE_SHARD, request, {"refused": f"unknown verb {request.verb}"})
-        self.yard.keep_owned()
-        self.yard.look_if_due()
-
-    def situation(self) -> Situation:
-        """What the schedule decides on."""
-        shelved = self.outcomes.disputes(self.receipts)
-        if self.context.once:
-            shelved += [path for path in self.book.sources if self.patience.failures(path) >= TRIES_ONCE]
-        return Situation(
-            receipts=self.receipts,
-            sources=self.book.sources,
-            limits=self.limits,
-            key_of=self.pinning.key_of(),
-            published=frozenset(self.yard.published),
-            busy=self.busy(),
-            convicted=self.outcomes.convicted.keys(),
-            invalid_sets=self.outcomes.invalid_sets.keys(),
-            wanted=self.tokenizer.choose(self.listing),
-            shelved=frozenset(shelved),
-            beyond=self.beyond(),
-            not_before=self.patience.not_before,
-            paused_until={
-                activity: self.patience.not_before.get(paused(activity), 0.0)
-                for activity in ("stage", "build")
-            },
-        )
-
-    def beyond(self) -> frozenset[str]:
-        """What the configured slice of the source leaves out."""
-        known = self.receipts.keys() | self.book.sources.keys()
-        part = self.pinning.slice(self.listing, self.book.sources, known)
-        return frozenset() if part is None else part.beyond
-
-    def busy(self) -> dict[str, str]:
-        """The activity each path is in; one whose files on hot are being removed is in it too."""
-        busy = {path: each for path, each in self.crew.busy.items() if path in self.book.sources}
-        clearing, key_of = self.yard.clearing, self.pinning.key_of()
-        for path, source in self.book.sources.items() if clearing else ():
-            key = source.key if key_of is None else key_of(source.sha256)
-            if clearing & {self.tasks.parquet(source), self.tasks.building(str(key))}:
-                busy.setdefault(path, "sweep")
-        return busy
+        self.view.receipts = self.shelf.read()
+        self.view.listing = read_listing(self.layout, self.dataset) or self.view.listing
+        self.requests.read()
+        self.residence.look()
+        for yard in (self.yard, self.warm):
+            yard.keep_owned()
+            yard.look_if_due()
+        self.space.refresh(linked=self.outcomes.linked)
 
     # Acting
 
     def act(self) -> None:
-        """Do what the schedule says, until it says no more; then the tokenizer, tidiness and the pin."""
-        if not self.yard.known:
+        """Move sets, then do what the schedule says until it says no more; then room, tidiness, the pin."""
+        if not self.yard.known or self.warm.undecided:
             return
-        while actions := decide(self.situation(), time.monotonic()):
+        self.residence.choose(self.view.doing("hydrate"))
+        for move in decide_moves(self.view.situation(), self.view.shelves(), time.monotonic()):
+            self.moves.do(move)
+        self.space.refresh(linked=self.outcomes.linked)
+        while actions := decide(self.view.situation(), time.monotonic()):
             for action in actions:
-                self.do(action)
+                self.actions.do(action, self.view.receipts.get(action.path))
+            self.space.refresh(linked=self.outcomes.linked)
+        self.make_room()
         self.tell_changed()
         self.tokenizer.start_if_ready()
-        self.yard.sweep()
-        self.pinning.keep_listing(self.listing, self.book.sources)
+        for yard in (self.yard, self.warm):
+            yard.sweep()
+        self.pinning.keep_listing(self.view.listing, self.book.sources)
 
-    def do(self, action: Action) -> None:
-        """Take one action: a record is written at once, work is given to a worker."""
-        if isinstance(action, Renew):
-            self._renew(action.path)
-            return
-        source = self.book.sources[action.path]
-        match action:
-            case Withdraw():
-                self.yard.discard(self.tasks.parquet(source))
-                self.yard.discard_build(source)
-                self.book.renew(source, "it is beyond dataset.limit")
-            case Duplicate(of=other):
-                self.book.write(source.moved("duplicate", reason=f"same content as {other}"))
-                if source.state == "staged":
-                    self.yard.discard(self.tasks.parquet(source))
-                self.events.record("source_duplicate", path=source.path, of=other)
-            case Stage(decode=decode):
-                receipt = self.receipts[source.path]
-                self._start("stage", source, self.tasks.stage(source, receipt, decode=decode))
-            case Build():
-                self._start_build(source)
-            case Prove():
-                self._start("prove", source, self.tasks.prove(source, self._key(source)))
-            case Quarantine():
-                finding = self.outcomes.convicted[source.path]
-                self._start("quarantine", source, self.tasks.quarantine(source, finding))
-            case QuarantineSet():
-                key, reason = self._key(source), self.outcomes.invalid_sets[source.path]
-                task = self.tasks.quarantine_set(source, key, reason)
-                self._start("quarantine", source, task).note["set"] = key[:16]
-            case Release():
-                self._start("release", source, {"remove": [self.tasks.parquet(source)]})
-
-    def _start(self, activity: str, source: Source, task: dict[str, Any]) -> Job:
-        module, quiet_s = MODULES[activity]
-        return self.crew.start(activity, source.path, module, task, quiet_s=quiet_s)
-
-    def _renew(self, path: str) -> None:
-        source, receipt = self.book.sources.get(path), self.receipts[path]
-        if source is None:
-            self.book.write(Source(self.dataset, path, receipt.size, receipt.sha256))
-            return
-        self.yard.discard_build(source)
-        self.outcomes.convicted.pop(path, None)
-        self.patience.succeeded(path)
-        changed = source.sha256 != receipt.sha256
-        reason = "its content changed" if changed else "the shard set of its content is gone"
-        self.book.renew(source, reason, size=receipt.size, sha256=receipt.sha256)
-
-    def _start_build(self, source: Source) -> None:
-        pin = self.pinning.pin
-        assert pin is not None  # the schedule builds nothing before it
-        building = source.moved("building", key=self._key(source))
-        if building != source:
-            self.book.write(building)
-        self._start("build", building, self.tasks.build(building, pin))
-
-    def _key(self, source: Source) -> str:
-        key_of = self.pinning.key_of()
-        assert key_of is not None  # nothing is built or proven before the dataset is pinned
-        return key_of(source.sha256)
+    def make_room(self) -> None:
+        """Have sets leave hot for what waits for room, and say so where none can."""
+        situation, now = self.view.situation(), time.monotonic()
+        cold, sources = self.residence.wants.cold_bytes, self.book.sources
+        staging = [sources[path] for path in stageable(situation, now)[:1]]
+        building = [sources[path] for path in buildable(situation, now)[:1]]
+        needed = cold + sum(self.space.stage_needs(source) for source in staging)
+        self.residence.make_room(needed, self.view.doing("hydrate"))
+        stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
+        self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
+        if stuck:
+            self.residence.tell_too_small()
 
     def tell_changed(self) -> None:
         """Say once of each file that it changed after its set was proven: the set stays what it is."""
-        for path in changed_after_build(self.book.sources, self.receipts):
+        for path in changed_after_build(self.book.sources, self.view.receipts):
             if path not in self.told_changed:
                 self.told_changed.add(path)
                 advice = "its shard set stays; raise dataset.version to build the new content"
@@ -303,31 +293,41 @@ class StageShard:
 
     def hear_workers(self) -> None:
         """Take in what the workers said and how they ended."""
+        yards = {name: yard for yard in (self.yard, self.warm) for name in (yard.lister, yard.sweeper)}
         for job, messages, ended in self.crew.hear():
-            self._take_messages(job, messages)
+            yard = yards.get(job.subject)
+            for message in messages:
+                self._take_message(job, message, yard)
             if ended is None:
                 continue
-            if job.subject in (LISTER, SWEEP):
-                self.yard.ended(job, ended)
-            elif job.subject == TOKENIZER:
-                self.tokenizer.ended(job, ended, self.receipts)
+            if yard is not None:
+                yard.ended(job, ended)
+                continue
+            self.yard.measure_soon()
+            if job.subject == TOKENIZER:
+                self.tokenizer.ended(job, ended, self.view.receipts)
+            elif job.activity in MOVES:
+                self.moves.ended(job, ended)
+            elif job.note.get("asked"):
+                self.requests.ended(job, ended)
             else:
                 source = self.book.sources[job.subject]
-                key = self._key(source) if self.pinning.pin is not None else None
-                self.outcomes.ended(job, ended, self.receipts.get(source.path), key)
+                key = self.actions.key(source) if self.pinning.pin is not None else None
+                self.outcomes.ended(job, ended, self.view.receipts.get(source.path), key)
 
-    def _take_messages(self, job: Job, messages: list[dict[str, Any]]) -> None:
-        for message in messages:
-            if job.subject == LISTER:
-                self.yard.hear(job, message)
-            elif job.subject not in (TOKENIZER, SWEEP):
-                self.outcomes.hear(job, message)
-            if message["kind"] == "commit":
-                self.board.committed(job, message["tokens"])
+    def _take_message(self, job: Job, message: dict[str, Any], yard: Yard | NoWarm | None) -> None:
+        if yard is not None:
+            yard.hear(message)
+        elif job.subject != TOKENIZER:
+            self.outcomes.hear(job, message)
+        if message["kind"] == "commit":
+            self.board.committed(job, message["tokens"])
 
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
-        self.board.show(self.book.sources, self.pinning.pin, self.yard.trouble)
+        disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
+        standing = self.space.short or self.warm.trouble
+        self.board.show(self.book.sources, self.pinning.pin, self.yard.trouble, standing, disks)
 
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
@@ -337,14 +337,21 @@ class StageShard:
 
     def is_drained(self) -> bool:
         """Whether nothing is going on, and nothing would be done however long one waited."""
-        if not self.yard.known or not self.yard.tidy or self.crew.busy.keys() - {LISTER}:
+        seen = self.yard.known and self.yard.measured and self.yard.tidy
+        if self.warm.configured:
+            seen = seen and self.warm.known and self.warm.measured and self.warm.tidy
+        if not seen or self.crew.busy.keys() - {self.yard.lister, self.warm.lister}:
             return False
-        return not decide(self.situation(), math.inf) and self.tokenizer.task() is None
+        situation = self.view.situation()
+        nothing = not decide(situation, math.inf) and not decide_moves(
+            situation, self.view.shelves(), math.inf
+        )
+        return nothing and self.tokenizer.task() is None
 
     def farewell(self) -> int:
         """The last line of --once."""
         left = []
-        beyond = self.beyond()
+        beyond = self.view.beyond()
         open_ = sorted(
             path
             for path, source in self.book.sources.items()
@@ -354,6 +361,10 @@ class StageShard:
             left.append("the tokenizer waits until enough of the listing is here")
         if open_:
             left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
+        if self.warm.configured and (behind := unsynced(self.book.sources)):
+            left.append(f"{len(behind)} not copied to warm")
+        if self.space.short:
+            raise StorageError(f"{self.space.short}; free some space, then start again")
         self.context.log.info("drained", message=Totals.of(self.book.sources).summary(left))
         return 0
 

@@ -12,11 +12,11 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.crew import Crew, Job, Patience
-from stokerd.hot_yard import TRIES_ONCE
 from stokerd.pinning import Pinning
 from stokerd.shard_tasks import FLAW_FIELDS, MODULES, ShardTasks
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
+from stokerd.yard import TRIES_ONCE
 
 TOKENIZER = "/tokenizer"  # no source's path begins with a slash
 

@@ -339,7 +339,7 @@ class TestStageShard:
 
     def test_hot_that_is_swapped_for_another_folder_ends_its_lister(self, tmp_path: Path) -> None:
         hot = tmp_path / "hot"
-        task = {"role": "hot", "hot": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
+        task = {"role": "hot", "root": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
         lister = Worker.start(
             "stoker.corpus.lister_worker", task, name="list", deadline_s=30.0, keep_open=True
         )
@@ -351,7 +351,7 @@ class TestStageShard:
 
         try:
             lister.send({"look": 1})
-            wait_until(lambda: heard("hot"), 20.0, "the first look")
+            wait_until(lambda: heard("seen"), 20.0, "the first look")
             hot.rename(tmp_path / "disk")
             hot.mkdir()
             lister.send({"look": 2})
@@ -361,7 +361,7 @@ class TestStageShard:
         ended = lister.poll()
         assert ended is not None
         assert (ended.kind, ended.code) == ("failed", 69)
-        assert said.count("hot") == 1
+        assert said.count("seen") == 1
 
     def test_a_duplicate_takes_the_place_of_an_original_that_lost_set_and_file(self, tmp_path: Path) -> None:
         data = with_files(tmp_path)

@@ -11,10 +11,10 @@ import pytest
 
 from stoker.corpus.arrivals import Desk, vanished, watch
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.hot import HotSeen
+from stoker.corpus.disks import HotSeen
 from stoker.corpus.listing import Listing
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.reconcile import parquet_name, reconcile
+from stoker.corpus.reconcile import parquet_name, reconcile_hot
 from stoker.corpus.sources import Source
 from stoker.corpus.training_set import choose
 from stoker.corpus.verdict import convicted, judge
@@ -149,7 +149,7 @@ def test_what_a_record_claims_and_hot_lacks_is_started_anew() -> None:
         "d": source("d", "released", key="d" * 64),
     }
     seen = HotSeen((parquet_name(sources["c"]),), ("c" * 16,), ("d" * 16,), ())
-    assert [path for path, _ in reconcile(hot, seen, sources).renew] == ["a", "b"]
+    assert [path for path, _ in reconcile_hot(hot, seen, sources).renew] == ["a", "b"]
 
 
 def test_leftovers_are_removed_and_what_is_not_ours_is_left_alone() -> None:
@@ -162,7 +162,7 @@ def test_leftovers_are_removed_and_what_is_not_ours_is_left_alone() -> None:
         published=("a" * 16,),
         temporaries=("/hot/parquet/.tmp-x",),
     )
-    found = reconcile(hot, seen, {"a": done, "b": begun})
+    found = reconcile_hot(hot, seen, {"a": done, "b": begun})
     assert found.renew == ()
     assert set(found.remove) == {
         "/hot/parquet/.tmp-x",

@@ -1,35 +1,38 @@
-"""Worker that stays: looks at a source folder, or at hot, whenever asked. Standard library only.
+"""Worker that stays: looks at a source folder, at hot or at warm, whenever asked. Standard library only.
 
 It stands between its daemon and a file system that may be dead: only this process ever waits for it.
 
 task: {"role": "folder", "root", "include": [...], "exclude": [...]}
-   or {"role": "hot", "hot", "dataset", "owner", "expected"}: it then also holds hot's owner lock for its
-       life; `expected` is how many sources have something there by the records
-input, a line a look: {"look": n}
+   or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: it then also holds the owner lock
+       there for its life; `expected` is how many sources have something there by the records
+input, a line a look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...]};
-    for hot {"kind": "hot", "look": n, "parquet", "building", "published", "temporaries"}
-Exits 75 when another pipeline owns hot, 69 when what is there is not the hot directory that was owned before:
-an unmounted disk leaves an empty folder, which is no reason to think everything lost and build it again.
+    for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
+        measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable"}
+Exits 75 when another pipeline owns the disk, 69 when what is there is not the directory that was owned
+before: an unmounted disk leaves an empty folder, which is no reason to think all lost and make it again.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.disks import HotSeen, WarmSeen, look_at_hot, look_at_warm, measure
 from stoker.corpus.folder import FileSeen, Refused, Selection, look_through
-from stoker.corpus.hot import look_at_hot
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.worker_main import InputClosed, Report, run_worker
 from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir
-from stoker.store.layout import HotLayout
+from stoker.store.layout import HotLayout, WarmLayout
 
 _ALIVE_EVERY_S = 5.0
 _FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
@@ -38,16 +41,16 @@ _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Answer looks until the daemon closes the pipe or asks to stop."""
-    look = _folder_look(task, report) if task["role"] == "folder" else _hot_look(task, report)
+    answer = _folder_look(task, report) if task["role"] == "folder" else OwnedDisk(task, report).answer
     report("ready")
     looks = 0
-    for number in _requests(report):
-        look(number)
+    for asked in _requests(report):
+        answer(asked)
         looks += 1
     return {"looks": looks}
 
 
-def _requests(report: Report) -> Iterator[int]:
+def _requests(report: Report) -> Iterator[Mapping[str, int]]:
     while not report.stopping:
         try:
             message = report.receive(timeout_s=_ALIVE_EVERY_S)
@@ -56,13 +59,14 @@ def _requests(report: Report) -> Iterator[int]:
         if message is None:
             report("alive")
         else:
-            yield int(message["look"])
+            yield message
 
 
-def _folder_look(task: dict[str, Any], report: Report) -> Callable[[int], None]:
+def _folder_look(task: dict[str, Any], report: Report) -> Callable[[Mapping[str, int]], None]:
     selection = Selection(task["include"], task["exclude"])
 
-    def look(number: int) -> None:
+    def look(asked: Mapping[str, int]) -> None:
+        number = asked["look"]
         files: list[list[Any]] = []
         refused: list[list[str]] = []
         unreadable: list[list[str]] = []
@@ -88,45 +92,79 @@ def _folder_look(task: dict[str, Any], report: Report) -> Callable[[int], None]:
     return look
 
 
-def _hot_look(task: dict[str, Any], report: Report) -> Callable[[int], None]:
-    hot = HotLayout(Path(task["hot"]))
-    if task["expected"] and not hot.owner_lock.exists():
-        raise _elsewhere(hot)
-    make_dir(Path(task["hot"]))
-    lock = _own(hot, task["owner"])
+class OwnedDisk:
+    """Hot or warm, owned by holding its lock; a look at another directory in its place ends the worker."""
 
-    def look(number: int) -> None:
+    def __init__(self, task: dict[str, Any], report: Report) -> None:
+        self._role, self._root, self._dataset = task["role"], Path(task["root"]), task["dataset"]
+        self._report = report
+        if task["expected"] and not self._lock_file.exists():
+            raise self._elsewhere()
+        make_dir(self._root)
+        self._lock = self._own(task["owner"])
+
+    def answer(self, asked: Mapping[str, int]) -> None:
+        """Tell what lies there, if asked for that, and how much room there is."""
         try:
-            ours = os.path.samestat(os.fstat(lock.fileno()), hot.owner_lock.stat())
+            ours = os.path.samestat(os.fstat(self._lock), self._lock_file.stat())
         except FileNotFoundError:
             ours = False
         if not ours:
-            raise _elsewhere(hot)
-        report("hot", look=number, **asdict(look_at_hot(hot, task["dataset"])))
+            raise self._elsewhere()
+        if "look" in asked:
+            self._report("seen", look=asked["look"], **asdict(self._look()))
+        disk, writable = measure(self._root)
+        number = asked.get("measure", asked.get("look"))
+        self._report("measured", number=number, disk=asdict(disk), writable=writable)
 
-    return look
+    def _look(self) -> HotSeen | WarmSeen:
+        if self._role == "hot":
+            return look_at_hot(HotLayout(self._root), self._dataset)
+        return look_at_warm(WarmLayout(self._root), self._dataset)
 
+    @property
+    def _lock_file(self) -> Path:
+        return (HotLayout if self._role == "hot" else WarmLayout)(self._root).owner_lock
 
-def _elsewhere(hot: HotLayout) -> UnavailableError:
-    return UnavailableError(
-        f"{hot.hot} is not the hot directory that was used before: {hot.owner_lock.name} is not there or is "
-        f"another; mount the disk, or, if what it held is lost, `touch {hot.owner_lock}`: it is built again"
-    )
+    def _elsewhere(self) -> UnavailableError:
+        lock = self._lock_file
+        return UnavailableError(
+            f"{self._root} is not the {self._role} directory that was used before: {lock.name} is not there "
+            f"or is another; mount the disk, or, if what it held is lost, `touch {lock}`: it is made again"
+        )
 
+    def _own(self, owner: str) -> int:
+        """The locked descriptor, open for the worker's life."""
+        deadline = time.monotonic() + _PREDECESSOR_LEAVES_S
+        while True:
+            try:
+                if not measure(self._root)[1]:
+                    return self._own_read_only()
+                self._held = Lock.acquire(self._lock_file, purpose=owner)
+                return self._held.fileno()
+            except LockHeld as error:
+                holder = read_holder(self._lock_file)
+                ours = holder is None or holder.purpose == owner
+                if not ours or time.monotonic() > deadline:
+                    raise LockHeld(
+                        f"{error}; the {self._role} directory {self._root} is that pipeline's: "
+                        f"give this one another `{self._role}:`"
+                    ) from error
+            time.sleep(0.1)
 
-def _own(hot: HotLayout, owner: str) -> Lock:
-    deadline = time.monotonic() + _PREDECESSOR_LEAVES_S
-    while True:
+    def _own_read_only(self) -> int:
+        """A disk mounted read-only can still be read from: what names the owner is left as it is."""
         try:
-            return Lock.acquire(hot.owner_lock, purpose=owner)
-        except LockHeld as error:
-            holder = read_holder(hot.owner_lock)
-            ours = holder is None or holder.purpose == owner
-            if not ours or time.monotonic() > deadline:
-                raise LockHeld(
-                    f"{error}; the hot directory {hot.hot} is that pipeline's: give this one another `hot:`"
-                ) from error
-        time.sleep(0.1)
+            descriptor = os.open(self._lock_file, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeld(f"{self._lock_file} is held") from error
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._root}: {os.strerror(errno.EROFS)}, and {self._lock_file.name}: {error.strerror}; "
+                "remount it writable"
+            ) from error
+        return descriptor
 
 
 if __name__ == "__main__":

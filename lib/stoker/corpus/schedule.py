@@ -9,7 +9,9 @@ from typing import Literal
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import PUBLISHED, Source
 
-Activity = Literal["stage", "tokenizer", "build", "prove", "quarantine", "release"]
+Activity = Literal[
+    "stage", "tokenizer", "build", "prove", "quarantine", "release", "sync", "evict", "hydrate", "recall"
+]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,22 @@ class Limits:
     provers: int
     queue_files: int
     queue_bytes: int
-    release: Literal["never", "after_proof"]
+    release: Literal["never", "after_proof", "after_sync"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that may be given out: for staging a file and building its set, for going on to build one.
+
+    `stage_needs` and `build_needs` tell the bytes that it takes. None for a room that is not known yet.
+    `one_build`: the first may begin whatever the estimate says, which nothing was measured for yet.
+    """
+
+    stage: int | None
+    build: int | None
+    stage_needs: Callable[[Source], int]
+    build_needs: Callable[[Source], int]
+    one_build: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,8 +48,10 @@ class Situation:
     `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
     the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
     `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
-    `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now on. `beyond` are
-    those that the configured slice of the source leaves out.
+    `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
+    asked to prove. `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now
+    on. `beyond` are those that the configured slice of the source leaves out. `room` tells what the disk has
+    room for, None where that does not matter.
     """
 
     receipts: Mapping[str, Receipt]
@@ -43,11 +62,14 @@ class Situation:
     busy: Mapping[str, str] = field(default_factory=dict)
     convicted: Collection[str] = ()
     invalid_sets: Collection[str] = ()
+    recallable: Collection[str] = ()
+    to_prove: Collection[str] = ()
     wanted: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
     beyond: frozenset[str] = frozenset()
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,7 @@ class QuarantineSet:
 
 @dataclass(frozen=True)
 class Release:
-    """Remove the path's file from hot: its set is proven."""
+    """Remove the path's file from hot: its set is proven, and with a warm disk copied."""
 
     path: str
 
@@ -130,8 +152,8 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     return (
         *_withdrawals(situation, now),
         *_duplicates(situation),
-        *(Quarantine(path) for path in sorted(situation.convicted) if _free(situation, path, now)),
-        *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if _free(situation, path, now)),
+        *(Quarantine(path) for path in sorted(situation.convicted) if is_free(situation, path, now)),
+        *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
         *_proofs(situation, now),
         *_stages(situation, now),
         *_builds(situation, now),
@@ -178,7 +200,7 @@ def _owners(situation: Situation) -> dict[str, str]:
 
 def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
     for path in sorted(situation.beyond & situation.sources.keys()):
-        if situation.sources[path].state in ("staged", "building") and _free(situation, path, now):
+        if situation.sources[path].state in ("staged", "building") and is_free(situation, path, now):
             yield Withdraw(path)
 
 
@@ -192,14 +214,15 @@ def _duplicates(situation: Situation) -> Iterator[Duplicate]:
 
 def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
     return (
-        _free(situation, path, now)
+        is_free(situation, path, now)
         and path not in situation.convicted
         and path not in situation.invalid_sets
         and now >= situation.paused_until.get(activity, now)
     )
 
 
-def _free(situation: Situation, path: str, now: float) -> bool:
+def is_free(situation: Situation, path: str, now: float) -> bool:
+    """Whether work on the path may begin: nothing goes on with it, and it does not wait after a failure."""
     return (
         path not in situation.busy
         and path not in situation.shelved
@@ -207,7 +230,8 @@ def _free(situation: Situation, path: str, now: float) -> bool:
     )
 
 
-def _room(situation: Situation, activity: Activity, most: int) -> int:
+def slots(situation: Situation, activity: Activity, most: int) -> int:
+    """How many more of an activity may begin."""
     return max(0, most - sum(1 for each in situation.busy.values() if each == activity))
 
 
@@ -220,17 +244,21 @@ def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
     paths = [
         path
         for path, source in situation.sources.items()
-        if source.state in ("seen", "staged", "building")
-        and source.sha256 not in owners
+        if (
+            path in situation.to_prove
+            if source.state in PUBLISHED
+            else source.state in ("seen", "staged", "building") and source.sha256 not in owners
+        )
         and _is_published(situation, source)
         and _open(situation, path, "prove", now)
     ]
     once = {situation.sources[path].sha256: path for path in reversed(paths)}
     chosen = [path for path in paths if once[situation.sources[path].sha256] == path]
-    return tuple(Prove(path) for path in chosen[: _room(situation, "prove", situation.limits.provers)])
+    return tuple(Prove(path) for path in chosen[: slots(situation, "prove", situation.limits.provers)])
 
 
-def _stages(situation: Situation, now: float) -> tuple[Stage, ...]:
+def stageable(situation: Situation, now: float) -> list[str]:
+    """The paths to stage next within workers and queue, if only there is room on the disk."""
     limits = situation.limits
     ahead = {
         path: source.size
@@ -239,32 +267,33 @@ def _stages(situation: Situation, now: float) -> tuple[Stage, ...]:
     }
     claimed = {situation.sources[path].sha256 for path in (*ahead, *situation.busy)}
     claimed |= _owners(situation).keys()
-    chosen: list[Stage] = []
-    room = _room(situation, "stage", limits.stagers)
+    chosen: list[str] = []
+    most = slots(situation, "stage", limits.stagers)
     # What the tokenizer waits for goes first and past the queue's limits: nothing is built before it.
     for path in sorted(situation.sources, key=lambda each: (each not in situation.wanted, each)):
         source, receipt = situation.sources[path], situation.receipts.get(path)
-        if len(chosen) == room:
+        if len(chosen) == most:
             break
         if source.state != "seen" or receipt is None or receipt.state != "verified":
             continue
         if source.sha256 in claimed or _is_published(situation, source):
             continue
-        if path in situation.beyond and path not in situation.wanted:
+        if path in situation.recallable or path in situation.beyond:
             continue
         full = len(ahead) >= limits.queue_files or sum(ahead.values()) + source.size > limits.queue_bytes
         if ahead and full and path not in situation.wanted:
             continue
         if _open(situation, path, "stage", now):
-            chosen.append(Stage(path, decode=situation.key_of is None))
+            chosen.append(path)
             claimed.add(source.sha256)
             ahead[path] = source.size
-    return tuple(chosen)
+    return chosen
 
 
-def _builds(situation: Situation, now: float) -> tuple[Build, ...]:
+def buildable(situation: Situation, now: float) -> list[str]:
+    """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
     if situation.key_of is None:
-        return ()
+        return []
     ready = [
         path
         for path, source in situation.sources.items()
@@ -274,20 +303,42 @@ def _builds(situation: Situation, now: float) -> tuple[Build, ...]:
         and _open(situation, path, "build", now)
     ]
     ready.sort(key=lambda path: (situation.sources[path].state != "building", path))
-    chosen: list[Build] = []
+    chosen: list[str] = []
     claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
     for path in ready:
-        if len(chosen) == _room(situation, "build", situation.limits.builders):
+        if len(chosen) == slots(situation, "build", situation.limits.builders):
             break
         if situation.sources[path].sha256 not in claimed:
-            chosen.append(Build(path))
+            chosen.append(path)
             claimed.add(situation.sources[path].sha256)
-    return tuple(chosen)
+    return chosen
+
+
+def _stages(situation: Situation, now: float) -> Iterator[Stage]:
+    room = situation.room
+    left = None if room is None else room.stage
+    for path in stageable(situation, now):
+        if room is not None and left is not None:
+            left -= room.stage_needs(situation.sources[path])
+        if room is not None and (left is None or left < 0):
+            return  # nobody overtakes it: a big file would wait for ever
+        yield Stage(path, decode=situation.key_of is None)
+
+
+def _builds(situation: Situation, now: float) -> Iterator[Build]:
+    room = situation.room
+    left = None if room is None else room.build
+    for number, path in enumerate(buildable(situation, now)):
+        if room is not None and left is not None:
+            left -= room.build_needs(situation.sources[path])
+        let = room is None or (number == 0 and room.one_build and left is not None)
+        if not let and (left is None or left < 0):
+            return
+        yield Build(path)
 
 
 def _releases(situation: Situation, now: float) -> Iterator[Release]:
-    if situation.limits.release != "after_proof":
-        return
+    ready = {"after_proof": "proven", "after_sync": "synced"}.get(situation.limits.release)
     for path, source in situation.sources.items():
-        if source.state == "proven" and _open(situation, path, "release", now):
+        if source.state == ready and _open(situation, path, "release", now):
             yield Release(path)

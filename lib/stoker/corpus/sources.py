@@ -18,14 +18,15 @@ PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
 TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
 
 # Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
-# gone from disk. A set found published and proven moves its source to `proven` from any state before it.
+# gone from disk. A set found published and proven moves its source to `proven` from any state before it; one
+# whose warm copy was lost moves back there, to be copied again.
 TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
     "seen": frozenset({"staged", "proven", "quarantined", "duplicate"}),
     "staged": frozenset({"seen", "building", "proven", "quarantined", "duplicate"}),
     "building": frozenset({"seen", "staged", "proven", "quarantined"}),
     "proven": frozenset({"seen", "synced", "released"}),
-    "synced": frozenset({"seen", "released"}),
-    "released": frozenset({"seen"}),
+    "synced": frozenset({"seen", "released", "proven"}),
+    "released": frozenset({"seen", "proven"}),
     "quarantined": frozenset({"seen"}),
     "duplicate": frozenset({"seen"}),
 }
@@ -38,8 +39,9 @@ class Source:
     `size` (bytes) and `sha256` name the content the record speaks of, `key` its shard set (64 hex digits),
     `books` and `manifest_sha256` are the published manifest's. `attempts` counts builds that ended without
     a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
-    why it was quarantined, and which column was to blame. `evicting`: its shard set is about to leave the hot
-    disk, an intent that is finished whatever happens; `evicted`: it is on warm only.
+    why it was quarantined, and which column was to blame. `on_warm`: a copy of its shard set was proven
+    there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
+    whatever happens; `evicted`: it is on warm only.
     """
 
     dataset: str
@@ -56,6 +58,7 @@ class Source:
     deaths: tuple[int, ...] = ()
     column: str | None = None
     evicting: bool = False
+    on_warm: bool = False
 
     @property
     def hot(self) -> bool:
@@ -85,6 +88,7 @@ class Source:
             deaths=tuple(int(group) for group in record.get("deaths", ())),
             column=record.get("column"),
             evicting=bool(record.get("evicting", False)),
+            on_warm=bool(record.get("on_warm", record["evicted"] or state == "synced")),
         )
 
     def to_record(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The worker that proves shard sets: `python -m stoker.shards.proof_worker`, one task on standard input.
 
 Task: {"sets": [{"path", "key"}...]}, key null where none is expected. `progress` messages while it reads.
-Result: {"proofs": [...]} in the same order.
+Result: {"proofs": [...]} in the same order; `missing`: nothing is there at all.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _prove(one: dict[str, Any], report: Report) -> dict[str, Any]:
         "key": None if proof.manifest is None else proof.manifest.key,
         "books": None if proof.manifest is None else proof.manifest.books.to_mapping(),
         "unknown": list(proof.unknown),
+        "missing": proof.verdict == "unreadable" and not Path(one["path"]).exists(),
     }
 
 

@@ -1,0 +1,99 @@
+"""What the stage-shard loop shows of the disks and of the sets on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from stoker.corpus.sources import PUBLISHED
+from stoker.kit.metrics import Metrics
+from stokerd.disk_space import DiskSpace
+from stokerd.residence import Wants
+from stokerd.source_book import SourceBook
+from stokerd.warm_yard import NoWarm, WarmYard
+from stokerd.yard import Yard
+
+PLACES = ("hot", "warm", "evicted")
+MOST_NAMED = 8  # of what is being brought back
+
+
+class DiskBoard:
+    """Keeps the gauges; the status' part comes from the same figures."""
+
+    def __init__(
+        self, metrics: Metrics, *, book: SourceBook, space: DiskSpace, hot: Yard, warm: WarmYard | NoWarm
+    ) -> None:
+        self._book, self._space = book, space
+        self._disks = {"hot": hot, "warm": warm}
+        self._sets = metrics.gauge(
+            "shard_sets", "Shard sets on hot, with a proven copy on warm, and on warm only.", ("place",)
+        )
+        self._sets_bytes = metrics.gauge("shard_sets_bytes", "What those sets take.", ("place",))
+        self._free = metrics.gauge("shard_disk_free_bytes", "Free space as last measured.", ("disk",))
+        self._size = metrics.gauge("shard_disk_size_bytes", "Size of the file system.", ("disk",))
+        self._claimed = metrics.gauge(
+            "shard_disk_claimed_bytes", "What all daemons claim of the file system.", ("disk",)
+        )
+        self._up = metrics.gauge("shard_disk_up", "1 while the disk answers.", ("disk",))
+        self._waiting = metrics.gauge("shard_syncs_waiting", "Sets without a proven copy on warm.")
+        self._cold = metrics.gauge("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.")
+        self._moved = metrics.total("shard_moved_bytes_total", "Bytes of sets moved.", ("move",))
+        self._counted = -1
+        self._figures: dict[str, dict[str, int]] = {}
+
+    def show(
+        self, wants: Wants, hydrating: Collection[str], moved_bytes: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Set the gauges; returns `sets` and `disks` for the status."""
+        self._count()
+        for place, figures in self._figures.items():
+            self._sets.labels(place).set(figures["sets"])
+            self._sets_bytes.labels(place).set(figures["bytes"])
+        for move, moved in moved_bytes.items():
+            self._moved.set(moved, move)
+        waiting = self._waiting_syncs if self._disks["warm"].configured else 0
+        self._waiting.set(waiting)
+        self._cold.set(wants.cold)
+        return {
+            "sets": {
+                **{place: figures["sets"] for place, figures in self._figures.items()},
+                "waiting_for_sync": waiting,
+                "wanted_cold": wants.cold,
+                "bringing_back": sorted(hydrating)[:MOST_NAMED],
+            },
+            "disks": {name: self._disk(name) for name, disk in self._disks.items() if disk.configured},
+            "waits_for_room": self._space.short,
+        }
+
+    def _count(self) -> None:
+        if self._counted == self._book.changes:
+            return
+        self._counted = self._book.changes
+        figures = {place: {"sets": 0, "bytes": 0} for place in PLACES}
+        self._waiting_syncs = 0
+        for source in self._book.sources.values():
+            if source.state not in PUBLISHED:
+                continue
+            size = self._space.estimate.published(source)
+            on_hot = not source.evicted
+            self._waiting_syncs += source.hot and not source.on_warm
+            for place, there in (("hot", on_hot), ("warm", source.on_warm), ("evicted", not on_hot)):
+                figures[place]["sets"] += there
+                figures[place]["bytes"] += size if there else 0
+        self._figures = figures
+
+    def _disk(self, name: str) -> dict[str, Any]:
+        yard = self._disks[name]
+        self._up.labels(name).set(1 if yard.known else 0)
+        if yard.disk is None:
+            return {"trouble": yard.trouble}
+        claimed = self._space.claimed(yard.disk)
+        self._free.labels(name).set(yard.disk.free_bytes)
+        self._size.labels(name).set(yard.disk.total_bytes)
+        self._claimed.labels(name).set(claimed)
+        return {
+            "total_bytes": yard.disk.total_bytes,
+            "free_bytes": yard.disk.free_bytes,
+            "claimed_bytes": claimed,
+            "trouble": yard.trouble,
+        }

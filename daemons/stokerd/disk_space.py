@@ -1,0 +1,204 @@
+"""The stage-shard loop's part of the disk ledger: what it claims, and what there is room for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stoker.config.units import format_bytes
+from stoker.corpus.schedule import Room
+from stoker.corpus.sources import Source
+from stoker.corpus.space import Estimate, Workload, claims_of, measured_ratio
+from stoker.kit.daemon import DaemonContext
+from stoker.observe.ledger import Claim, Disk, claimed_bytes, others_claims, room, write_claims
+from stoker.store.layout import STAGE_SHARD
+from stokerd.crew import Crew
+from stokerd.hot_yard import HotYard
+from stokerd.pinning import Pinning
+from stokerd.source_book import SourceBook
+from stokerd.told import Told
+from stokerd.warm_yard import NoWarm, WarmYard
+from stokerd.yard import Yard
+
+OTHERS_EVERY_S = 1.0
+TOLD_AFTER_S = 60.0  # of waiting while something goes on that may make room
+
+
+class DiskSpace:
+    """Room on hot and warm, in bytes; none is given out while a disk's size is not known."""
+
+    def __init__(
+        self,
+        context: DaemonContext,
+        *,
+        crew: Crew,
+        book: SourceBook,
+        pinning: Pinning,
+        told: Told,
+        hot: HotYard,
+        warm: WarmYard | NoWarm,
+    ) -> None:
+        pipeline = context.pipeline
+        self._context, self._layout = context, context.layout
+        self._crew, self._book, self._pinning, self._told = crew, book, pinning, told
+        self._hot, self._warm = hot, warm
+        self._paths = (str(pipeline.hot), str(pipeline.warm))
+        self._floor = pipeline.stage.free_floor
+        self._target_free = pipeline.evict.target_free
+        self._mine: list[Claim] = []
+        self._written: list[Claim] | None = None
+        self._others: tuple[Claim, ...] = ()
+        self._others_due = 0.0
+        self._counted: tuple[int, bool] | None = None
+        self.estimate = Estimate(2, None)
+        self._linked = False  # whether staging is by hard links, as the last one was
+        self._short_since = 0.0
+        self.short = ""  # what waits for room on hot, with the numbers
+
+    def refresh(self, *, linked: bool) -> None:
+        """Count what is claimed anew, and make it durable if it changed."""
+        self._linked = linked
+        self._measure_ratio()
+        work = self._workload()
+        self._mine = []
+        for yard, path, claimed in (
+            (self._hot, self._paths[0], self.estimate.hot_claims(work)),
+            (self._warm, self._paths[1], self.estimate.warm_claims(work)),
+        ):
+            if yard.disk is not None:
+                self._mine += claims_of(yard.disk.device, path, claimed)
+        if self._mine != self._written:
+            write_claims(self._layout, STAGE_SHARD, self._mine)
+            self._written = self._mine
+        if time.monotonic() >= self._others_due:
+            self._others = others_claims(self._layout, STAGE_SHARD)
+            self._others_due = time.monotonic() + OTHERS_EVERY_S
+
+    def _measure_ratio(self) -> None:
+        pin = self._pinning.pin
+        counted = (self._book.changes, pin is None)
+        if counted != self._counted:
+            self._counted = counted
+            token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
+            self.estimate = Estimate(token_bytes, measured_ratio(self._book.sources.values(), token_bytes))
+
+    def _workload(self) -> Workload:
+        doing: dict[str, list[Source]] = {"stage": [], "hydrate": [], "sync": []}
+        for path, activity in self._crew.busy.items():
+            if activity in doing:
+                doing[activity].append(self._book.sources[path])
+        unbuilt = [one for one in self._book.sources.values() if one.state in ("staged", "building")]
+        return Workload(
+            staging=doing["stage"],
+            unbuilt=unbuilt,
+            hydrating=doing["hydrate"],
+            syncing=doing["sync"],
+            committed={one.path: self._committed(one) for one in unbuilt},
+            linked=self._linked,
+            pinned=self._pinning.pin is not None,
+        )
+
+    def _committed(self, source: Source) -> int:
+        """What is built of the source's set already."""
+        tokens = self._crew[source.path].note.get("tokens") if source.path in self._crew else None
+        if tokens is not None:
+            return int(tokens) * self.estimate.token_bytes
+        return self._hot.building_bytes.get(str(source.key)[:16], 0)
+
+    def _rest(self, source: Source) -> int:
+        return self.estimate.rest(source, self._committed(source))
+
+    def free(self, floor_bytes: int = 0) -> int | None:
+        """Bytes of hot that nobody claims, less a floor; None while that is not known."""
+        disk = self._known(self._hot)
+        return None if disk is None else room(disk, (*self._mine, *self._others), floor_bytes=floor_bytes)
+
+    def schedule_room(self, wanted: frozenset[str], cold_bytes: int) -> Room:
+        """What staging and building may take; `cold_bytes` of sets that are waited for come first.
+
+        `wanted` are paths the tokenizer waits for: their sets are built when their files are all here.
+        """
+        free = self.free(self._floor)
+        return Room(
+            stage=None if free is None else free - cold_bytes,
+            build=self._for_builds(),
+            stage_needs=lambda source: self.stage_needs(source, with_set=source.path not in wanted),
+            build_needs=self._rest,
+            one_build=self.estimate.ratio is None and not self._building(),
+        )
+
+    def stage_needs(self, source: Source, *, with_set: bool = True) -> int:
+        """Bytes that staging a source takes, with the set that is built of it."""
+        copied = 0 if self._linked else source.size
+        return copied + (self.estimate.built(source) if with_set else 0)
+
+    def _for_builds(self) -> int | None:
+        """Room for going on to build: into the floor if need be, or what is staged could never leave."""
+        disk = self._known(self._hot)
+        if disk is None:
+            return None
+        begun = sum(self._rest(source) for source in self._building())
+        checkpoints = claimed_bytes(self._others, disk.device, "checkpoints")
+        return disk.free_bytes - checkpoints - begun
+
+    def _building(self) -> list[Source]:
+        return [self._book.sources[path] for path, what in self._crew.busy.items() if what == "build"]
+
+    def for_hydrations(self) -> int | None:
+        """Room for bringing sets back."""
+        return self.free(self._floor)
+
+    def for_syncs(self) -> int | None:
+        """Room on warm."""
+        disk = self._known(self._warm)
+        return None if disk is None else room(disk, (*self._mine, *self._others))
+
+    def wanted_free(self, needed_bytes: int) -> int:
+        """Bytes of hot that evicting should leave free: the target, or what is needed now above the floor."""
+        disk = self._hot.disk
+        tenth = 0 if disk is None else disk.total_bytes // 10
+        target = tenth if self._target_free is None else self._target_free
+        return max(target, self._floor + needed_bytes)
+
+    def claimed(self, disk: Disk) -> int:
+        """What all daemons claim of a disk."""
+        return claimed_bytes((*self._mine, *self._others), disk.device)
+
+    @staticmethod
+    def _known(yard: Yard | NoWarm) -> Disk | None:
+        return yard.disk if yard.known and yard.measured else None
+
+    def tell_waiting(self, *, staging: list[Source], building: list[Source], cold: int, stuck: bool) -> None:
+        """Say once, with the numbers, what waits for room on hot.
+
+        `cold` are bytes of sets to be brought back; `stuck`: nothing goes on that may make room.
+        """
+        disk = self._known(self._hot)
+        if disk is None:
+            return
+        needs = [("building", self._rest(source)) for source in building]
+        needs += [("bringing shard sets back", cold)] if cold else []
+        needs += [("staging", self.stage_needs(source)) for source in staging]
+        if not needs:
+            self._enough()
+            return
+        what, needed = needs[0]
+        claimed, now = self.claimed(disk), time.monotonic()
+        self._short_since = self._short_since or now
+        self.short = (
+            f"{what} waits for room on hot: it takes {format_bytes(needed)}; {format_bytes(disk.free_bytes)} "
+            f"of {format_bytes(disk.total_bytes)} are free, {format_bytes(claimed)} of that is claimed and "
+            f"{format_bytes(self._floor)} stays free (stage.free_floor)"
+        )
+        if stuck or now - self._short_since > TOLD_AFTER_S:
+            figures: dict[str, Any] = {
+                "needed_bytes": needed,
+                "free_bytes": disk.free_bytes,
+                "claimed_bytes": claimed,
+            }
+            reason = f"{self.short}; free some space: it goes on by itself"
+            self._told.trouble("disk_short", place="hot", reason=reason, **figures)
+
+    def _enough(self) -> None:
+        self.short, self._short_since = "", 0.0
+        self._told.over("disk_short", tell="disk_enough", place="hot")

@@ -1,0 +1,222 @@
+"""Which shard sets live on hot: what the runs hold joined with what lies there, and the intent to evict.
+
+The decisions are plan.residency's. Nothing is moved here: an intent to evict is written under the lock that
+the supervisors hold, shared, while they name sets in a plan; the moves follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.config.units import format_bytes
+from stoker.corpus.sources import PUBLISHED, Source
+from stoker.kit.daemon import DaemonContext
+from stoker.plan.consumption import Holdings, read_holdings
+from stoker.plan.residency import Floors, ShardSet, held, next_use, to_evict, to_hydrate, urgency
+from stoker.store.errors import DataError, storage_errors
+from stokerd.disk_space import DiskSpace
+from stokerd.pinning import Pinning
+from stokerd.source_book import SourceBook
+from stokerd.told import Told
+
+HYDRATIONS = 2
+EVICT_AT_ONCE = 8  # intents written under one hold of the lock: supervisors wait for it
+NOTHING_LEFT_S, LOCKED_S = 2.0, 0.1  # until the next try
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What the runs want: paths to bring back now, all that are wanted, those that are not hot, and the bytes
+    of the ones for which there is no room yet."""
+
+    hydrate: tuple[str, ...] = ()
+    wanted: frozenset[str] = frozenset()
+    cold_bytes: int = 0
+    cold: int = 0
+
+
+@dataclass
+class Residence:
+    """Knows what the runs hold, as it was last read; `why` is why nothing more can leave hot."""
+
+    context: DaemonContext
+    book: SourceBook
+    space: DiskSpace
+    pinning: Pinning
+    told: Told
+    warm: bool  # whether there is a warm disk to leave for
+    wants: Wants = field(default_factory=Wants)
+    why: str = ""
+    holdings: list[Holdings] = field(default_factory=list)
+    damaged: bool = False
+    _seen: object = None
+    _again_at: float = 0.0
+
+    def watch(self) -> None:
+        """Wake up when a run's needs change, a new run's too."""
+        runs = self.context.layout.runs
+        self.context.waiter.watch(runs)
+        with contextlib.suppress(FileNotFoundError):
+            for run in runs.iterdir():
+                self.context.waiter.watch(run)
+
+    def look(self) -> None:
+        """Read again what the runs hold, if it changed. A damaged plan holds everything: nothing leaves."""
+        seen = _fingerprint(self.context.layout.runs)
+        if seen == self._seen:
+            return
+        self._seen, self._again_at = seen, 0.0
+        self.watch()
+        try:
+            self.holdings = read_holdings(self.context.layout)
+        except DataError as error:
+            self.damaged = True
+            reason = f"{error}; until then no shard set leaves hot"
+            self.told.trouble("plan_unreadable", level="error", reason=reason)
+        else:
+            self.damaged = False
+            self.told.over("plan_unreadable")
+
+    def choose(self, hydrating: Collection[str]) -> None:
+        """Decide what to bring back; `hydrating` are the paths whose sets are being brought back now."""
+        if not any(run.wants for run in self.holdings):
+            self.wants = Wants()
+            return
+        sets, paths = self._sets()
+        busy = {str(self.book.sources[path].key) for path in hydrating}
+        keys, waiting = to_hydrate(
+            sets,
+            self.holdings,
+            room_bytes=self.space.for_hydrations() or 0,
+            at_once=HYDRATIONS,
+            busy=busy,
+        )
+        wanted = [key for key in urgency(self.holdings) if key in paths]
+        cold = [key for key in wanted if self.book.sources[paths[key]].evicted and key not in busy]
+        self.wants = Wants(
+            hydrate=tuple(paths[key] for key in keys),
+            wanted=frozenset(paths[key] for key in wanted),
+            cold_bytes=waiting,
+            cold=len(cold),
+        )
+
+    def make_room(self, needed_bytes: int, hydrating: Collection[str]) -> None:
+        """Write the intent to evict what should leave, so that what is needed now finds room."""
+        now = time.monotonic()
+        free = self.space.free()
+        if not self.warm or self.damaged or free is None or now < self._again_at:
+            return
+        if free + self._leaving() >= self.space.wanted_free(needed_bytes):
+            self.why = ""
+            return
+        self._again_at = now + NOTHING_LEFT_S
+        if not self._to_evict(needed_bytes, hydrating):
+            return
+        with _alone(self.context.layout.shard_sets_lock) as held_alone:
+            if not held_alone:
+                self._again_at = now + LOCKED_S
+                return
+            self.look()
+            if self.damaged:
+                return
+            for path in self._to_evict(needed_bytes, hydrating)[:EVICT_AT_ONCE]:
+                self.book.write(replace(self.book.sources[path], evicting=True))
+        self._again_at = now
+
+    def _to_evict(self, needed_bytes: int, hydrating: Collection[str]) -> list[str]:
+        sets, paths = self._sets()
+        pin = self.pinning.pin
+        listing = [
+            self.book.sources[path] for path in (pin.listing if pin else ()) if path in self.book.sources
+        ]
+        evict = self.context.pipeline.evict
+        keys, self.why = to_evict(
+            sets,
+            self.holdings,
+            next_use(self.holdings, [str(source.key) for source in listing if source.key in paths]),
+            free_bytes=(self.space.free() or 0) + self._leaving(),
+            wanted_free_bytes=self.space.wanted_free(needed_bytes),
+            floors=Floors(evict.keep_hot_sets, evict.min_active_tokens),
+            reserve_bytes=self.context.pipeline.stage.free_floor,
+            busy={str(self.book.sources[path].key) for path in hydrating},
+        )
+        return [paths[key] for key in keys]
+
+    def tell_too_small(self) -> None:
+        """Say what to change when what the runs hold leaves no room for what they want next."""
+        wanted = self.wants.cold_bytes
+        if not wanted or not self.why:
+            return
+        holding = held(self.holdings)
+        held_bytes = sum(one.bytes for one in self._sets()[0] if one.hot and one.key in holding)
+        figures: dict[str, Any] = {"held_bytes": held_bytes, "wanted_bytes": wanted}
+        figures["free_bytes"] = self.space.free()
+        reason = (
+            f"runs hold {format_bytes(held_bytes)} on hot and want {format_bytes(wanted)} more: {self.why}; "
+            "lower plan.segment_tokens or train.checkpoint.keep_last, or give hot more room"
+        )
+        self.told.trouble("hot_too_small", level="error", reason=reason, **figures)
+
+    @property
+    def due(self) -> float:
+        """When to try again, monotonic seconds."""
+        return self._again_at
+
+    def _leaving(self) -> int:
+        return sum(
+            self.space.estimate.published(source)
+            for source in self.book.sources.values()
+            if source.evicting and not source.evicted
+        )
+
+    def _sets(self) -> tuple[list[ShardSet], dict[str, str]]:
+        """Every published set, and the path it belongs to by its key."""
+        paths: dict[str, str] = {}
+        sets = []
+        for source in self.book.sources.values():
+            if source.state in PUBLISHED and source.key is not None and source.key not in paths:
+                paths[source.key] = source.path
+                sets.append(self._set(source))
+        return sets, paths
+
+    def _set(self, source: Source) -> ShardSet:
+        tokens = int((source.books or {}).get("train", {}).get("tokens", 0))
+        size = self.space.estimate.published(source)
+        return ShardSet(str(source.key), size, tokens, hot=source.hot, warm=source.on_warm)
+
+
+def _fingerprint(runs: Path) -> object:
+    """Changes when a run comes or goes, or its plan or consumed.json is written."""
+    found = []
+    with storage_errors("look at", runs):
+        for run in sorted(runs.iterdir()):
+            for name in ("plan.jsonl", "consumed.json"):
+                try:
+                    about = (run / name).stat()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                found.append((run.name, name, about.st_ino, about.st_size, about.st_mtime_ns))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Hold the lock file alone, if that is possible at once: who names sets in a plan is not waited for."""
+    with storage_errors("open", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,89 @@
+"""What others ask of the stage-shard loop: to prove a set that looked wrong to them, and act on the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.verdict import judge
+from stoker.kit.worker import WorkerExit
+from stoker.store.layout import STAGE_SHARD, StateLayout
+from stoker.store.requests import Request, finish_request, pending_requests
+from stokerd.crew import Job, Patience
+from stokerd.hot_yard import HotYard
+from stokerd.pinning import Pinning
+from stokerd.source_book import SourceBook
+from stokerd.source_outcomes import SourceOutcomes
+
+PROVE_SET = "prove_set"
+
+
+class SetRequests:
+    """`to_prove` are the paths whose set on hot somebody wants proven."""
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        *,
+        book: SourceBook,
+        yard: HotYard,
+        outcomes: SourceOutcomes,
+        patience: Patience,
+        pinning: Pinning,
+    ) -> None:
+        self._layout, self._book, self._yard, self._pinning = layout, book, yard, pinning
+        self._outcomes, self._patience = outcomes, patience
+        self._asked: dict[str, list[Request]] = {}
+
+    @property
+    def to_prove(self) -> frozenset[str]:
+        return frozenset(self._asked)
+
+    def read(self) -> None:
+        """Answer at once what can be; the rest waits for a proof."""
+        self._asked = {}
+        for request in pending_requests(self._layout, STAGE_SHARD):
+            if request.verb != PROVE_SET:
+                self._finish(request, {"refused": f"unknown verb {request.verb}"})
+                continue
+            source = self._owner(request.args.get("key"))
+            if source is None:
+                self._finish(
+                    request, {"verdict": "unknown", "reason": "no shard set of this key is on record"}
+                )
+            elif not source.hot:
+                where = "on warm only" if source.evicted else f"not on hot, its source is {source.state}"
+                self._finish(request, {"verdict": "invalid", "reason": f"the set is {where}"})
+            else:
+                self._asked.setdefault(source.path, []).append(request)
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """A proof that was asked for ended: first the record is right, then it is answered."""
+        source = self._book.sources[job.subject]
+        verdict = judge(ended)
+        if verdict.fields is None:
+            self._patience.failed(source.path)
+            return
+        proof: Mapping[str, Any] = verdict.fields["proofs"][0]
+        if proof["missing"]:  # a look tells whether it is gone, or the whole disk
+            self._yard.look_soon()
+            self._patience.failed(source.path)
+            return
+        self._patience.succeeded(source.path)
+        word, reason = proof["verdict"], str(proof["reason"])
+        if word == "proven" and proof["manifest_sha256"] != source.manifest_sha256:
+            word = "unreadable" if proof["cached"] else "invalid"
+            reason = "its manifest is not the one on record"
+        if word == "invalid" and source.state in PUBLISHED:
+            self._outcomes.set_invalid(source, reason)
+        for request in self._asked.pop(source.path, ()):
+            self._finish(request, {"verdict": word, "reason": reason})
+
+    def _owner(self, key: object) -> Source | None:
+        key_of = self._pinning.key_of()
+        named = [source for source in self._book.sources.values() if key_of and key_of(source.sha256) == key]
+        return next((source for source in named if source.state in PUBLISHED), named[0] if named else None)
+
+    def _finish(self, request: Request, outcome: Mapping[str, Any]) -> None:
+        finish_request(self._layout, STAGE_SHARD, request, outcome)

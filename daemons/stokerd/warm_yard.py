@@ -1,0 +1,112 @@
+"""The warm disk in the stage-shard loop's hands: everything else goes on while it is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.corpus.disks import WarmSeen
+from stoker.corpus.reconcile import reconcile_warm
+from stoker.kit.worker import WorkerExit
+from stoker.observe.ledger import Disk
+from stoker.store.layout import WarmLayout
+from stokerd.crew import Job
+from stokerd.yard import Yard
+
+NAMES = ("published", "temporaries", "trash")
+ANSWERS_WITHIN_S = 15.0
+
+
+class WarmYard(Yard):
+    """Warm: what was published there are copies of proven sets."""
+
+    place = "warm"
+    _gone: frozenset[str] = frozenset()  # evicted sets that the last look did not find either
+
+    def _expected(self) -> int:
+        return sum(1 for source in self._book.sources.values() if source.on_warm)
+
+    def _agree(self, message: Mapping[str, Any]) -> None:
+        seen = WarmSeen(**{name: tuple(message[name]) for name in NAMES})
+        found = reconcile_warm(WarmLayout(self._root), seen, self._untouched(), gone_before=self._gone)
+        for path in found.copy_again:
+            self.copy_lost(path, "its copy is not on warm")
+        for path in found.renew:
+            reason = "its shard set was on warm only, and is gone from there"
+            self._book.renew(self._book.sources[path], reason, level="error")
+        self._gone = found.gone
+        self.published -= self._published_before - set(seen.published)
+        if not self._agreed:
+            self.published = set(seen.published)
+            self.discard(*found.remove)
+        self._told.over("warm_unavailable", tell="warm_available", path=str(self._root))
+
+    def took(self, key16: str) -> None:
+        """A proven copy of this set lies there now."""
+        self.published.add(key16)
+
+    def copy_lost(self, path: str, reason: str) -> None:
+        """The copy of a set that is on hot is not there or not right: it is made again."""
+        source = self._book.sources[path]
+        self._book.write(source.moved("proven", on_warm=False, evicting=False))
+        key = str(source.key)[:16]
+        self._context.events.record(
+            "warm_copy_lost", level="warning", path=path, key=key, reason=f"{reason}; it is copied again"
+        )
+
+    def _tell_unavailable(self, reason: str) -> None:
+        advice = "what is on hot is used, copies wait; it is tried again for ever"
+        self._told.trouble("warm_unavailable", path=str(self._root), reason=f"{reason}; {advice}")
+
+    @property
+    def known(self) -> bool:
+        """Whether it answers; one that hangs is not waited for."""
+        hanging = self._asked_at is not None and time.monotonic() > self._asked_at + ANSWERS_WITHIN_S
+        return super().known and not hanging
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it has not said yet what it holds, nor that it cannot."""
+        silent = time.monotonic() - self._born < ANSWERS_WITHIN_S
+        return silent and not self._agreed and not self._patience.failures(self.lister)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not all there; empty when it is."""
+        if self.known and not self.writable:
+            return f"the warm directory {self._root} is mounted read-only: no shard set is copied there"
+        return super().trouble
+
+
+class NoWarm:
+    """The place of a warm disk where none is configured."""
+
+    configured = known = undecided = writable = measured = False
+    tidy = True
+    trouble = ""
+    lister = sweeper = "/none"
+    published: frozenset[str] = frozenset()
+    clearing: frozenset[str] = frozenset()
+    disk: Disk | None = None
+
+    def keep_owned(self) -> None:
+        """There is nothing to own."""
+
+    look_if_due = look_soon = measure_soon = sweep = keep_owned
+
+    def waits_for_owner(self, since: float) -> bool:
+        """Never."""
+        return False
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Nobody says anything."""
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """Nothing ends."""
+
+    def took(self, key16: str) -> None:
+        """Nothing is copied."""
+
+    def copy_lost(self, path: str, reason: str) -> None:
+        """There are no copies."""

@@ -1,0 +1,29 @@
+"""The worker that moves one shard set: `python -m stoker.shards.move_worker`, one task on standard input.
+
+task: {"what": "copy", "source", "target"} or {"what": "evict", "hot", "copy"}, and {"key", "manifest_sha256",
+    "trash", "trash_id"}; `progress` messages while it reads and writes
+result: {"status", "reason", "bytes", "cached"}, as stoker.shards.moving has them
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.worker_main import Report, run_worker
+from stoker.shards.heartbeat import heartbeat
+from stoker.shards.moving import Identity, copy_set, evict_set
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Copy the set or evict it."""
+    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"])
+    trash, progress = Path(task["trash"]), heartbeat(report, task["key"][:16])
+    if task["what"] == "evict":
+        return asdict(evict_set(Path(task["hot"]), Path(task["copy"]), trash, identity, progress))
+    return asdict(copy_set(Path(task["source"]), Path(task["target"]), trash, identity, progress))
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)
