@@ -39,7 +39,6 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
     stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
     """
     from stoker.config.load import load_pipeline
-    from stoker.kit.lock import Lock
     from stoker.supervise.replay_copies import take_up
     from stoker.supervise.replay_trial import Stopped, Trial
     from stoker.supervise.replay_verdict import compare, refuse_other_machine
@@ -49,11 +48,11 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
 
     pipeline = load_pipeline(file)
     out = out.absolute()
-    site = take_up(pipeline, run, out, to)
-    environ = dict(os.environ)
-    if refuse_other_machine(site) == "cpu":
-        environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
-    with Lock.acquire(out / "replay.lock", purpose="stoker replay"), tempfile.TemporaryDirectory() as short:
+    site, lock = take_up(pipeline, run, out, to)
+    with lock, tempfile.TemporaryDirectory() as short:
+        environ = dict(os.environ)
+        if refuse_other_machine(site) == "cpu":
+            environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
         progress = _Progress(site.to, say)
         trial = Trial(site, pipeline, environ, socket=Path(short) / "s", say=say, progress=progress)
         phases = f"{len(trial.phases)} phase{'' if len(trial.phases) == 1 else 's'}"

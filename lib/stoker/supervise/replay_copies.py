@@ -13,54 +13,80 @@ from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, read_body
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.select import Found, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
+from stoker.kit.lock import Lock
 from stoker.plan.positions import Position, left_after
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
-from stoker.store.files import write_atomic
+from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import RunLayout
 from stoker.store.record import RecordDamaged, read_record, write_record
 from stoker.supervise.replay_site import COMPARED, Site
 
+LOCK = "replay.lock"
 TRIES = 5  # at a checkpoint that is pruned while it is being copied
 ROOM_FACTOR = 4  # checkpoints of the replay's own that may lie there at once, one of them being sealed
 
 
-def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> Site:
-    """Begin a replay in a new directory, or go on with one of the same run that was stopped.
+def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Site, Lock]:
+    """Begin a replay in a new directory, or go on with a stopped one of the same run; nobody else does then.
 
     Raises UsageError for a directory of something else, for a finished replay, and for a step that the run
-    has no sealed checkpoint of or behind; DataError where the run's files contradict each other.
+    has sealed no checkpoint at or behind; DataError where the run's files contradict each other; LockHeld
+    while another process works there.
     """
     recorded = pipeline.layout.run(run)
     record = _run_record(recorded, run)
+    if _usable(out, record, to) is None:
+        _last_step(recorded, to)  # before anything is made
+    make_dir(out)
+    lock = Lock.acquire(out / LOCK, purpose="stoker replay")
+    try:
+        told = _usable(out, record, to)  # as the lock's last holder left it
+        return (_begin(pipeline, recorded, record, out, to) if told is None else Site(out, told)), lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _usable(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, Any] | None:
+    """What replay.json says of a replay to go on with; None where one may begin."""
     told = _replay_record(out)
-    if told is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if told is None and _is_taken(out):
         raise UsageError(f"{out} is there already and no unfinished replay; name a new directory")
     if told is None or (told["state"], told["run_id"]) == ("preparing", record["run_id"]):
-        return _begin(pipeline, recorded, record, out, to)
-    if told.get("run_id") != record.get("run_id"):
+        return None
+    if told["run_id"] != record["run_id"]:
         raise UsageError(
-            f"{out} is a replay of run {told.get('run')} of {told.get('pipeline')}; name another"
+            f"{out} is a replay of run {told['run']}, of another pipeline or an earlier life; name another"
         )
-    if told.get("state") != "running":
+    if told["state"] != "running":
         raise UsageError(f"{out} is a finished replay; remove it, or name another directory")
     if to is not None and to != told["to"]:
         raise UsageError(
             f"{out} is a replay up to step {told['to']}; leave --to out to go on with it, or name another"
         )
-    return Site(out, told)
+    return told
+
+
+def _is_taken(out: Path) -> bool:
+    """Whether something lies there that is not ours."""
+    return out.exists() and (not out.is_dir() or any(entry.name != LOCK for entry in out.iterdir()))
+
+
+def _last_step(recorded: RunLayout, to: int | None) -> tuple[int, int]:
+    """The last step of a replay and the newest that the run has sealed; UsageError for one beyond that."""
+    newest = _sealed(recorded, read_timelines(recorded.timelines))[0].step
+    last = newest if to is None else to
+    if not 1 <= last <= newest:
+        raise UsageError(f"--to {to}: the newest sealed checkpoint is step {newest}; write 1 to {newest}")
+    return last, newest
 
 
 def _begin(
-    pipeline: Pipeline, recorded: RunLayout, record: Mapping[str, Any], out: Path, to: int | None
+    pipeline: Pipeline, recorded: RunLayout, record: Mapping[str, Any], out: Path, wanted: int | None
 ) -> Site:
     timelines = read_timelines(recorded.timelines)
-    found = _sealed(recorded, timelines)
-    newest, to = found[0].step, found[0].step if to is None else to
-    if not 1 <= to <= newest:
-        raise UsageError(
-            f"--to {to}: the run's newest sealed checkpoint is of step {newest}; write 1 to {newest}"
-        )
+    to, newest = _last_step(recorded, wanted)
     site = Site(out, {})
     site.run.create()
     # Until all is here: whoever finds this begins anew.
