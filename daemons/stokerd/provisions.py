@@ -9,11 +9,11 @@ from typing import Any
 from stoker.corpus.dataset import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
-from stoker.supervise.gates import GateWants, start_gate
+from stoker.supervise.asked import gate_wants, growth_policy
+from stoker.supervise.gates import start_gate
 from stoker.supervise.planner import RETRY_S, Outlook, Planner
 from stoker.supervise.record import Heldout, Identity
 from stokerd.repairs import Repairs, SetLost
@@ -39,27 +39,11 @@ class Provisions:
         self.proving: dict[str, str] = {}  # key -> manifest sha256
         self.needed: dict[str, str] = {}  # the same of what the next launch reads
         self.strange: dict[str, str] = {}  # whole sets that are not those the plan names
-        train, plan = self.pipeline.train, self.pipeline.plan
-        self.policy = GrowthPolicy(
-            seed=train.seed,
-            seq_len=train.seq_len,
-            global_batch=train.global_batch,
-            segment_tokens=plan.segment_tokens,
-            order=plan.order,
-            hold_s=plan.hold,
-            epochs=plan.epochs,
-            first_segment_tokens=train.start_when.tokens,
-        )
+        self.policy = growth_policy(self.pipeline)
 
     def wait_at_gate(self) -> DatasetPin:
         """Wait until a new run may begin; DataError when the data is complete and will never do."""
-        train = self.pipeline.train
-        wants = GateWants(
-            sets=train.start_when.shard_sets,
-            train_tokens=train.start_when.tokens,
-            heldout_tokens=train.evaluate.tokens if self.pipeline.shard.val_ratio else 0,
-            seq_len=train.seq_len,
-        )
+        wants = gate_wants(self.pipeline)
         while True:
             pin = self.planner.pin()
             gate = start_gate(self.planner.in_view(pin), wants)

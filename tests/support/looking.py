@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ class Site:
     @property
     def pipeline(self) -> Pipeline:
         return load_pipeline(self.file, {})
+
+    def configure(self, **train: int) -> None:
+        """Change whole numbers of the pipeline file's section train."""
+        text = self.file.read_text()
+        for name, value in train.items():
+            text = re.sub(rf"\b{name}: \d+", f"{name}: {value}", text)
+        self.file.write_text(text)
 
     def set_of(self, path: str) -> Path:
         """Where the source's set is, on hot."""

@@ -14,7 +14,8 @@ from typing import Literal
 
 from stoker.checkpoints.format import BODY, CheckpointBody, read_body
 from stoker.checkpoints.select import find_checkpoints
-from stoker.plan.log import read_plan
+from stoker.config.schema import Pipeline
+from stoker.plan.log import DATA_EXHAUSTED, read_plan
 from stoker.plan.positions import START, Accounts, Position, after, left_after, linear, take
 from stoker.plan.timelines import Timelines, ancestry, on_history, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
@@ -64,12 +65,17 @@ class Use:
 class History:
     """One timeline of a run with its ancestors; `timeline` None is the one the run is on.
 
-    `steps` and `global_batch` are the configured ones, for a run that has not been launched yet. Raises
+    `steps` and `global_batch` are for what is to come; without them those of the last launch count. Raises
     UsageError for a timeline that is not there, DataError where the run's files contradict each other.
     """
 
     def __init__(
-        self, run: RunLayout, timeline: int | None = None, *, steps: int = 0, global_batch: int = 1
+        self,
+        run: RunLayout,
+        timeline: int | None = None,
+        *,
+        steps: int | None = None,
+        global_batch: int | None = None,
     ) -> None:
         self.run = run
         # The plan last: it is written before a row can speak of it.
@@ -91,10 +97,10 @@ class History:
         self._reached: dict[int, int] = {}
         for step, number, _ in rows:
             self._reached[number] = max(step, self._reached.get(number, 0))
-        last = self._launches[-1].settings if self._launches else {}
-        self.global_batch = int(last.get("global_batch", global_batch))
-        self.steps = int(last.get("steps", steps))
-        self.finished = _finished(run)
+        launched = self._launches[-1].settings if self._launches else {}
+        self.global_batch = int(global_batch or launched.get("global_batch") or 1)
+        self.steps = int(steps or launched.get("steps") or 0)
+        self.finished = self._finished()
         self._accounts: dict[int, Accounts] = {}
 
     @property
@@ -132,7 +138,7 @@ class History:
         if self.plan.ended and before >= ahead - ahead % self.global_batch:
             return Use("remainder")
         step = self.last.step + before // self.global_batch + 1
-        if self.finished or (self.steps and step > self.steps):
+        if self.finished or 0 < self.steps < step:
             return Use("beyond")
         return Use("planned", step)
 
@@ -193,6 +199,15 @@ class History:
             return f"{told}; step {number} was made on timeline {others[-1]}: add --timeline {others[-1]}"
         return f"{told}; step {number} is not trained yet, ask again when it is"
 
+    def _finished(self) -> str | None:
+        """Why the run is over, None while it goes on or is to go on since more steps were asked for."""
+        try:
+            found = read_record(self.run.consumed).get("finished")
+        except (FileNotFoundError, RecordDamaged):
+            return None
+        over = self.plan.ended if found == DATA_EXHAUSTED else self.last.step >= self.steps
+        return str(found) if found is not None and over else None
+
     def _counts(self, timeline: int, step: int) -> bool:
         return on_history(self._line, timeline, step)
 
@@ -220,9 +235,7 @@ def _known(timelines: Timelines, timeline: int | None) -> int:
     return timeline
 
 
-def _finished(run: RunLayout) -> str | None:
-    try:
-        found = read_record(run.consumed).get("finished")
-    except (FileNotFoundError, RecordDamaged):
-        return None
-    return None if found is None else str(found)
+def configured(pipeline: Pipeline, run: str) -> dict[str, int]:
+    """What the pipeline file says of a run's coming steps, where it speaks of this run."""
+    train = pipeline.train
+    return {"steps": train.horizon, "global_batch": train.global_batch} if train.run == run else {}

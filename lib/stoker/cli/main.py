@@ -22,6 +22,7 @@ COMMANDS = {
     "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
     "replay": ("stoker.cli.replay", "replay", "Train a recorded run again, and compare it bit by bit."),
     "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
+    "plan": ("stoker.cli.plan", "plan", "Show the order of training data, and how far it is read."),
     "batch": ("stoker.cli.batch", "batch", "Show which documents were in a step."),
     "where": ("stoker.cli.where", "where", "Show which steps saw a row of a source file."),
     "generate": ("stoker.cli.generate", "generate", "Continue a text with a checkpoint's model."),

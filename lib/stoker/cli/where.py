@@ -138,18 +138,14 @@ def _runs(
     pipeline: Pipeline, source: Source, row: int, libraries: Mapping[str, Library]
 ) -> Iterator[dict[str, Any]]:
     """For each run over this dataset the windows that hold a row, by the build the run began with."""
-    from stoker.cli.history import History
+    from stoker.cli.history import History, configured
     from stoker.cli.runs import read_identity, run_names
 
     for name in run_names(pipeline.layout):
         identity = read_identity(pipeline.layout, name)
         if identity.dataset != pipeline.dataset.name:
             continue
-        history = History(
-            pipeline.layout.run(name),
-            steps=pipeline.train.steps or 0,
-            global_batch=pipeline.train.global_batch,
-        )
+        history = History(pipeline.layout.run(name), **configured(pipeline, name))
         library = libraries[identity.build_id]
         key = library.key_of(source)
         naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]

@@ -1,0 +1,228 @@
+"""`stoker plan` over a run on paper: its figures, what it keeps on hot, and what it waits for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli.main import exit_code
+from stoker.corpus.dataset import read_pin, write_pin
+from stoker.corpus.sources import read_sources, write_source
+from stoker.plan.consumption import consumed_body
+from stoker.plan.positions import Position
+from stoker.store.record import write_record
+from support.looking import BUILT, FakeRun, Site, make_site
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("plan") / "home")
+
+
+@pytest.fixture
+def site(built: Site, tmp_path: Path) -> Site:
+    return Site(Path(shutil.copytree(built.home, tmp_path / "home")), built.texts)
+
+
+def ask(site: Site, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert exit_code(["plan", str(site.file), *options, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def shown(site: Site, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert exit_code(["plan", str(site.file), *options]) == 0
+    return capsys.readouterr().out
+
+
+def change(site: Site, path: str, **changes: Any) -> str:
+    """Change a source's record; returns its key."""
+    source = replace(read_sources(site.pipeline.layout, "prose")[path], **changes)
+    write_source(site.pipeline.layout, source)
+    return str(source.key)
+
+
+def consumed(run: FakeRun, low_water: list[int], wants: tuple[str, ...] = (), **changes: Any) -> None:
+    """Leave the supervisor's word on the run."""
+    position = run.positions[run.timeline, run.step]
+    body = consumed_body(
+        run="main",
+        checkpoint="step",
+        body={"step": run.step, "position": position, "tokens": run.tokens},
+        books={"applied": 0, "skipped": 0, "remainder": 0, "tail_tokens": 0},
+        low_water=Position(*low_water),
+        wants=wants,
+        finished=None,
+        windows_per_s=2.0,
+    )
+    write_record(run.run.consumed, body | changes)
+
+
+def complete(site: Site) -> None:
+    """No file is waited for any more."""
+    layout = site.pipeline.layout
+    change(site, "late.parquet", state="quarantined", reason="truncated")
+    pin = read_pin(layout, "prose")
+    assert pin is not None
+    write_pin(layout, replace(pin, complete=True))
+
+
+def test_the_figures_are_those_of_plan_log_and_rollback(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun(site)
+    run.plan("a.parquet")
+    run.pass_over("bad.parquet")
+    run.plan("b.parquet", seq_len=32)
+    run.train(20, 6)
+    run.roll_back(10, 12)
+    run.train(5, 6)
+    consumed(run, [0, 42])
+    report = ask(site, capsys)
+    windows = {entry: sum(one == entry for one, _ in run.order) for entry in (0, 2)}
+    assert (report["step"], report["timeline"], report["position"]) == (15, 1, [0, 102])
+    assert report["windows"] == {
+        "planned": len(run.order),
+        "applied": 90,
+        "skipped": 12,
+        "remainder": 0,
+        "ahead": len(run.order) - 102,
+    }
+    assert report["tokens"]["applied"] == 90 * 64
+    assert report["tokens"]["ahead"] == (windows[0] - 102) * 64 + windows[2] * 32
+    first, passed, last = report["entries"]
+    assert (first["read"], first["state"], last["read"], last["state"]) == (102, "reading", 0, "ahead")
+    assert passed == {"n": 1, "passed": ["bad.parquet", "quarantined"]}
+    assert last["due_s"] == pytest.approx((windows[0] - 102) / 2.0)
+    assert report["lasts_s"] == pytest.approx((windows[0] + windows[2] - 102) / 2.0)
+    out = shown(site, capsys)
+    for words in (
+        "run main of small: step 15 of 60, epoch 0, entry 0 offset 102",
+        f"= 90 applied + 12 skipped + 0 remainder + {len(run.order) - 102} ahead",
+        "1 from step 10 of timeline 0 (spike; passes over [0, 60] to [0, 72])",
+        f"being read, {102 / windows[0]:.0%}",
+        "entry 2 is due in",
+        "passed over bad.parquet: quarantined",
+        "low water   entry 0 offset 42",
+    ):
+        assert words in out, out
+
+
+def test_what_is_held_wanted_away_and_free_to_leave_is_told_of_each_set(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun(site)
+    run.plan("a.parquet")
+    run.plan("b.parquet")
+    run.train(30, 6)
+    keys = {path: change(site, path, on_warm=True) for path in BUILT}
+    change(site, "c.parquet", evicted=True)
+    consumed(run, [1, 2], wants=(keys["c.parquet"],))
+    assert run.positions[0, 30][0] == 1
+    by_source = {one["source"]: one for one in ask(site, capsys)["sets"]}
+    assert {path: one["place"] for path, one in by_source.items()} == {
+        "a.parquet": "hot",
+        "b.parquet": "hot",
+        "c.parquet": "warm",
+    }
+    assert [path for path, one in by_source.items() if one["planned"]] == ["b.parquet"]
+    assert [path for path, one in by_source.items() if one["wanted"]] == ["c.parquet"]
+    assert [path for path, one in by_source.items() if one["evictable"]] == ["a.parquet"]
+    assert all(one["bytes"] > 5000 for one in by_source.values())
+    out = shown(site, capsys)
+    assert "3: 2 on hot, 1 on warm only; 1 planned to be read, 1 wanted" in out
+    assert "wanted back 1 from warm: c.parquet" in out
+    assert "1 could leave hot now" in out
+    change(site, "a.parquet", on_warm=False)
+    assert not any(one["evictable"] for one in ask(site, capsys)["sets"])
+
+
+def test_what_the_plan_waits_for_is_named(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(site)
+    run.plan(*BUILT)
+    run.pass_over("bad.parquet")
+    run.train(50, 6)
+    assert ask(site, capsys)["waits_for"] == ""  # to the run's end everything is planned
+    site.configure(steps=1000)
+    assert ask(site, capsys)["waits_for"] == "late.parquet"
+    assert "waits for   late.parquet" in shown(site, capsys)
+    complete(site)
+    assert ask(site, capsys)["waits_for"].startswith("the supervisor: data for the next entry is there")
+    for path in BUILT:
+        change(site, path, on_warm=True, evicted=True)
+    assert ask(site, capsys)["waits_for"] == "a.parquet to be brought back from warm"
+    site.configure(steps=50)
+    consumed(run, [0, 300], finished="steps")
+    report = ask(site, capsys)
+    assert (report["finished"], report["waits_for"]) == ("steps", "")
+    assert "all its steps are done" in shown(site, capsys)
+    site.configure(steps=70)  # more were asked for: it goes on
+    assert ask(site, capsys)["finished"] is None
+
+
+def test_a_plan_that_has_ended_waits_for_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(site)
+    run.plan("a.parquet")
+    run.end()
+    run.train(len(run.order) // 6, 6)
+    consumed(run, [0, 0], finished="data_exhausted")
+    report = ask(site, capsys)
+    assert (report["ended"], report["waits_for"], report["entries"][-1]["end"]) == (
+        True,
+        "",
+        "data_exhausted",
+    )
+    assert report["windows"]["remainder"] == len(run.order) % 6
+    assert "the data is used up" in shown(site, capsys)
+
+
+def test_before_there_is_a_plan_it_says_what_is_missing(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shown(site, capsys)
+    assert "run main of small: no plan yet" in out
+    assert "waits for   the start gate: " in out
+    site.pipeline.layout.dataset("prose").unlink()
+    assert "the dataset's pin" in ask(site, capsys)["waits_for"]
+
+
+def test_a_long_plan_is_shown_around_the_position_and_in_full_when_asked(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun(site)
+    for epoch in range(40):
+        run.plan("a.parquet", epoch=epoch, seq_len=512)
+    run.train(90, 6)
+    entry = run.positions[0, 90][0]
+    assert 20 < entry < 35
+    lines = shown(site, capsys).splitlines()
+    numbers = [int(line.split()[0]) for line in lines[:-1] if line.split()[0].isdigit()]
+    assert entry in numbers
+    assert len(numbers) == 16
+    assert lines[-1] == "16 of 40 entries; --all shows every one"
+    assert len(shown(site, capsys, "--all").splitlines()) == len(lines) - 1 + 24
+    assert len(ask(site, capsys)["entries"]) == 40
+
+
+def test_a_run_that_is_not_there_and_a_damaged_plan_are_errors(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["plan", str(site.file), "--run", "other"]) == 64
+    assert "no run of this name has begun" in capsys.readouterr().err
+    run = FakeRun(site)
+    run.plan("a.parquet")
+    run.plan("b.parquet")
+    lines = run.run.plan.read_text().splitlines(keepends=True)
+    run.run.plan.write_text(lines[1] + lines[0])
+    assert exit_code(["plan", str(site.file)]) == 65
+    assert str(run.run.plan) in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["plan", "--help"]) == 0
+    assert "Example: stoker plan " in capsys.readouterr().out
