@@ -12,7 +12,10 @@ from stoker.kit.context import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.supervise.checkpoints import Checkpoint, Checkpoints
 from stoker.supervise.meters import Meters
+from stokerd.mirror_desk import MirrorDesk
+from stokerd.mirror_fallback import MirrorFallback
 from stokerd.provisions import PROOF_QUIET_S
+from stokerd.run_book import RunBook
 from stokerd.turns import Turns
 
 PROOF_WORKER = "stoker.checkpoints.proof_worker"
@@ -22,11 +25,18 @@ RETRY_S = 10.0
 class CheckpointDesk:
     """Proofs by worker, one at a time; `newest` is the newest checkpoint proven in this daemon's life."""
 
-    def __init__(self, context: DaemonContext, turns: Turns, meters: Meters) -> None:
+    def __init__(self, context: DaemonContext, turns: Turns, meters: Meters, book: RunBook) -> None:
         self.events = context.events
         self.turns = turns
         self.meters = meters
         self.shelf = Checkpoints(context.pipeline)
+        self.mirror: MirrorDesk | None = None
+        self.fallback: MirrorFallback | None = None
+        warm = context.pipeline.warm_layout
+        if warm is not None and context.pipeline.train.checkpoint.mirror:
+            self.mirror = MirrorDesk(context, turns, meters, shelf=self.shelf, book=book, warm=warm)
+            self.fallback = MirrorFallback(self.mirror)
+        self._convicted = False  # in the selection under way
         self._proving: Path | None = None
         self._proven_at: float | None = None
 
@@ -40,13 +50,27 @@ class CheckpointDesk:
         return None if self._proven_at is None else time.monotonic() - self._proven_at
 
     def newest_proven(self, history: History) -> Checkpoint | None:
-        """Prove the newest of a history, the one before where it is bad; None where there is none.
+        """Prove the newest of a history, here or from the mirror, the one before where it is bad; or None.
 
         One that cannot be read is waited for: an older one would silently undo what was trained since.
         Call it only while nobody can be sealing.
         """
+        self.shelf.forget_missing()
+        self.shelf.kept.clear()
         for name in self.shelf.sweep():
             self.events.record("leftover_removed", path=f"checkpoints/{name}")
+        self._convicted = False
+        here = self._newest_here(history)
+        if self.mirror is None or self.fallback is None:
+            return here
+        while self.fallback.look(here, history, convicted=self._convicted):
+            history = self.mirror.history()  # rollbacks that this disk had lost
+            here = self._newest_here(history)
+        if (brought := self.fallback.bring_newer(here, history)) is not None:
+            self._proven_at = time.monotonic()
+        return brought or here
+
+    def _newest_here(self, history: History) -> Checkpoint | None:
         while (found := self.shelf.newest_candidate(history)) is not None:
             self.turns.doing = f"proving checkpoint {found.path.name}"
             ended = self.turns.errand(
@@ -54,7 +78,7 @@ class CheckpointDesk:
             )
             verdict = self._judge(found.path, ended)
             if verdict == "proven":
-                return self.newest
+                return self.shelf[found.path.name]
             if verdict == "unreadable":
                 self.turns.pause(RETRY_S, f"checkpoint {found.path.name} cannot be read now; trying")
         return None
@@ -77,13 +101,43 @@ class CheckpointDesk:
         return False
 
     def all_judged(self, history: History) -> bool:
-        """Have the next one proven; whether none is left that could be proven now."""
+        """Have the next one proven; whether none is left that could be proven or mirrored now."""
         self.prove_new(history)
-        return self._proving is None and self.shelf.unproven(history, time.monotonic()) is None
+        judged = self._proving is None and self.shelf.unproven(history, time.monotonic()) is None
+        return judged and (self.mirror is None or self.mirror.settled())
+
+    def tend(self) -> None:
+        """One turn of what goes on beside everything else: the mirror."""
+        if self.mirror is not None:
+            self.mirror.tend()
+
+    def see_to_heldout(self) -> None:
+        """Bring the held-out windows back from the mirror where they are not whole here."""
+        if self.fallback is not None:
+            self.fallback.see_to_heldout()
+
+    def fetch_step(self, step: int, history: History) -> Path | None:
+        """Bring a step's checkpoint back from the mirror, to be rolled back to; None where it has none.
+
+        Raises Transient when the mirror cannot be asked now. Call it while nothing is being trained.
+        """
+        return None if self.fallback is None else self.fallback.fetch_step(step, history)
+
+    def let_go(self) -> None:
+        """Stop and reap whatever reads checkpoints: they are about to be moved."""
+        if self.mirror is not None:
+            self.mirror.cancel()
+        self.turns.drop_work()
+        self.drop_work()
 
     def drop_work(self) -> None:
         """Forget the proof under way: its worker was stopped."""
         self._proving = None
+
+    def close(self) -> None:
+        """End the mirror's worker; what it began is gone on with at the next start."""
+        if self.mirror is not None:
+            self.mirror.cancel()
 
     def prune(self) -> None:
         """Remove what retention no longer keeps."""
@@ -95,7 +149,7 @@ class CheckpointDesk:
         no_proof = {"verdict": "unreadable", "reason": f"no proof: {ended.reason()}"}
         proof: Mapping[str, Any] = ended.result["proofs"][0] if ended.result else no_proof
         if proof["verdict"] == "proven":
-            self._take_in(path, proof["body"])
+            self._take_in(path, proof["body"], proof["digest"])
         elif proof["verdict"] == "invalid":
             self._convict(path, proof["reason"])
         else:
@@ -109,14 +163,17 @@ class CheckpointDesk:
             )
         return str(proof["verdict"])
 
-    def _take_in(self, path: Path, body: Mapping[str, Any]) -> None:
+    def _take_in(self, path: Path, body: Mapping[str, Any], digest: str) -> None:
         before = self.newest
-        checkpoint = self.shelf.proven(path, body)
+        checkpoint = self.shelf.proven(path, body, digest)
         if before is None or checkpoint.step > before.step:
             self._proven_at = time.monotonic()
             self.events.record("checkpoint_proven", path=f"checkpoints/{path.name}", step=checkpoint.step)
 
     def _convict(self, path: Path, reason: str) -> None:
+        self._convicted = True
+        if self.mirror is not None:
+            self.mirror.cancel()
         moved = self.shelf.convict(path, reason)
         self.meters.quarantined.inc()
         self.events.record(

@@ -62,6 +62,7 @@ def story(context: DaemonContext) -> int:
         return 0
     finally:
         supervisor.turns.drop_work()
+        supervisor.desk.close()
 
 
 class TrainSupervisor:
@@ -72,7 +73,8 @@ class TrainSupervisor:
         self.layout, self.train_config = context.layout, context.pipeline.train
         self.run = self.layout.run(self.train_config.run)
         self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
-        self.turns.each, self.turns.show = RequestDesk(context, self.turns).look, self.show
+        self.requests = RequestDesk(context, self.turns)
+        self.turns.each, self.turns.show = self.each_turn, self.show
         self.ground = Ground(context, self.turns)
         self.meters = Meters(context.metrics)
         backoff = self.pipeline.supervise.backoff
@@ -80,7 +82,7 @@ class TrainSupervisor:
         self.run_directories()
         self.book = RunBook(self.pipeline)
         self.book.read()
-        self.desk = CheckpointDesk(context, self.turns, self.meters)
+        self.desk = CheckpointDesk(context, self.turns, self.meters, self.book)
         run_id = self.book.record.identity.run_id if self.book.record else None
         self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan, run_id)
         self.accounts = RunAccounts(context, self.book, self.planner)
@@ -111,6 +113,7 @@ class TrainSupervisor:
         """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
         checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
         self.accounts.settle(checkpoint)
+        self.desk.see_to_heldout()
         self.keep_books(checkpoint)
         if (code := self.follow(checkpoint)) is not None:
             return code
@@ -319,6 +322,11 @@ class TrainSupervisor:
 
     # Small things
 
+    def each_turn(self) -> None:
+        """What is looked at however long something else takes."""
+        self.requests.look()
+        self.desk.tend()
+
     def show(self) -> tuple[dict[str, Any], str]:
         """The status snapshot and its one line; the metrics are set from the same."""
         shown = snapshot(
@@ -333,6 +341,7 @@ class TrainSupervisor:
             trainer_pid=self.watch.trainer_pid if self.watch else None,
             trainer_rss_bytes=self.watch.rss_bytes if self.watch else 0,
             at_rest=self.at_rest,
+            mirror=self.desk.mirror.status() if self.desk.mirror else None,
         )
         self.meters.show(shown, self.desk.age_s)
         return shown, status_text(shown)

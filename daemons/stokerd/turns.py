@@ -30,6 +30,7 @@ class Turns:
     def __init__(self, context: DaemonContext, crew: Crew) -> None:
         self.context = context
         self.crew = crew
+        self.crews = [crew]  # all whose workers are children of this daemon; it hears the first
         self.doing = "starting"
         self.gap_s = 0.0
         self.guard_pid: int | None = None
@@ -50,7 +51,7 @@ class Turns:
         self.gap_s, self._turned_at = now - self._turned_at, now
         if now >= self._reap_due:
             self._reap_due = now + REAP_S
-            ours = {self.crew[subject].worker.pid for subject in self.crew.busy}
+            ours = {crew[subject].worker.pid for crew in self.crews for subject in crew.busy}
             reap_strays(ours | ({self.guard_pid} if self.guard_pid else set()))
         self.each()
         self.context.beat(*self.show())

@@ -11,6 +11,7 @@ from stoker.kit.context import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.supervise.meters import Meters
 from stokerd.checkpoint_desk import CheckpointDesk
+from stokerd.run_book import RunBook
 from stokerd.turns import Turns
 from support.pipelines import make_pipeline
 
@@ -43,7 +44,12 @@ class Script:
         if verdict == "killed":
             return WorkerExit("killed", None, 9, None, None, 0)
         body = {"step": int(subject.removeprefix("step-")), "position": [0, 0], "tokens": 0}
-        proof = {"verdict": verdict, "reason": "…", "body": body if verdict == "proven" else None}
+        proof = {
+            "verdict": verdict,
+            "reason": "…",
+            "body": body if verdict == "proven" else None,
+            "digest": "",
+        }
         return WorkerExit("finished", 0, None, {"proofs": [proof]}, None, 0)
 
     def pause(self, seconds: float, doing: str) -> None:
@@ -69,7 +75,10 @@ class Case:
             (run.checkpoints / f"step-{step:09d}").mkdir()
         self.said, self.script, self.meters = Said(pipeline), Script(*verdicts), NoMeters()
         self.desk = CheckpointDesk(
-            cast(DaemonContext, self.said), cast(Turns, self.script), cast(Meters, self.meters)
+            cast(DaemonContext, self.said),
+            cast(Turns, self.script),
+            cast(Meters, self.meters),
+            cast(RunBook, None),
         )
 
     def chosen(self) -> int | None:

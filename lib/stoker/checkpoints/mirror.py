@@ -55,6 +55,7 @@ class Local:
     step: int
     digest: str
     val_loss: float | None = None
+    bytes: int = 0
 
 
 def mirror_name(timeline: int, step: int, digest: str) -> str:

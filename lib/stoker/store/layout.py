@@ -164,6 +164,11 @@ class RunLayout:
         return self.root / "launches.jsonl"
 
     @property
+    def mirror(self) -> Path:
+        """What the mirror of the checkpoints held at the last look."""
+        return self.root / "mirror.json"
+
+    @property
     def heldout(self) -> Path:
         return self.root / "heldout.bin"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoints.mirror import Local
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
 from stoker.checkpoints.select import Found, History, candidates, find_checkpoints
@@ -24,6 +25,7 @@ class Checkpoint:
     path: Path
     step: int
     body: Mapping[str, Any]
+    digest: str = ""  # checkpoint.json's sha256
 
     @property
     def position(self) -> Position:
@@ -43,7 +45,8 @@ class Checkpoints:
         self._quarantine = pipeline.layout.quarantine
         self._budget = pipeline.quarantine
         keep = pipeline.train.checkpoint
-        self._policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
+        self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
+        self.kept: set[str] = set()  # names that retention leaves alone until the next launch
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
 
@@ -51,6 +54,10 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """The newest one proven so far."""
         return max(self._proven.values(), key=lambda one: one.step, default=None)
+
+    def __getitem__(self, name: str) -> Checkpoint:
+        """The one with this name, which is proven."""
+        return self._proven[name]
 
     def sweep(self) -> list[str]:
         """Remove what interrupted seals and removals left; only while nobody can be sealing."""
@@ -72,9 +79,33 @@ class Checkpoints:
             None,
         )
 
-    def proven(self, path: Path, body: Mapping[str, Any]) -> Checkpoint:
+    def local(self) -> list[Local]:
+        """The proven ones, as the mirror wants to know them."""
+        return [
+            Local(
+                one.path.name,
+                int(one.body["timeline"]),
+                one.step,
+                one.digest,
+                one.body.get("val_loss"),
+                sum(int(file["size"]) for file in one.body["files"].values()),
+            )
+            for one in self._proven.values()
+            if one.digest and one.path.exists()
+        ]
+
+    def forget(self, name: str) -> None:
+        """Trust one no longer: it is proven again."""
+        self._proven.pop(name, None)
+
+    def forget_missing(self) -> None:
+        """Trust nothing that was moved away: its name may be another's soon."""
+        for name in [name for name, one in self._proven.items() if not one.path.exists()]:
+            del self._proven[name]
+
+    def proven(self, path: Path, body: Mapping[str, Any], digest: str) -> Checkpoint:
         """Take in a proof that succeeded."""
-        checkpoint = Checkpoint(path, int(body["step"]), body)
+        checkpoint = Checkpoint(path, int(body["step"]), body, digest)
         self._proven[path.name] = checkpoint
         self._retry_at.pop(path.name, None)
         return checkpoint
@@ -96,14 +127,15 @@ class Checkpoints:
         )
 
     def prune(self) -> list[int]:
-        """Remove what retention no longer keeps; returns the steps."""
+        """Remove what retention no longer keeps and nobody reads; returns the steps."""
+        self.forget_missing()
         kept = [
-            Kept(one.step, True, val_loss=one.body.get("val_loss"))
+            Kept(one.step, True, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)
             for one in self._proven.values()
-            if one.path.exists()
         ]
-        gone = prune(kept, self._policy)
-        for checkpoint in [one for one in self._proven.values() if one.step in gone]:
-            remove_checkpoint(checkpoint.path)
-            del self._proven[checkpoint.path.name]
-        return gone
+        gone = prune(kept, self.policy)
+        unwanted = [one for one in self._proven.values() if one.step in gone]
+        removed = [one for one in unwanted if remove_checkpoint(one.path)]
+        for one in removed:
+            del self._proven[one.path.name]
+        return [one.step for one in removed]

@@ -37,6 +37,15 @@ class Meters:
         self.restarts = metrics.counter(
             "train_restarts_total", "Ends of launches by class.", labels=("class",)
         )
+        self._mirrored_step = metrics.gauge(
+            "checkpoint_mirrored_step", "Step of the newest checkpoint copied to the mirror."
+        )
+        self._mirror_waiting = metrics.gauge(
+            "checkpoint_mirror_waiting", "Proven checkpoints still to be copied to the mirror."
+        )
+        self.mirror_failures = metrics.counter(
+            "checkpoint_mirror_failures_total", "Tries at the mirror that failed."
+        )
         self.quarantined = metrics.counter(
             "checkpoints_quarantined_total", "Checkpoints convicted and moved away."
         )
@@ -52,5 +61,9 @@ class Meters:
             self._state.labels(state).set(1 if snapshot["run_state"] == state else 0)
         if snapshot["checkpoint"] is not None:
             self._checkpoint_step.set(snapshot["checkpoint"]["step"])
+        if (mirror := snapshot.get("mirror")) is not None:
+            self._mirror_waiting.set(mirror["waiting"])
+            if mirror["step"] is not None:
+                self._mirrored_step.set(mirror["step"])
         if checkpoint_age_s is not None:
             self._checkpoint_age.set(checkpoint_age_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.config.units import format_count, format_duration
@@ -27,6 +27,7 @@ def snapshot(
     trainer_pid: int | None,
     trainer_rss_bytes: int | None,
     at_rest: bool,
+    mirror: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The run now; steps, losses and rates are the trainer's last words, without one the checkpoint's."""
     said: dict[str, Any] = {
@@ -63,6 +64,7 @@ def snapshot(
         "trainer_pid": trainer_pid,
         "trainer_rss_bytes": trainer_rss_bytes,
         "checkpoint": {"name": checkpoint.path.name, "step": checkpoint.step} if checkpoint else None,
+        "mirror": mirror,
         "plan_entries": len(plan.entries) if plan else 0,
         "plan_windows": plan.windows if plan else 0,
         "plan_windows_ahead": _ahead(plan, said["position"]),

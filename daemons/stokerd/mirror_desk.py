@@ -1,0 +1,216 @@
+"""The mirror beside everything else: what is proven is copied to warm, one at a time, and thinned out.
+
+No trouble on warm stops training: it is an event, a line in the status, and another try, for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.checkpoints.mirror import MARK_HEX, Local, Mirrored, superfluous, waiting
+from stoker.checkpoints.select import History
+from stoker.kit.context import DaemonContext
+from stoker.kit.worker import WorkerExit
+from stoker.plan.timelines import ancestry, read_timelines
+from stoker.store.errors import StorageError
+from stoker.store.layout import WarmLayout
+from stoker.supervise.checkpoints import Checkpoints
+from stoker.supervise.meters import Meters
+from stoker.supervise.mirrored import MirrorBook
+from stokerd.crew import Patience
+from stokerd.mirror_tasks import SUBJECT, MirrorTasks
+from stokerd.run_book import RunBook
+from stokerd.turns import Turns
+
+TEND_S = 1.0
+LOOK_AGAIN_S = 3600.0  # somebody may have cleared warm by hand
+COMPLAINT_S = 600.0
+HANGS = "a worker of an earlier supervisor hangs in a file system that does not answer; look at the mount"
+
+
+class MirrorDesk:
+    """The mirror of one run; `trouble` says why the last try at something failed, until it succeeds."""
+
+    def __init__(
+        self,
+        context: DaemonContext,
+        turns: Turns,
+        meters: Meters,
+        *,
+        shelf: Checkpoints,
+        book: RunBook,
+        warm: WarmLayout,
+    ) -> None:
+        self.events, self.turns, self.meters = context.events, turns, meters
+        self.shelf, self.run_book = shelf, book
+        self.run = context.layout.run(context.pipeline.train.run)
+        self.tasks = MirrorTasks(context, warm, turns)
+        self.book = MirrorBook(self.run.mirror, context.layout.quarantine)
+        self.patience = Patience()
+        self.trouble: str | None = None
+        self.lent = False  # somebody else has the worker
+        self._troubled_verb = ""
+        self._complain_at = 0.0
+        self._look_at = 0.0
+        self._told_foreign = False
+        self._copying: Local | None = None
+        self._queue: list[Local] = []
+        self._unwanted: list[str] = []
+
+    def tend(self) -> None:
+        """One turn: hear the worker and give it the next thing to do; trouble of any kind is only said."""
+        if self.lent:
+            return
+        try:
+            if (ended := self.tasks.hear()) is not None:
+                self._take(ended)
+            if not self.tasks.busy and self.run_book.record is not None and self.turns.due("mirror", TEND_S):
+                self._go_on()
+        except StorageError as problem:
+            self.failed(self.tasks.verb, str(problem))
+
+    def settled(self) -> bool:
+        """Whether nothing is left to do, or nothing can be done now."""
+        if self.tasks.busy or self.run_book.record is None:
+            return self.run_book.record is None
+        return self.trouble is not None or not (self._wanted(self.history()) or self._unwanted)
+
+    def cancel(self) -> None:
+        """Stop and reap the worker: what it reads is about to be moved. A copy it began is gone on with."""
+        self.tasks.cancel()
+        self._copying = None
+
+    def history(self) -> History:
+        """The history of the run's current timeline."""
+        return ancestry(read_timelines(self.run.timelines))
+
+    def run_id(self) -> str | None:
+        """The run's id, if its record is there."""
+        return self.run_book.record.identity.run_id if self.run_book.record else None
+
+    def status(self) -> dict[str, Any]:
+        """How the mirror stands."""
+        newest = max(self.book.copies, key=lambda one: (one.timeline, one.step), default=None)
+        copying = self._copying if self.tasks.busy else None
+        return {
+            "step": newest.step if newest else None,
+            "copies": len(self.book.copies),
+            "waiting": len(self._queue),
+            "copying": copying.step if copying else None,
+            "copying_bytes": self.tasks.bytes if copying else 0,
+            "trouble": self.trouble,
+        }
+
+    # What comes next
+
+    def _go_on(self) -> None:
+        """Look first; then the newest checkpoint that waits; then what the mirror need not keep."""
+        history = self.history()
+        self._queue = self._wanted(history)
+        if not self.patience.allows(SUBJECT):
+            return
+        if not self.tasks.alone():
+            self.failed("list", HANGS)
+        elif time.monotonic() >= self._look_at:
+            self._start("list", run_id=self.run_id())
+        elif self._queue:
+            self._copying = one = self._queue[0]
+            held = self.run_book.begun.heldout
+            heldout = {"path": str(self.run.heldout), "sha256": held.sha256} if held else None
+            source = str(self.run.checkpoints / one.name)
+            self.book.begin(self._copy_of(one))
+            self._start("copy", source=source, digest=one.digest, heldout=heldout)
+        elif self._unwanted:
+            self._start("prune", names=self._unwanted)
+
+    def _wanted(self, history: History) -> list[Local]:
+        return waiting(self.shelf.local(), self.book.copies, history, self.shelf.policy)
+
+    def _copy_of(self, one: Local) -> Mirrored:
+        mark = one.digest[:MARK_HEX]
+        return Mirrored(one.timeline, one.step, mark, one.bytes, self.run_id(), one.val_loss)
+
+    def _start(self, verb: str, **words: Any) -> None:
+        self.tasks.start(verb, expected=self.book.expected, **words)
+
+    # What came of it
+
+    def _take(self, ended: WorkerExit) -> None:
+        verb, result = self.tasks.verb, ended.result
+        if result is None:
+            self.failed(verb, ended.reason())
+        elif verb == "list":
+            self.listed(result)
+        elif verb == "prune":
+            self.succeeded(verb)
+            self._unwanted = []
+            self.book.gone(result["gone"])
+            self.events.record("mirror_pruned", names=result["gone"])
+        elif verb == "copy" and self._copying is not None:
+            self._copied(self._copying, result)
+
+    def listed(self, result: Mapping[str, Any]) -> None:
+        """Take in a look."""
+        self.succeeded("list")
+        self._look_at = time.monotonic() + LOOK_AGAIN_S
+        self.book.looked(Mirrored(**copy) for copy in result["copies"])
+        if result["foreign"] and self.run_id() is not None and not self._told_foreign:
+            self._told_foreign = True
+            self.events.record(
+                "mirror_foreign",
+                "warning",
+                run_ids=result["foreign"],
+                message="the mirror holds checkpoints of other runs of this name; they are left alone",
+            )
+
+    def _copied(self, one: Local, result: Mapping[str, Any]) -> None:
+        path = f"checkpoints/{one.name}"
+        if "source_bad" in result:
+            self.shelf.forget(one.name)
+            self.events.record(
+                "mirror_source_differs",
+                "warning",
+                path=path,
+                reason=result["source_bad"],
+                message="it is proven again before anything is made of it",
+            )
+            return
+        self.succeeded("copy")
+        copy = self._copy_of(one)
+        self.book.copied(copy)
+        self.events.record("checkpoint_mirrored", step=one.step, path=path, copy=copy.name)
+        if result["set_aside"]:
+            self.events.record(
+                "mirror_copy_bad", "warning", copy=copy.name, moved_to=result["set_aside"], replaced=True
+            )
+        history = self.history()
+        gone = superfluous(self.book.copies, history, self.shelf.policy, copy)
+        self._unwanted = [one.name for one in gone]
+        self._queue = self._wanted(history)
+
+    def failed(self, verb: str, reason: str) -> None:
+        """Something could not be done on warm: said now and then, and tried again, later and later."""
+        self.patience.failed(SUBJECT)
+        self.meters.mirror_failures.inc()
+        self._look_at = 0.0
+        now = time.monotonic()
+        if self.trouble is None or now >= self._complain_at:
+            self._complain_at = now + COMPLAINT_S
+            self.events.record(
+                "mirror_failed",
+                "warning",
+                doing=verb,
+                reason=reason,
+                message="training goes on; it is tried again until it succeeds",
+            )
+        self.trouble, self._troubled_verb = reason, verb
+
+    def succeeded(self, verb: str) -> None:
+        """Something was done on warm; the trouble is over if it was with this, or with a look."""
+        if self.trouble is None or self._troubled_verb not in (verb, "list"):
+            return
+        self.trouble = None
+        self.patience.succeeded(SUBJECT)
+        self.events.record("mirror_recovered", doing=verb)

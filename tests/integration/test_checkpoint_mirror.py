@@ -1,0 +1,246 @@
+"""The mirror with real processes: copies while training, falls back, survives the death of the state disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.checkpoints.mirror import list_mirror
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
+from stoker.observe.status import read_status
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import read_record
+from support.processes import wait_gone
+from support.training import TrainPipeline, make_training
+from support.waiting import wait_until
+
+NEWEST = "step-000000060"
+
+
+class Mirrored:
+    """A training pipeline with a warm disk."""
+
+    def __init__(self, template: Path, home: Path, **changes: Any) -> None:
+        self.warm = home / "warm"
+        self.train = make_training(template, home, warm=str(self.warm), **changes)
+        self.run = self.train.run
+        self.mirror = self.warm / "checkpoints" / "main"
+
+    def copies(self) -> list[str]:
+        """The steps that are mirrored, and whole."""
+        found = [one.name for one in list_mirror(self.mirror)]
+        for name in found:
+            assert prove_checkpoint(self.mirror / name).verdict == "proven", name
+        return sorted(Path(name).name[: len(NEWEST)] for name in found)
+
+    def copy_of(self, step: str) -> Path:
+        """The one copy of a step."""
+        (found,) = self.mirror.glob(f"t*/{step}-*")
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """What the supervisor shows of the mirror."""
+        body = read_status(self.train.data.pipeline.layout)[TRAIN_SUPERVISOR]["body"]
+        shown: dict[str, Any] = body.get("mirror") or {}
+        return shown
+
+    def doing(self) -> str:
+        """What the supervisor says it does."""
+        return str(read_status(self.train.data.pipeline.layout)[TRAIN_SUPERVISOR]["body"].get("doing"))
+
+    def workers(self) -> list[ProcessId]:
+        """The mirror's workers that live."""
+        return processes_with_environment("STOKER_CREW", f"{self.train.data.pipeline.layout.state}:mirror")
+
+    def awaited(self, event: str, count: int = 1) -> dict[str, Any]:
+        """The event, once it was recorded so often."""
+        return wait_until(lambda: self.train.events(event)[count - 1 :], 60.0, event)[0]
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def template(finished: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run with its checkpoints mirrored."""
+    home = tmp_path_factory.mktemp("mirrored")
+    one = Mirrored(finished.data.home, home)
+    one.warm.mkdir()
+    ended = one.train.once()
+    assert ended.returncode == 0, ended.stderr
+    return home
+
+
+@pytest.fixture
+def mirrored(template: Path, tmp_path: Path) -> Callable[..., Mirrored]:
+    """Makes a pipeline of one's own with the finished run and its mirror."""
+
+    def make(**changes: Any) -> Mirrored:
+        shutil.copytree(template / "warm", tmp_path / "home" / "warm")
+        return Mirrored(template, tmp_path / "home", **changes)
+
+    return make
+
+
+def test_a_finished_run_is_mirrored_with_its_heldout_windows(template: Path, finished: TrainPipeline) -> None:
+    one = Mirrored(template, template)
+    assert one.copies() == finished.checkpoints()
+    sha256 = one.train.record()["heldout"]["sha256"]
+    assert (one.mirror / f"heldout-{sha256[:8]}.bin").read_bytes() == finished.run.heldout.read_bytes()
+    shown = one.status()
+    assert (shown["step"], shown["waiting"], shown["trouble"]) == (60, 0, None)
+    assert {event["step"] for event in one.train.events("checkpoint_mirrored")} == {40, 50, 60}
+    assert one.train.events("checkpoint_mirrored")[0]["step"] == 60  # the newest went first
+    assert [path.name for path in one.mirror.glob("*/.tmp-*")] == []
+
+
+def test_a_rotten_newest_checkpoint_is_fetched_and_training_goes_on_bit_for_bit(
+    mirrored: Callable[..., Mirrored], finished: TrainPipeline
+) -> None:
+    one = mirrored()
+    shutil.rmtree(one.run.checkpoints / NEWEST)
+    shutil.rmtree(one.copy_of(NEWEST))
+    flip(one.run.checkpoints / "step-000000050" / "model-00001.safetensors")
+    assert one.train.once().returncode == 0
+    assert one.train.events("checkpoint_quarantined")[0]["path"] == "checkpoints/step-000000050"
+    assert one.train.events("checkpoint_fetched")[0]["step"] == 50
+    assert one.train.events("trainer_launched")[-1]["resume_step"] == 50
+    assert one.train.rows() == finished.rows()
+    assert one.train.tensors() == finished.tensors()
+    assert one.copies() == finished.checkpoints()
+
+
+def test_a_rotten_copy_is_passed_over(mirrored: Callable[..., Mirrored]) -> None:
+    one = mirrored()
+    shutil.rmtree(one.run.checkpoints)
+    flip(one.copy_of(NEWEST) / "optimizer-00001.safetensors")
+    daemon = one.train.start()
+    try:
+        assert one.awaited("checkpoint_fetched")["step"] == 50
+        assert one.train.events("mirror_copy_bad")[0]["copy"].startswith(f"t0/{NEWEST}")
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint(
+    mirrored: Callable[..., Mirrored],
+) -> None:
+    one = mirrored()
+    shutil.rmtree(one.run.checkpoints / NEWEST)
+    one.warm.rename(one.warm.with_name("away"))
+    daemon = one.train.start()
+    try:
+        assert "the run waits for it" in str(daemon.said()) or one.awaited("mirror_awaited")
+        wait_until(lambda: "waiting for warm" in one.doing(), 30.0, "the status")
+        assert one.train.events("trainer_launched")[1:] == []
+        one.warm.with_name("away").rename(one.warm)
+        assert one.awaited("checkpoint_fetched")["step"] == 60
+        wait_until(lambda: "finished" in one.doing(), 30.0, "the end")
+        assert one.status()["trouble"] is None
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
+    mirrored: Callable[..., Mirrored], finished: TrainPipeline, shard_sets: Path
+) -> None:
+    one = mirrored()
+    shutil.rmtree(one.copy_of(NEWEST))
+    shutil.copytree(shard_sets / "source", one.train.data.source, dirs_exist_ok=True)
+    heldout, plan = one.run.heldout.read_bytes(), one.run.plan.read_bytes()
+    shutil.rmtree(one.train.data.pipeline.layout.state)
+    daemon = one.train.start()
+    try:
+        assert one.awaited("checkpoint_fetched")["step"] == 50
+        wait_until(lambda: "pin" in one.doing(), 30.0, "a word that the dataset's pin is awaited")
+        one.train.data.drain()
+        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
+    finally:
+        assert daemon.stop() == 0
+    assert [event["resume_step"] for event in one.train.events("trainer_launched")] == [50]
+    assert one.run.heldout.read_bytes() == heldout
+    assert one.run.plan.read_bytes() == plan
+    assert one.train.record()["run_id"] == finished.record()["run_id"]
+    assert one.train.tensors() == finished.tensors()
+
+
+def test_a_new_run_looks_at_the_mirror_once_before_it_begins_from_nothing(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    one = Mirrored(shard_sets, tmp_path / "new", train__steps=5000)
+    daemon = one.train.start()
+    try:
+        one.awaited("mirror_awaited")
+        assert one.train.record() == {}
+        one.warm.mkdir()
+        one.awaited("trainer_launched")
+        shutil.rmtree(one.warm)  # away while training: an event, and nothing stops
+        one.train.wait_for_step(25)
+        one.awaited("mirror_failed")
+        one.warm.mkdir()
+        copied = one.awaited("checkpoint_mirrored")
+        one.awaited("mirror_recovered")
+        assert len(one.train.events("trainer_launched")) == 1
+        assert copied["step"] >= 10
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_hung_and_killed_copy_leaves_nothing_wrong_and_is_gone_on_with(
+    mirrored: Callable[..., Mirrored],
+) -> None:
+    one = mirrored()
+    copy = one.copy_of(NEWEST)
+    before = {file.name: file.read_bytes() for file in copy.iterdir()}
+    temporary = copy.with_name(f".tmp-{copy.name}")
+    copy.rename(temporary)
+    blocked = temporary / "optimizer-00001.safetensors"
+    blocked.unlink()
+    os.mkfifo(blocked)  # whoever opens it to write hangs, as on a mount that does not answer
+    first = one.train.start()
+    second = None
+    try:
+        wait_until(lambda: one.status().get("copying") == 60 and one.workers(), 30.0, "a copy that hangs")
+        signal_process(one.workers()[0], signal.SIGKILL)
+        assert "SIGKILL" in one.awaited("mirror_failed")["reason"]
+        wait_until(one.workers, 30.0, "another try")
+        workers = one.workers()
+        first.kill()
+        wait_gone(workers, 10.0)
+        assert "step-000000060" not in one.copies()
+        blocked.unlink()
+        second = one.train.start()
+        wait_until(lambda: one.train.events("checkpoint_mirrored")[3:], 30.0, "the copy")
+    finally:
+        for daemon in (first, second):
+            if daemon is not None and daemon.process.poll() is None:
+                assert daemon.stop() == 0
+    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
+    assert list(copy.parent.glob(".tmp-*")) == []
+
+
+def test_mirror_and_retention_keep_to_one_policy_while_training(shard_sets: Path, tmp_path: Path) -> None:
+    one = Mirrored(
+        shard_sets,
+        tmp_path / "kept",
+        train__steps=40,
+        train__checkpoint={"every": None, "every_steps": 4, "keep_last": 2, "milestones": [8]},
+    )
+    one.warm.mkdir()
+    assert one.train.once().returncode == 0
+    kept = one.train.checkpoints()
+    assert {"step-000000008", "step-000000036", "step-000000040"} <= set(kept)
+    assert one.copies() == kept
+    assert {copy["step"] for copy in read_record(one.run.mirror)["copies"]} == {
+        int(name.removeprefix("step-")) for name in kept
+    }

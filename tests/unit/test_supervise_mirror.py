@@ -1,0 +1,108 @@
+"""What the supervisor knows of the mirror, when a launch must ask it, and what retention leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.checkpoints.mirror import Mirrored
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.reading import reading
+from stoker.supervise.checkpoints import Checkpoints
+from stoker.supervise.mirrored import MirrorBook
+from support.checkpoint_data import seal
+from support.pipelines import make_pipeline
+
+FROM_THE_START = [(0, None)]
+ROLLED_BACK = [(1, None), (0, 20)]
+
+
+def one(step: int, timeline: int = 0) -> Mirrored:
+    return Mirrored(timeline, step, f"{step:08x}", run_id="r")
+
+
+def book(home: Path) -> MirrorBook:
+    return MirrorBook(home / "mirror.json", home / "quarantine")
+
+
+def test_a_run_that_would_begin_from_nothing_waits_until_the_mirror_was_seen_once(tmp_path: Path) -> None:
+    assert book(tmp_path).to_look(None, FROM_THE_START, convicted=False) == "wait"
+    first = book(tmp_path)
+    first.looked([])
+    assert first.to_look(None, FROM_THE_START, convicted=False) == "no"
+    assert book(tmp_path).to_look(None, FROM_THE_START, convicted=False) == "try"
+
+
+def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path) -> None:
+    there = book(tmp_path)
+    there.looked([one(10), one(30)])
+    for known in (there, book(tmp_path)):
+        assert known.to_look(20, FROM_THE_START, convicted=False) == "wait"
+        assert known.to_look(None, FROM_THE_START, convicted=False) == "wait"
+    assert there.to_look(30, FROM_THE_START, convicted=False) == "no"
+    assert there.to_look(20, ROLLED_BACK, convicted=False) == "no"
+
+
+def test_a_copy_that_was_begun_may_be_there(tmp_path: Path) -> None:
+    there = book(tmp_path)
+    there.begin(one(30))
+    assert book(tmp_path).to_look(20, FROM_THE_START, convicted=True) == "wait"
+    there.looked([])
+    assert book(tmp_path).to_look(20, FROM_THE_START, convicted=True) == "try"
+
+
+def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
+    there = book(tmp_path)
+    there.looked([one(10)])
+    assert there.to_look(20, FROM_THE_START, convicted=True) == "try"
+    assert there.to_look(20, FROM_THE_START, convicted=False) == "no"
+
+
+def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) -> None:
+    there = book(tmp_path)
+    for step in (10, 20):
+        there.begin(one(step))
+        there.copied(one(step))
+    there.gone([one(10).name])
+    after = book(tmp_path)
+    assert after.copies == (one(20),)
+    assert (after.begun, after.expected, after.now) == (None, True, False)
+
+
+def test_a_damaged_record_counts_as_never_seen(tmp_path: Path) -> None:
+    (tmp_path / "mirror.json").write_bytes(b'{"v":1,"copies":[')
+    assert not book(tmp_path).ever
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Checkpoints:
+    pipeline = make_pipeline(tmp_path, train__checkpoint={"keep_last": 1}).pipeline
+    pipeline.layout.create()
+    run = pipeline.layout.run("main")
+    run.create()
+    shelf = Checkpoints(pipeline)
+    for step in (10, 20, 30):
+        proof = prove_checkpoint(seal(run.checkpoints, step))
+        assert proof.body is not None
+        shelf.proven(run.checkpoints / f"step-{step:09d}", proof.body.raw, str(proof.digest))
+    return shelf
+
+
+def test_retention_leaves_alone_what_the_mirror_reads_until_it_has_read_it(shelf: Checkpoints) -> None:
+    with reading(shelf["step-000000010"].path):
+        assert shelf.prune() == [20]
+    assert shelf.prune() == [10]
+
+
+def test_what_is_to_be_rolled_back_to_is_kept(shelf: Checkpoints) -> None:
+    shelf.kept.add("step-000000010")
+    assert shelf.prune() == [20]
+
+
+def test_a_name_that_was_moved_away_is_trusted_no_longer(shelf: Checkpoints, tmp_path: Path) -> None:
+    shelf["step-000000030"].path.rename(tmp_path / "abandoned")
+    shelf.forget_missing()
+    assert shelf.newest is not None
+    assert shelf.newest.step == 20
+    assert {local.step for local in shelf.local()} == {10, 20}
