@@ -87,6 +87,7 @@ class ShardBoard:
             "dataset": self._context.pipeline.dataset.name,
             "build_id": None if pin is None else pin.build_id,
             "complete": pin is not None and pin.complete,
+            "slice": None if pin is None or not pin.limit else _slice(pin),
             "sources": totals.states,
             "documents": totals.documents,
             "tokens": totals.tokens,
@@ -121,6 +122,10 @@ class ShardBoard:
         now = time.monotonic()
         self._tokens_done = [each for each in self._tokens_done if each[0] > now - RATE_OVER_S]
         return sum(tokens for _, tokens in self._tokens_done) / RATE_OVER_S
+
+
+def _slice(pin: DatasetPin) -> dict[str, Any]:
+    return {"files": len(pin.listing), "limit": dict(pin.limit)}
 
 
 class Totals:

@@ -30,6 +30,7 @@ from support.waiting import wait_until
 SHARD = {
     "sources": {"proven": 9, "quarantined": 1, "staged": 0},
     "complete": True,
+    "slice": {"files": 10, "limit": {"tokens": 700_000}},
     "documents": {"train": 985, "val": 5},
     "tokens": {"train": 746_200, "val": 3800},
     "dropped": {"min_chars": 8},
@@ -101,6 +102,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
     assert "metrics http://127.0.0.1:9812/metrics: 9 files built" in text
     for line in (
         "  sources            9 proven, 1 quarantined; complete",
+        "  slice              10 files, by dataset.limit 700,000 tokens",
         "  tokens             746.2 K to train on, 3,800 held out",
         "  rows dropped       8 min_chars",
         "  building           1.2 M tokens/s",

@@ -88,6 +88,8 @@ def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     tokens, documents = body["tokens"], body["documents"]
     lines = [("sources", f"{_counts(body['sources'])}{_complete(body)}")]
+    if part := body.get("slice"):
+        lines.append(("slice", f"{part['files']:,} files, by dataset.limit {_counts(part['limit'])}"))
     for what, figures in (("documents", documents), ("tokens", tokens)):
         train, val = format_count(figures["train"]), format_count(figures["val"])
         lines.append((what, f"{train} to train on, {val} held out"))
