@@ -248,21 +248,26 @@ class FakeRun:
         entry, offset = window
         seq_len, paths = self.segments[entry]
         if entry not in self._streams:
-            self._streams[entry] = [label for path in paths for label in self._stream(path)]
-        stream = self._streams[entry]
-        windows = (len(stream) - 1) // seq_len
-        place = by_hand(segment_key(1, entry), windows, offset)
-        return list(dict.fromkeys(stream[place * seq_len : place * seq_len + seq_len + 1]))
+            sets = [label for path in paths for label in train_labels(self.site.set_of(path), path)]
+            self._streams[entry] = sets
+        return window_labels(self._streams[entry], segment_key(1, entry), seq_len, offset)
 
-    def _stream(self, path: str) -> list[Label]:
-        """The row of each train token of a source's set."""
-        found: list[Label] = []
-        for ends in sorted(self.site.set_of(path).glob("train-*.idx")):
-            lengths = np.diff(np.fromfile(ends, "<u8").astype(int), prepend=0).tolist()
-            rows = np.fromfile(ends.with_suffix(".row"), "<u8").tolist()
-            for length, row in zip(lengths, rows, strict=True):
-                found += [(path, row)] * length
-        return found
+
+def train_labels(shard_set: Path, path: str) -> list[Label]:
+    """The source's path and the row of each train token of a set."""
+    found: list[Label] = []
+    for ends in sorted(shard_set.glob("train-*.idx")):
+        lengths = np.diff(np.fromfile(ends, "<u8").astype(int), prepend=0).tolist()
+        rows = np.fromfile(ends.with_suffix(".row"), "<u8").tolist()
+        for length, row in zip(lengths, rows, strict=True):
+            found += [(path, row)] * length
+    return found
+
+
+def window_labels(stream: list[Label], key: str, seq_len: int, offset: int) -> list[Label]:
+    """The rows in the window at an offset of an entry whose stream of tokens has these labels, in order."""
+    place = by_hand(key, (len(stream) - 1) // seq_len, offset)
+    return list(dict.fromkeys(stream[place * seq_len : place * seq_len + seq_len + 1]))
 
 
 def by_hand(key: str, n: int, offset: int) -> int:

@@ -306,9 +306,3 @@ def test_a_look_without_text_imports_nothing_heavy(site: Site) -> None:
             [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
         )
         assert (ended.returncode, ended.stderr) == (0, "[]\n")
-
-
-@pytest.mark.parametrize("command", ["batch", "where"])
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert exit_code([command, "--help"]) == 0
-    assert f"Example: stoker {command} " in capsys.readouterr().out

@@ -221,8 +221,3 @@ def test_a_run_that_is_not_there_and_a_damaged_plan_are_errors(
     run.run.plan.write_text(lines[1] + lines[0])
     assert exit_code(["plan", str(site.file)]) == 65
     assert str(run.run.plan) in capsys.readouterr().err
-
-
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["plan", "--help"]) == 0
-    assert "Example: stoker plan " in capsys.readouterr().out
