@@ -21,6 +21,7 @@ from stoker.corpus.receipts import Receipt, read_receipts, write_receipt
 from stoker.corpus.sources import Source, read_sources, write_source
 from stoker.shards.audit import DataAudit, audit_sets
 from stoker.shards.build_worker import main
+from stoker.shards.identity import set_key
 from stoker.shards.proof import prove_set
 from stoker.store.files import canonical_json
 from support.builds import Recorder, build_task, small_tokenizer
@@ -256,6 +257,22 @@ def test_an_extra_set_is_named(site: Site) -> None:
     extra = site.set_of().with_name("0123456789abcdef")
     shutil.copytree(site.set_of(), extra)
     only(site.audit(), f"{extra}: an extra set")
+
+
+def test_a_set_of_an_earlier_version_and_format_is_left_in_peace(site: Site) -> None:
+    change_pin(version=2)(site)
+    file = site.home / "small.yaml"
+    file.write_text(file.read_text().replace("name: prose,", "name: prose, version: 2,"))
+    body = json.loads((site.set_of() / "manifest.json").read_bytes())
+    body["build_id"] = "e" * 64
+    body["files"] = {name: told for name, told in body["files"].items() if not name.endswith(".row")}
+    key = set_key(body["source"]["sha256"], body["build_id"])
+    old = site.set_of().with_name(key[:16])
+    old.mkdir()
+    (old / "manifest.json").write_bytes(canonical_json({**body, "key": key}))
+    assert site.audit().findings == ()
+    old.rename(old.with_name("0123456789abcdef"))
+    only(site.audit(), "an extra set")
 
 
 def test_an_extra_file_in_a_set_is_named(site: Site) -> None:

@@ -6,6 +6,7 @@ Reads only. When records change while it looks it looks again: a pipeline at wor
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +17,9 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.shards.identity import set_key
-from stoker.shards.manifest import MANIFEST, Books, Manifest, ManifestInvalid
+from stoker.shards.manifest import MANIFEST, Books, ManifestInvalid
 from stoker.shards.record_audit import Records, record_findings, source_findings
 from stoker.shards.set_audit import audit_set
-from stoker.store.errors import DataError
 from stoker.store.layout import HotLayout
 
 LOOKS = 3  # at records that keep changing
@@ -175,11 +175,15 @@ class _Look:
                 yield f"{shards / name}: extra, no dataset of this name is on record"
 
     def _of_earlier_version(self, directory: Path) -> bool:
-        """Sets of the builds before dataset.version was raised stay until nobody needs them."""
+        """Sets of the builds before dataset.version was raised stay until nobody needs them.
+
+        Theirs may be an earlier format too, so no more is asked of the manifest than whose set it is.
+        """
         if self.pin is None or self.pin.version == 1:
             return False
         try:
-            manifest = Manifest.parse((directory / MANIFEST).read_bytes())
-        except (DataError, OSError):
+            told = json.loads((directory / MANIFEST).read_bytes())
+            build, source = str(told["build_id"]), str(told["source"]["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
             return False
-        return manifest.build_id != self.pin.build_id and manifest.key[:16] == directory.name
+        return build != self.pin.build_id and set_key(source, build)[:16] == directory.name
