@@ -66,6 +66,7 @@ class SetMoves:
 
     def _start(self, activity: str, source: Source, task: dict[str, Any]) -> None:
         module, quiet_s = MODULES[activity]
+        task["disks"] = [yard.mark for yard in (self._hot, self._warm)]
         self._crew.start(activity, source.path, module, task, quiet_s=quiet_s)
 
     def ended(self, job: Job, ended: WorkerExit) -> None:

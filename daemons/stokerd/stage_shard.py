@@ -86,6 +86,7 @@ class StageShard:
 
         self.shelf = receipt_shelf(self.layout, self.dataset)
         self.told_changed: set[str] = set()
+        self.decided_on = 0  # the changes to the records that the last decisions knew of
 
     def build_disks(self) -> None:
         """Hot and warm, what there is room for on them, and what shall lie where."""
@@ -261,6 +262,7 @@ class StageShard:
             for action in actions:
                 self.actions.do(action, self.view.receipts.get(action.path))
             self.space.refresh(linked=self.outcomes.linked)
+        self.decided_on = self.book.changes
         self.make_room()
         self.tell_changed()
         self.tokenizer.start_if_ready()
@@ -332,7 +334,9 @@ class StageShard:
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        later = [due for due in self.patience.not_before.values() if due > now]
+        later = [due for due in (*self.patience.not_before.values(), self.residence.due) if due > now]
+        if self.book.changes != self.decided_on:  # an intent was written: it is acted on at once
+            later.append(now)
         self.context.waiter.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))
 
     def is_drained(self) -> bool:

@@ -89,6 +89,7 @@ class NoWarm:
     published: frozenset[str] = frozenset()
     clearing: frozenset[str] = frozenset()
     disk: Disk | None = None
+    mark: Mapping[str, Any] = {}
 
     def keep_owned(self) -> None:
         """There is nothing to own."""

@@ -61,6 +61,7 @@ class Yard:
         self.disk: Disk | None = None
         self.measured = False  # whether `disk` tells of all that ended so far
         self.writable = True
+        self.mark: Mapping[str, Any] = {}  # by what workers know that it is this disk
 
     # Owning
 
@@ -122,6 +123,7 @@ class Yard:
                 self._agreed = True
             case "measured":
                 self.disk, self.writable = Disk(**message["disk"]), bool(message["writable"])
+                self.mark = message["owner"]
                 self.measured = message["number"] >= self._needs
 
     def _agree(self, message: Mapping[str, Any]) -> None:
@@ -198,7 +200,7 @@ class Yard:
     @property
     def known(self) -> bool:
         """Whether anything may be done there now."""
-        return self._owned and self._agreed
+        return self._owned and self._agreed and self.disk is not None
 
     @property
     def trouble(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -124,9 +125,7 @@ def test_proven_sets_are_copied_and_only_then_their_parquet_goes(copied: Copied)
     assert not list(data.pipeline.hot_layout.parquet.iterdir())
 
 
-def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(
-    copied: Copied, tmp_path: Path
-) -> None:
+def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(copied: Copied, tmp_path: Path) -> None:
     data = copied.copy(tmp_path, evict=EVERYTHING_OFF)
     sets, before = data.sets(), data.sources()
     one, two, three = before.values()
@@ -141,3 +140,152 @@ def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(
     assert sets.items() >= data.sets().items()
     assert not list(data.pipeline.hot_layout.trash.iterdir())
     assert read_claims(data.pipeline.layout, STAGE_SHARD) == ()
+
+
+def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_back(
+    copied: Copied, tmp_path: Path
+) -> None:
+    data = copied.copy(tmp_path)
+    sets = data.sets()
+    one, two, three = data.sources().values()
+    for source in (one, two):
+        flip_a_bit(warm_set(data, source))
+    shutil.rmtree(hot_set(data, two))
+    want(data, [str(two.key)])
+    with at_work(data):
+        wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 40.0, "the rotten copy")
+        wait_until(lambda: data.states()[two.path] == "released", 40.0, "the set built anew")
+        assert data.sets() == sets
+        assert is_proven(warm_set(data, two), two)
+    data = copied.again(tmp_path, evict=EVERYTHING_OFF)
+    with at_work(data):
+        lost = wait_until(lambda: data.events("stage_shard", "warm_copy_lost"), 40.0, "the other one")
+        wait_until(lambda: data.sources()[three.path].evicted, 40.0, "room")
+        wait_until(lambda: data.sources()[one.path].evicted, 40.0, "the set whose copy was made again")
+    assert lost[0]["path"] == one.path
+    assert "sha256 of train-00000.bin differs" in lost[0]["reason"]
+    assert is_proven(warm_set(data, one), one)
+
+
+def test_a_set_that_is_lost_or_wrong_on_hot_comes_back_from_warm(copied: Copied, tmp_path: Path) -> None:
+    data = copied.copy(tmp_path)
+    sets = data.sets()
+    one, two, three = data.sources().values()
+    want(data, [str(source.key) for source in (one, two, three)])
+    layout = data.pipeline.layout
+
+    def asked(key: str) -> str:
+        return file_request(layout, STAGE_SHARD, "prove_set", {"key": key, "reason": "an id too large"})
+
+    with at_work(data):
+        flip_a_bit(hot_set(data, one))
+        shutil.rmtree(hot_set(data, two))
+        requests = [asked(str(source.key)) for source in (one, two, three)] + [asked("0" * 64)]
+        wait_until(lambda: all(read_outcome(layout, each) for each in requests), 40.0, "answers")
+        verdicts = [read_outcome(layout, each)["verdict"] for each in requests]  # type: ignore[index]
+        assert verdicts == ["invalid", "invalid", "proven", "unknown"]
+        wait_until(lambda: all(source.hot for source in data.sources().values()), 40.0, "all of them")
+    assert data.sets() == sets
+    assert data.sources() == {source.path: source for source in (one, two, three)}
+    assert [reason["reason"] for reason in data.reasons().values()] == ["set_invalid"]
+
+
+def test_sets_whose_records_are_lost_are_taken_from_warm_as_they_are(copied: Copied, tmp_path: Path) -> None:
+    data = copied.copy(tmp_path)
+    sources = data.sources()
+    shutil.rmtree(data.pipeline.layout.sources)
+    shutil.rmtree(data.pipeline.hot_layout.shards("prose"))
+    spoiled = sources["002.parquet"]
+    flip_a_bit(warm_set(data, spoiled))
+
+    ended = data.once("stage_shard")
+
+    assert ended.returncode == 0, ended.stderr
+    after = data.sources()
+    for path in ("000.parquet", "001.parquet"):
+        assert after[path] == replace(sources[path], evicted=True)
+    assert after["002.parquet"] == spoiled  # built again, and copied over the wrong one
+    assert is_proven(warm_set(data, spoiled), spoiled)
+    assert len(data.events("stage_shard", "source_proven")) == 3 + 1
+
+
+class TestWarmAway:
+    def test_everything_else_goes_on_and_what_waited_is_copied_when_it_is_back(
+        self, copied: Copied, tmp_path: Path
+    ) -> None:
+        source = tmp_path / "source"
+        shutil.copytree(copied.made.source, source)
+        data = copied.copy(tmp_path, dataset__source__path=str(source))
+        (tmp_path / "warm").rename(tmp_path / "disk")
+        (tmp_path / "warm").mkdir()  # the mount point
+        write_fineweb(source / "003.parquet", 150, seed=3)
+        assert data.once("download_watchdog").returncode == 0
+        with at_work(data):
+            told = wait_until(lambda: data.events("stage_shard", "warm_unavailable"), 40.0, "the word")
+            assert "mount the disk" in told[0]["reason"]
+            wait_until(lambda: data.states().get("003.parquet") == "proven", 40.0, "the set")
+            assert not list((tmp_path / "warm").iterdir())
+            assert all(each.hot for each in data.sources().values())
+            (tmp_path / "warm").rmdir()
+            (tmp_path / "disk").rename(tmp_path / "warm")
+            wait_until(lambda: data.states()["003.parquet"] == "released", 60.0, "the copy")
+            assert data.events("stage_shard", "warm_available")
+        new = data.sources()["003.parquet"]
+        assert is_proven(warm_set(data, new), new)
+
+    def test_an_eviction_on_record_is_taken_back_while_warm_is_away_and_else_finished(
+        self, copied: Copied, tmp_path: Path
+    ) -> None:
+        data = copied.copy(tmp_path)
+        one, two, _ = data.sources().values()
+
+        def intend(source: Source) -> None:
+            write_source(data.pipeline.layout, replace(source, evicting=True))
+
+        (tmp_path / "warm").rename(tmp_path / "disk")
+        intend(one)
+        with at_work(data):
+            wait_until(lambda: data.sources()[one.path].hot, 40.0, "the set in use again")
+        assert is_proven(hot_set(data, one), one)
+        (tmp_path / "disk").rename(tmp_path / "warm")
+        intend(one)
+        intend(two)
+        trash = data.pipeline.hot_layout.trash
+        trash.mkdir()
+        hot_set(data, two).rename(trash / f"{str(two.key)[:16]}-earlier")  # killed just after that
+        (trash / "0123456789abcdef-older").mkdir()
+        with at_work(data):
+            wait_until(lambda: list(data.sources().values())[1].evicted, 40.0, "the end of one")
+            wait_until(lambda: next(iter(data.sources().values())).evicted, 40.0, "the end of the other")
+            wait_until(lambda: not list(trash.iterdir()), 40.0, "an empty trash")
+        assert not hot_set(data, one).exists()
+
+
+def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Path) -> None:
+    data = copied.copy(tmp_path, evict={**EVERYTHING_OFF, "keep_hot_sets": 1})
+    lock = data.pipeline.layout.shard_sets_lock
+    with lock.open("w") as planning:
+        fcntl.flock(planning, fcntl.LOCK_SH)
+        with at_work(data):
+            wait_until(
+                lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), 40.0, "a look"
+            )
+            seen_at = data.status()["uptime_s"]
+            wait_until(lambda: data.status()["uptime_s"] > seen_at + 1, 40.0, "some turns")
+            assert all(source.hot for source in data.sources().values())
+            fcntl.flock(planning, fcntl.LOCK_UN)
+            wait_until(lambda: sum(s.evicted for s in data.sources().values()) == 2, 40.0, "room")
+    assert sum(source.hot for source in data.sources().values()) == 1
+
+
+def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(copied: Copied, tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path, stage__free_floor="1000TiB")
+    write_fineweb(data.source / "a.parquet", 60, seed=1)
+    assert data.once("download_watchdog").returncode == 0
+    ended = data.once("stage_shard")
+    assert ended.returncode == 74
+    short = data.events("stage_shard", "disk_short")
+    assert len(short) == 1
+    assert "staging waits for room on hot: it takes" in short[0]["reason"]
+    assert "1000.0 TiB stays free (stage.free_floor)" in short[0]["reason"]
+    assert data.states() == {"a.parquet": "seen"}

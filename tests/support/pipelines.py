@@ -16,6 +16,7 @@ from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.listing import read_listing
 from stoker.corpus.receipts import Receipt, read_receipts
 from stoker.corpus.sources import Source, read_sources
+from stoker.observe.status import read_status
 from stoker.store.log import read_log
 from support.processes import RunningDaemon, daemon_command, start_daemon
 
@@ -64,6 +65,10 @@ class DataPipeline:
         """What a daemon recorded."""
         entries = read_log(self.pipeline.layout.events(daemon)).entries
         return [entry for entry in entries if word is None or entry["event"] == word]
+
+    def status(self, daemon: str = "stage_shard") -> dict[str, Any]:
+        """A daemon's last snapshot; {} before its first."""
+        return dict(read_status(self.pipeline.layout)[daemon]["body"])
 
     def listed(self) -> dict[str, int]:
         """The listed files' sizes by path."""

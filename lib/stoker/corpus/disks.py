@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.observe.ledger import Disk
+from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 
 
@@ -34,6 +35,24 @@ class WarmSeen:
     published: tuple[str, ...]
     temporaries: tuple[str, ...]
     trash: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OwnerMark:
+    """The owner lock of a disk, by path, device and inode: another disk in its place has another one."""
+
+    path: str
+    device: int
+    inode: int
+
+    def insist(self) -> None:
+        """Raise UnavailableError when another disk, or none, is there now."""
+        try:
+            found = Path(self.path).stat()
+        except OSError as error:
+            raise UnavailableError(f"{self.path}: {error.strerror}; mount the disk again") from error
+        if (found.st_dev, found.st_ino) != (self.device, self.inode):
+            raise UnavailableError(f"{self.path} is not the one it was: another disk is mounted there")
 
 
 def look_at_hot(hot: HotLayout, dataset: str) -> HotSeen:

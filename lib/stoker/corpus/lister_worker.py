@@ -10,7 +10,8 @@ messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it wait
     for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...]};
     for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
-        measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable"}
+        measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
+        "owner": {path, device, inode}}
 Exits 75 when another pipeline owns the disk, 69 when what is there is not the directory that was owned
 before: an unmounted disk leaves an empty folder, which is no reason to think all lost and make it again.
 """
@@ -26,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.disks import HotSeen, WarmSeen, look_at_hot, look_at_warm, measure
+from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen, look_at_hot, look_at_warm, measure
 from stoker.corpus.folder import FileSeen, Refused, Selection, look_through
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.worker_main import InputClosed, Report, run_worker
@@ -115,7 +116,12 @@ class OwnedDisk:
             self._report("seen", look=asked["look"], **asdict(self._look()))
         disk, writable = measure(self._root)
         number = asked.get("measure", asked.get("look"))
-        self._report("measured", number=number, disk=asdict(disk), writable=writable)
+        self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=self._owner())
+
+    def _owner(self) -> dict[str, Any]:
+        """By what others know this very disk again, should another one be mounted in its place."""
+        found = os.fstat(self._lock)
+        return asdict(OwnerMark(str(self._lock_file), found.st_dev, found.st_ino))
 
     def _look(self) -> HotSeen | WarmSeen:
         if self._role == "hot":

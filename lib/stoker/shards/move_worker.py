@@ -1,7 +1,8 @@
 """The worker that moves one shard set: `python -m stoker.shards.move_worker`, one task on standard input.
 
 task: {"what": "copy", "source", "target"} or {"what": "evict", "hot", "copy"}, and {"key", "manifest_sha256",
-    "trash", "trash_id"}; `progress` messages while it reads and writes
+    "trash", "trash_id", "disks": [{"path", "device", "inode"} of each owner lock]}
+messages: {"kind": "progress"} while it reads and writes
 result: {"status", "reason", "bytes", "cached"}, as stoker.shards.moving has them
 """
 
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.disks import OwnerMark
 from stoker.kit.worker_main import Report, run_worker
 from stoker.shards.heartbeat import heartbeat
 from stoker.shards.moving import Identity, copy_set, evict_set
@@ -18,7 +20,8 @@ from stoker.shards.moving import Identity, copy_set, evict_set
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Copy the set or evict it."""
-    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"])
+    disks = tuple(OwnerMark(**mark) for mark in task["disks"])
+    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"], disks)
     trash, progress = Path(task["trash"]), heartbeat(report, task["key"][:16])
     if task["what"] == "evict":
         return asdict(evict_set(Path(task["hot"]), Path(task["copy"]), trash, identity, progress))

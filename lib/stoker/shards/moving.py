@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.corpus.disks import OwnerMark
 from stoker.corpus.transfer import copy
 from stoker.shards.manifest import BUILD_NOTE, SUMS, ManifestInvalid, parse_sums
 from stoker.shards.proof import Proof, Verdict, prove_set
@@ -24,11 +25,20 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """The set that is meant: its whole key, its manifest's sha256, and the name its trash gets."""
+    """The set that is meant: its whole key, its manifest's sha256, and the name its trash gets.
+
+    `disks` are the marks of hot and warm: nothing is written once another disk is in the place of one.
+    """
 
     key: str
     manifest_sha256: str
     trash_id: str
+    disks: tuple[OwnerMark, ...] = ()
+
+    def insist(self) -> None:
+        """Raise UnavailableError unless both disks are those that were meant."""
+        for disk in self.disks:
+            disk.insist()
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,9 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
     """Make target a proven copy of the set in source; a wrong one that stands there is replaced.
 
     Raises StorageError (DiskFullError among them) or another OSError where the disks do not do what they
-    should: then the target is what it was, or gone if it was wrong.
+    should, UnavailableError where one is not there: then the target is what it was, or gone if it was wrong.
     """
+    identity.insist()
     if os.path.lexists(target):
         found = _prove(target, identity, progress)
         if found.verdict == "proven":
@@ -81,6 +92,7 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
         remove_tree(temporary)
         return _blame(source, identity, f"{target}: the copy is {proof.verdict}: {proof.reason}", progress)
     copied = _bytes(temporary)
+    identity.insist()
     move_durably(temporary, target)
     _empty(trash, identity)
     return Moved("copied", bytes=copied, cached=proof.cached)
@@ -89,9 +101,12 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
 def evict_set(hot: Path, copied: Path, trash: Path, identity: Identity, progress: Progress) -> Moved:
     """Take a set off hot once its copy on warm is proven; one whose copy turns out bad stays, or comes back.
 
-    Raises OSError where hot does not let it go: then it is there, or in the trash.
+    Raises OSError where hot does not let it go, UnavailableError where a disk is not there: then it is where
+    it was, or in the trash.
     """
+    identity.insist()
     proof = _prove(copied, identity, progress)
+    identity.insist()
     if proof.verdict != "proven":
         here = os.path.lexists(hot) or _back_from_trash(hot, trash, identity)
         if proof.verdict == "unreadable":
