@@ -64,9 +64,12 @@ class MirrorDesk:
         if self.lent:
             return
         try:
-            if (ended := self.tasks.hear()) is not None:
+            ended = self.tasks.hear()
+            if ended is not None:
                 self._take(ended)
-            if not self.tasks.busy and self.run_book.record is not None and self.turns.due("mirror", TEND_S):
+            if self.tasks.busy or self.run_book.record is None:
+                return
+            if ended is not None or self.turns.due("mirror", TEND_S):
                 self._go_on()
         except StorageError as problem:
             self.failed(self.tasks.verb, str(problem))

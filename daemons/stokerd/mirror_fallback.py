@@ -178,7 +178,7 @@ class MirrorFallback:
         self.turns.pause(self._backoff.next(), f"{doing}: {reason}; trying")
 
     def _errand(self, verb: str, **words: Any) -> WorkerExit:
-        """Have the mirror's worker do something now; raises Stopped when a stop is asked meanwhile."""
+        """Have the mirror's worker do something now; raises what a turn raises when a stop is asked meanwhile."""
         desk, tasks = self.desk, self.desk.tasks
         desk.cancel()
         desk.lent = True
@@ -190,5 +190,8 @@ class MirrorFallback:
                 self.turns.turn_or_stop()
                 if (ended := tasks.hear()) is not None:
                     return ended
+        except BaseException:
+            desk.cancel()  # nobody waits for it any more, and what it writes is about to be swept
+            raise
         finally:
             desk.lent = False

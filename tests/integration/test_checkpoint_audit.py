@@ -185,7 +185,7 @@ def test_a_run_in_good_order_balances_with_the_right_figures(run: Run) -> None:
             "entries": 3, "windows": 499 + 162, "applied": 20 * BATCH, "skipped": 0, "remainder": 0,
             "ahead": 499 + 162 - 20 * BATCH, "tail_tokens": 4000 - 499 * 8 + 1303 - 162 * 8,
         },
-        "checkpoints": {"proven": 2, "quarantined": 0},
+        "checkpoints": {"proven": 2, "quarantined": 0, "mirrored": 0},
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from stoker.kit.process import ProcessId, processes_with_environment, signal_pro
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
+from stoker.supervise.audit import audit_run
 from support.processes import wait_gone
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -40,9 +41,9 @@ class Mirrored:
             assert prove_checkpoint(self.mirror / name).verdict == "proven", name
         return sorted(Path(name).name[: len(NEWEST)] for name in found)
 
-    def copy_of(self, step: str) -> Path:
+    def copy_of(self, step: str, warm: Path | None = None) -> Path:
         """The one copy of a step."""
-        (found,) = self.mirror.glob(f"t*/{step}-*")
+        (found,) = (warm or self.warm).glob(f"checkpoints/main/t*/{step}-*")
         return found
 
     def status(self) -> dict[str, Any]:
@@ -104,6 +105,26 @@ def test_a_finished_run_is_mirrored_with_its_heldout_windows(template: Path, fin
     assert [path.name for path in one.mirror.glob("*/.tmp-*")] == []
 
 
+def test_an_audit_has_the_mirror_on_record_and_looks_at_it_when_told_to(
+    mirrored: Callable[..., Mirrored],
+) -> None:
+    one = mirrored()
+    pipeline = one.train.data.pipeline
+    quick, deep = audit_run(pipeline), audit_run(pipeline, deep=True)
+    assert (quick.mirrored, quick.on_record, quick.findings) == (3, ("checkpoint mirror",), ())
+    assert (deep.mirrored, deep.on_record, deep.findings) == (3, (), ())
+    flip(one.copy_of(NEWEST) / "model-00001.safetensors")
+    shutil.rmtree(one.copy_of("step-000000040"))
+    flip(next(one.mirror.glob("heldout-*.bin")))
+    assert audit_run(pipeline).findings == ()
+    wrong, heldout, gone = audit_run(pipeline, deep=True).findings
+    assert "invalid: sha256 of model-00001.safetensors differs" in wrong
+    assert "heldout-" in heldout
+    assert gone.endswith("on record, but not there")
+    shutil.rmtree(one.warm)
+    assert "is warm mounted?" in audit_run(pipeline, deep=True).findings[0]
+
+
 def test_a_rotten_newest_checkpoint_is_fetched_and_training_goes_on_bit_for_bit(
     mirrored: Callable[..., Mirrored], finished: TrainPipeline
 ) -> None:
@@ -120,33 +141,22 @@ def test_a_rotten_newest_checkpoint_is_fetched_and_training_goes_on_bit_for_bit(
     assert one.copies() == finished.checkpoints()
 
 
-def test_a_rotten_copy_is_passed_over(mirrored: Callable[..., Mirrored]) -> None:
-    one = mirrored()
-    shutil.rmtree(one.run.checkpoints)
-    flip(one.copy_of(NEWEST) / "optimizer-00001.safetensors")
-    daemon = one.train.start()
-    try:
-        assert one.awaited("checkpoint_fetched")["step"] == 50
-        assert one.train.events("mirror_copy_bad")[0]["copy"].startswith(f"t0/{NEWEST}")
-    finally:
-        assert daemon.stop() == 0
-
-
-def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint(
+def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint_and_takes_no_rotten_one(
     mirrored: Callable[..., Mirrored],
 ) -> None:
     one = mirrored()
-    shutil.rmtree(one.run.checkpoints / NEWEST)
+    shutil.rmtree(one.run.checkpoints)
     one.warm.rename(one.warm.with_name("away"))
     daemon = one.train.start()
     try:
-        assert "the run waits for it" in str(daemon.said()) or one.awaited("mirror_awaited")
+        assert "may hold a newer checkpoint: the run waits for it" in one.awaited("mirror_awaited")["message"]
         wait_until(lambda: "waiting for warm" in one.doing(), 30.0, "the status")
         assert one.train.events("trainer_launched")[1:] == []
+        flip(one.copy_of(NEWEST, one.warm.with_name("away")) / "optimizer-00001.safetensors")
         one.warm.with_name("away").rename(one.warm)
-        assert one.awaited("checkpoint_fetched")["step"] == 60
-        wait_until(lambda: "finished" in one.doing(), 30.0, "the end")
-        assert one.status()["trouble"] is None
+        assert one.awaited("checkpoint_fetched")["step"] == 50
+        assert one.train.events("mirror_copy_bad")[0]["copy"].startswith(f"t0/{NEWEST}")
+        wait_until(lambda: one.status().get("trouble", "none yet") is None, 30.0, "the end of the trouble")
     finally:
         assert daemon.stop() == 0
 
@@ -174,26 +184,37 @@ def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
     assert one.train.tensors() == finished.tensors()
 
 
-def test_a_new_run_looks_at_the_mirror_once_before_it_begins_from_nothing(
+def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(
     shard_sets: Path, tmp_path: Path
 ) -> None:
-    one = Mirrored(shard_sets, tmp_path / "new", train__steps=5000)
+    one = Mirrored(
+        shard_sets,
+        tmp_path / "new",
+        train__steps=40,
+        train__checkpoint={"every": None, "every_steps": 4, "keep_last": 2, "milestones": [8]},
+    )
     daemon = one.train.start()
     try:
-        one.awaited("mirror_awaited")
+        one.awaited("mirror_awaited")  # the mirror is seen once before a run begins from nothing
         assert one.train.record() == {}
         one.warm.mkdir()
         one.awaited("trainer_launched")
         shutil.rmtree(one.warm)  # away while training: an event, and nothing stops
-        one.train.wait_for_step(25)
         one.awaited("mirror_failed")
+        one.train.wait_for_step(12)
         one.warm.mkdir()
-        copied = one.awaited("checkpoint_mirrored")
         one.awaited("mirror_recovered")
-        assert len(one.train.events("trainer_launched")) == 1
-        assert copied["step"] >= 10
+        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
+        wait_until(lambda: one.copies() == one.train.checkpoints(), 60.0, "the last copies")
+        kept = one.train.checkpoints()
     finally:
         assert daemon.stop() == 0
+    assert len(one.train.events("trainer_launched")) == 1
+    assert {"step-000000008", "step-000000036", "step-000000040"} <= set(kept)
+    assert "step-000000012" not in kept
+    assert {copy["step"] for copy in read_record(one.run.mirror)["copies"]} == {
+        int(name.removeprefix("step-")) for name in kept
+    }
 
 
 def test_a_hung_and_killed_copy_leaves_nothing_wrong_and_is_gone_on_with(
@@ -227,20 +248,3 @@ def test_a_hung_and_killed_copy_leaves_nothing_wrong_and_is_gone_on_with(
                 assert daemon.stop() == 0
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
     assert list(copy.parent.glob(".tmp-*")) == []
-
-
-def test_mirror_and_retention_keep_to_one_policy_while_training(shard_sets: Path, tmp_path: Path) -> None:
-    one = Mirrored(
-        shard_sets,
-        tmp_path / "kept",
-        train__steps=40,
-        train__checkpoint={"every": None, "every_steps": 4, "keep_last": 2, "milestones": [8]},
-    )
-    one.warm.mkdir()
-    assert one.train.once().returncode == 0
-    kept = one.train.checkpoints()
-    assert {"step-000000008", "step-000000036", "step-000000040"} <= set(kept)
-    assert one.copies() == kept
-    assert {copy["step"] for copy in read_record(one.run.mirror)["copies"]} == {
-        int(name.removeprefix("step-")) for name in kept
-    }

@@ -48,6 +48,7 @@ RUN = {
     "tokens_per_s": 52_000,
     "eta_s": 185.0,
     "checkpoint": {"name": "step-000000400", "step": 400},
+    "mirror": {"step": 300, "waiting": 1, "copying": 400, "copying_bytes": 5, "trouble": "warm is full"},
     "plan_windows": 20_000,
     "plan_entries": 2,
     "plan_windows_ahead": 12_000,
@@ -112,6 +113,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  speed              52,000 tokens/s",
         "  time left          3 min 5 s",
         "  checkpoint         step-000000400",
+        "  mirror             step 300; copying step 400; 1 waiting; trouble: warm is full",
         "  plan               20,000 windows in 2 entries, 12,000 ahead",
         "  launches           3",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,21 @@ def test_a_whole_checkpoint_is_proven_and_a_flipped_bit_is_found(
     assert verdicts[0] == f"{first}: proven"
     assert verdicts[1].startswith(f"{second}: invalid: ")
     assert "optimizer-00001.safetensors" in verdicts[1]
+
+
+def test_a_mirror_stands_for_its_copies_whose_names_have_a_mark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mirror = tmp_path / "main"
+    made = [seal(mirror / f"t{timeline}", 10, timeline=timeline) for timeline in (0, 1)]
+    marks = [hashlib.sha256((path / "checkpoint.json").read_bytes()).hexdigest()[:8] for path in made]
+    first, second = (path.rename(f"{path}-{mark}") for path, mark in zip(made, marks, strict=True))
+    assert exit_code(["verify", "checkpoint", str(mirror)]) == 0
+    verdicts = [line for line in lines_of(capsys) if ": note: " not in line]
+    assert verdicts == [f"{first}: proven", f"{second}: proven"]
+    wrong = first.rename(first.with_name("step-000000010-00000000"))
+    assert exit_code(["verify", "checkpoint", str(wrong)]) == 1
+    assert "the directory's name ends in 00000000" in lines_of(capsys)[-1]
 
 
 def test_what_no_list_names_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def audit(file: Path, deep: bool, as_json: bool) -> int:
         **data.figures(),
         **run.figures(),
         "recounted": [*data.recounted, "plan", "checkpoints"],
-        "on_record": list(data.on_record),
+        "on_record": [*data.on_record, *run.on_record],
         "findings": findings,
     }
     if as_json:
@@ -67,7 +67,7 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
     yield f"  checkpoints  {_counts(checkpoints)}"
     yield f"  recounted    {', '.join(report['recounted'])}"
     if report["on_record"]:
-        yield f"  on record    {', '.join(report['on_record'])} (--deep counts it again while it is here)"
+        yield f"  on record    {', '.join(report['on_record'])} (--deep looks at it itself)"
     if report["findings"]:
         count = len(report["findings"])
         yield f"{count} finding{'' if count == 1 else 's'}:"

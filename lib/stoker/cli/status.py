@@ -122,6 +122,8 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
         lines.append(("time left", format_duration(body["eta_s"])))
     if body.get("checkpoint"):
         lines.append(("checkpoint", str(body["checkpoint"]["name"])))
+    if body.get("mirror"):
+        lines.append(("mirror", _mirror(body["mirror"])))
     if body.get("plan_windows"):
         ahead = body.get("plan_windows_ahead")
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
@@ -129,6 +131,17 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     if body.get("launches"):
         lines.append(("launches", str(body["launches"])))
     return lines
+
+
+def _mirror(body: Mapping[str, Any]) -> str:
+    parts = ["nothing yet" if body["step"] is None else f"step {body['step']:,}"]
+    if body["copying"] is not None:
+        parts.append(f"copying step {body['copying']:,}")
+    if body["waiting"]:
+        parts.append(f"{body['waiting']} waiting")
+    if body["trouble"]:
+        parts.append(f"trouble: {body['trouble']}")
+    return "; ".join(parts)
 
 
 _LOSSES = (("training", "loss"), ("held-out", "val_loss"))

@@ -71,7 +71,8 @@ def parquet(paths: tuple[Path, ...], text_column: str) -> int:
 def checkpoint(paths: tuple[Path, ...]) -> int:
     """Prove the checkpoints at PATHS whole.
 
-    A run's directory, or its checkpoints/, stands for all in it. Nothing is loaded.
+    A run's directory, its checkpoints/, or its mirror <warm>/checkpoints/<run> stands for all in it. Nothing
+    is loaded.
     """
     return _report(_each(paths, _checkpoints), _checkpoint)
 
@@ -152,8 +153,8 @@ def _parquet(path: Path, text_column: str) -> Finding:
 def _checkpoints(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; a checkpoint is one")
-    for place in (path, path / "checkpoints"):
-        found = sorted(entry for entry in place.glob("step-*") if entry.is_dir())
+    for below in ("step-*", "checkpoints/step-*", "t*/step-*"):  # the last: a run's mirror on warm
+        found = sorted(entry for entry in path.glob(below) if entry.is_dir())
         if found:
             return found
     names = ("SHA256SUMS", "checkpoint.json")

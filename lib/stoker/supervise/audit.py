@@ -32,6 +32,7 @@ from stoker.supervise.audit_identity import (
     read_run_record,
     run_findings,
 )
+from stoker.supervise.audit_mirror import audit_mirror
 from stoker.supervise.audit_rows import Ground, Row, read_rows, row_findings
 from stoker.supervise.record import RunRecord
 
@@ -50,6 +51,8 @@ class RunAudit:
     checkpoints_quarantined: int
     findings: tuple[str, ...]
     deep: bool
+    mirrored: int = 0
+    on_record: tuple[str, ...] = ()
 
     def figures(self) -> dict[str, dict[str, int]]:
         """The run's part of `stoker audit --json`."""
@@ -62,7 +65,11 @@ class RunAudit:
             "ahead": self.plan.ahead,
             "tail_tokens": self.plan.tail_tokens,
         }
-        checkpoints = {"proven": self.checkpoints_proven, "quarantined": self.checkpoints_quarantined}
+        checkpoints = {
+            "proven": self.checkpoints_proven,
+            "quarantined": self.checkpoints_quarantined,
+            "mirrored": self.mirrored,
+        }
         return {"plan": plan, "checkpoints": checkpoints}
 
 
@@ -126,13 +133,16 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     newest = _newest(proven, view.timelines)
     view.findings += need_of_records(layout, view.record, view.consumed, newest)
     view.findings += _record_findings(newest, proven, view)
+    mirror = audit_mirror(pipeline, view.record, deep=deep)
     return RunAudit(
         plan=_books(proven[newest] if newest else None, view),
         entries=len(view.plan.entries),
         checkpoints_proven=len(proven),
         checkpoints_quarantined=len(quarantined(pipeline.layout.quarantine)),
-        findings=tuple(view.findings),
+        findings=(*view.findings, *mirror.findings),
         deep=deep,
+        mirrored=mirror.copies,
+        on_record=mirror.on_record,
     )
 
 
