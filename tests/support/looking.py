@@ -41,6 +41,8 @@ train: {run: main, steps: 60, seq_len: 64, global_batch: 6, micro_batch: 1,
         model: {layers: 1, width: 32, heads: 2, kv_heads: 2, ffn_width: 64}}
 """
 
+RUN_ID = "f" * 32
+
 Label = tuple[str, int]  # (source path, row)
 Window = tuple[int, int]  # (entry, offset)
 
@@ -111,7 +113,7 @@ def make_site(home: Path) -> Site:
     write_pin(layout, pin)
     identity = Identity(
         "main",
-        "f" * 32,
+        RUN_ID,
         "2026-11-20T12:00:00Z",
         1,
         "prose",
@@ -158,7 +160,8 @@ class FakeRun:
         windows = (tokens - 1) // seq_len
         pairs = tuple((json.loads(one)["key"], hashlib.sha256(one).hexdigest()) for one in raw)
         tail = tokens - windows * seq_len
-        writer.append(Segment(n, epoch, pairs, seq_len, windows, tail, segment_key(1, n)))
+        key = segment_key(1, n)
+        writer.append(Segment(n, epoch, pairs, seq_len, windows, tail, key, run_id=RUN_ID))
         self.segments[n] = (seq_len, list(paths))
         self.order += [(n, offset) for offset in range(windows)]
 

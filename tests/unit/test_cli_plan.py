@@ -15,7 +15,7 @@ from stoker.corpus.dataset import read_pin, write_pin
 from stoker.corpus.sources import read_sources, write_source
 from stoker.plan.consumption import consumed_body
 from stoker.plan.positions import Position
-from stoker.store.record import write_record
+from stoker.store.record import read_record, write_record
 from support.looking import BUILT, FakeRun, Site, make_site
 
 
@@ -209,7 +209,7 @@ def test_a_long_plan_is_shown_around_the_position_and_in_full_when_asked(
     assert len(ask(site, capsys)["entries"]) == 40
 
 
-def test_a_run_that_is_not_there_and_a_damaged_plan_are_errors(
+def test_a_run_that_is_not_there_another_runs_plan_and_a_damaged_one_are_errors(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(["plan", str(site.file), "--run", "other"]) == 64
@@ -218,6 +218,13 @@ def test_a_run_that_is_not_there_and_a_damaged_plan_are_errors(
     run.plan("a.parquet")
     run.plan("b.parquet")
     lines = run.run.plan.read_text().splitlines(keepends=True)
+    copy = site.pipeline.layout.run("copy")
+    copy.create()
+    record = read_record(run.run.record)
+    write_record(copy.record, {**record, "run": "copy", "run_id": "e" * 32})
+    (copy.plan).write_text("".join(lines))
+    assert exit_code(["plan", str(site.file), "--run", "copy"]) == 65
+    assert "another run" in capsys.readouterr().err
     run.run.plan.write_text(lines[1] + lines[0])
     assert exit_code(["plan", str(site.file)]) == 65
     assert str(run.run.plan) in capsys.readouterr().err

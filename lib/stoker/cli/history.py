@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypedDict
 
 from stoker.checkpoints.format import BODY, CheckpointBody, read_body
 from stoker.checkpoints.select import find_checkpoints
@@ -65,8 +65,9 @@ class Use:
 class History:
     """One timeline of a run with its ancestors; `timeline` None is the one the run is on.
 
-    `steps` and `global_batch` are for what is to come; without them those of the last launch count. Raises
-    UsageError for a timeline that is not there, DataError where the run's files contradict each other.
+    With `run_id` another run's plan is refused. `steps` and `global_batch` are for what is to come; without
+    them those of the last launch count. Raises UsageError for a timeline that is not there, DataError where
+    the run's files contradict each other.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class History:
         run: RunLayout,
         timeline: int | None = None,
         *,
+        run_id: str | None = None,
         steps: int | None = None,
         global_batch: int | None = None,
     ) -> None:
@@ -81,7 +83,7 @@ class History:
         # The plan last: it is written before a row can speak of it.
         rows = [(row.step, row.timeline, row.position) for row in read_rows(run.metrics)[0] if row.position]
         self.timelines = read_timelines(run.timelines)
-        self.plan = read_plan(run.plan)
+        self.plan = read_plan(run.plan, run_id)
         self.timeline = _known(self.timelines, timeline)
         self._line = ancestry(self.timelines, self.timeline)
         self.skips = skips(self.timelines, self.timeline)
@@ -235,7 +237,14 @@ def _known(timelines: Timelines, timeline: int | None) -> int:
     return timeline
 
 
-def configured(pipeline: Pipeline, run: str) -> dict[str, int]:
-    """What the pipeline file says of a run's coming steps, where it speaks of this run."""
+class Configured(TypedDict, total=False):
+    """What is asked of a run's coming steps."""
+
+    steps: int
+    global_batch: int
+
+
+def configured(pipeline: Pipeline, run: str) -> Configured:
+    """What the pipeline file asks, where it speaks of this run."""
     train = pipeline.train
     return {"steps": train.horizon, "global_batch": train.global_batch} if train.run == run else {}

@@ -16,6 +16,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.plan.log import Segment
 from stoker.shards.identity import set_key
+from stoker.shards.manifest import Manifest
 from stoker.shards.reader import ShardSet
 from stoker.store.errors import DataError, UnavailableError
 
@@ -91,14 +92,19 @@ class Stream:
 
 @dataclass(frozen=True)
 class OpenSet:
-    """A shard set that was found, on hot or else on warm."""
+    """A shard set that was found, on hot or else on warm; mapped, so that it may leave while it is read."""
 
     key: str
     place: Place
-    shards: ShardSet
+    manifest: Manifest
+    train: Stream
+    val: Stream
 
-    def stream(self, split: Split) -> Stream:
-        return Stream(self.shards, split)
+    @classmethod
+    def at(cls, path: Path, key: str, place: Place) -> OpenSet:
+        """Open the set there; raises FileNotFoundError where it is not, or not any more."""
+        shards = ShardSet(path)
+        return cls(key, place, shards.manifest, Stream(shards, "train"), Stream(shards, "val"))
 
 
 class Library:
@@ -114,7 +120,6 @@ class Library:
             if source.state in PUBLISHED or key not in self._by_key:  # not the duplicate, where there is one
                 self._by_key[key] = source
         self._open: dict[str, OpenSet] = {}
-        self._streams: dict[str, Stream] = {}
 
     def key_of(self, source: Source) -> str:
         """The key of the set that this build makes of a source."""
@@ -130,45 +135,43 @@ class Library:
         Raises UnavailableError where it lies nowhere now, DataError where another lies in its place.
         """
         found = self._open.get(key) or self._find(key)
-        told = found.shards.manifest
-        if told.key != key or manifest_sha256 not in (None, told.sha256):
+        if found.manifest.key != key or manifest_sha256 not in (None, found.manifest.sha256):
             raise DataError(
-                f"{found.shards.path}: not the set that the plan names; `stoker verify shards` it, and see "
-                "`stoker events` whether it is being restored"
+                f"{dict(self._places(key))[found.place]}: not the set that the plan names; prove it with "
+                "`stoker verify shards`, and see in `stoker events` whether it is being restored"
             )
         self._open[key] = found
         return found
-
-    def train(self, key: str, manifest_sha256: str) -> Stream:
-        """The train stream of a set that a plan names; raises as `open` does."""
-        if key not in self._streams:
-            self._streams[key] = self.open(key, manifest_sha256).stream("train")
-        return self._streams[key]
 
     def train_tokens(self, key: str, manifest_sha256: str) -> int:
         """The length of a set's train stream: on record, else counted."""
         source = self._by_key.get(key)
         if source is not None and source.manifest_sha256 == manifest_sha256 and source.books is not None:
             return int(source.books["train"]["tokens"])
-        return self.train(key, manifest_sha256).tokens
+        return self.open(key, manifest_sha256).train.tokens
 
     def _find(self, key: str) -> OpenSet:
-        warm = self._pipeline.warm_layout
-        places: list[tuple[Place, Path]] = [("hot", self._pipeline.hot_layout.shard_set(self._dataset, key))]
-        if warm is not None:
-            places.append(("warm", warm.shard_set(self._dataset, key)))
+        places = self._places(key)
         for place, path in (*places, places[0]):  # hot again: it may have come back from warm meanwhile
             try:
-                return OpenSet(key, place, ShardSet(path))
+                return OpenSet.at(path, key, place)
             except FileNotFoundError:
                 continue
         source = self._by_key.get(key)
         of = "which no source on record has any more" if source is None else f"{source.path} ({source.state})"
         raise UnavailableError(
-            f"shard set {key[:16]} of {of} lies neither in "
-            f"{' nor in '.join(str(path.parent) for _, path in places)}; "
-            + ("try again when it is rebuilt" if warm is None else "mount warm, or try again when it is back")
+            f"shard set {key[:16]} of {of} is not in "
+            f"{', nor in '.join(str(path.parent) for _, path in places)}; "
+            + ("see that warm is mounted, or " if len(places) > 1 else "")
+            + "try again when `stoker plan` shows it on hot"
         )
+
+    def _places(self, key: str) -> list[tuple[Place, Path]]:
+        hot, warm = self._pipeline.hot_layout, self._pipeline.warm_layout
+        places: list[tuple[Place, Path]] = [("hot", hot.shard_set(self._dataset, key))]
+        if warm is not None:
+            places.append(("warm", warm.shard_set(self._dataset, key)))
+        return places
 
 
 class SegmentMap:
@@ -199,7 +202,7 @@ class SegmentMap:
                 return
             if start < end:
                 key, digest = self._sets[number]
-                stream = self._library.train(key, digest)
+                stream = self._library.open(key, digest).train
                 yield key, stream, max(first, start) - start, min(stop, end) - start
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.cli.history import History, configured
+from stoker.cli.runs import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.sources import PUBLISHED, Source, read_sources
@@ -29,7 +30,8 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     """Everything, as it stands now; reads the state directory alone. Raises DataError for a damaged plan."""
     sources = read_sources(pipeline.layout, pipeline.dataset.name)
     pin = read_pin(pipeline.layout, pipeline.dataset.name)
-    history = History(pipeline.layout.run(run), **configured(pipeline, run))
+    run_id = read_identity(pipeline.layout, run).run_id if run in run_names(pipeline.layout) else None
+    history = History(pipeline.layout.run(run), run_id=run_id, **configured(pipeline, run))
     holdings = read_holdings(pipeline.layout)
     mine = next((one for one in holdings if one.run == run), Holdings(run, history.plan))
     return {

@@ -121,16 +121,16 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     Raises UsageError for a row that the source has not, UnavailableError where its set is not to be had.
     """
     found = library.open(library.key_of(source))
-    books = found.shards.manifest.books
+    books = found.manifest.books
     if row >= books.rows:
         has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"
         raise UsageError(f"{source.path} has no row {row}; {has}")
     told: dict[str, Any] = {"set": found.key, "place": found.place}
-    for split, fate in (("train", "train"), ("val", "held_out")):
-        document = found.stream("train" if split == "train" else "val").of_row(row)
+    for stream, fate in ((found.train, "train"), (found.val, "held_out")):
+        document = stream.of_row(row)
         if document is not None:
             at = {"document": document.number, "tokens": [document.first, document.stop]}
-            return {**told, "fate": fate, **at}, document if split == "train" else None
+            return {**told, "fate": fate, **at}, document if fate == "train" else None
     return {**told, "fate": "filtered", "dropped": books.to_mapping()["dropped"]}, None
 
 
@@ -145,7 +145,7 @@ def _runs(
         identity = read_identity(pipeline.layout, name)
         if identity.dataset != pipeline.dataset.name:
             continue
-        history = History(pipeline.layout.run(name), **configured(pipeline, name))
+        history = History(pipeline.layout.run(name), run_id=identity.run_id, **configured(pipeline, name))
         library = libraries[identity.build_id]
         key = library.key_of(source)
         naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]
