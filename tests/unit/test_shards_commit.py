@@ -91,7 +91,7 @@ def test_recovery_goes_on_from_the_commit_and_cuts_what_is_beyond(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "reason", ["shorter", "missing", "another key", "another parquet", "damaged", "none"]
+    "reason", ["shorter", "shorter rows", "missing", "another key", "another parquet", "damaged", "none"]
 )
 def test_recovery_starts_over_where_the_commit_cannot_be_relied_on(tmp_path: Path, reason: str) -> None:
     growing, progress = grown(tmp_path, 5)
@@ -101,6 +101,9 @@ def test_recovery_starts_over_where_the_commit_cannot_be_relied_on(tmp_path: Pat
     tokens, record = tmp_path / "train-00000.bin", tmp_path / PROGRESS
     if reason == "shorter":
         tokens.write_bytes(tokens.read_bytes()[:-1])
+    elif reason == "shorter rows":
+        rows = tmp_path / "train-00000.row"
+        rows.write_bytes(rows.read_bytes()[:-8])
     elif reason == "missing":
         tokens.unlink()
     elif reason == "damaged":
