@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.corpus.sources import TERMINAL
+from stoker.plan.growth import GrowthPolicy
+from stoker.plan.log import Segment
 from stoker.shards.audit import audit_sets
+from stoker.supervise.planner import Outlook, Planner
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 
@@ -28,6 +31,19 @@ def listed(data: DataPipeline) -> tuple[list[str], bool]:
     return [path.removesuffix(".parquet") for path in pin.listing], pin.complete
 
 
+def planned(data: DataPipeline) -> list[str]:
+    """The stems of the files whose sets a run of one epoch would be trained on."""
+    planner = Planner(data.pipeline.layout, "prose", data.home / "plan.jsonl")
+    policy, outlook = GrowthPolicy(1, 32, 2, 10**9, epochs=1), Outlook(consumed=0, horizon=10**6)
+    for key, digest in planner.to_prove(data.pin(), outlook, policy, 0.0).items():
+        planner.proven(key, digest)
+    entries = planner.grow(data.pin(), outlook, policy, 0.0)
+    keys = [key for entry in entries if isinstance(entry, Segment) for key, _ in entry.sets]
+    assert planner.in_view(data.pin()).sets == len(keys)
+    paths = {source.key: path.removesuffix(".parquet") for path, source in data.sources().items()}
+    return [paths[key] for key in keys]
+
+
 def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Path) -> None:
     data = sliced(tmp_path, rows=ROWS + 1)
     data.drain()
@@ -38,16 +54,17 @@ def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Pa
     assert {"4.parquet", "5.parquet"} <= open_, "what is beyond the slice was built"
     assert not list(data.pipeline.hot_layout.parquet.glob("[45]*")), "nor does its parquet stay on hot"
     assert audit_sets(data.pipeline).findings == ()
+    assert planned(data) == ["0", "2"]
     before = data.sets()
 
     data = sliced(tmp_path, rows=4 * ROWS)
-    data.drain()
+    assert data.once("stage_shard").returncode == 0
     assert listed(data) == (["0", "1", "2", "3", "4"], True)
     assert before.items() <= data.sets().items()
     assert audit_sets(data.pipeline).findings == ()
 
     data = sliced(tmp_path, rows=1)
-    data.drain()
+    assert data.once("stage_shard").returncode == 0
     assert listed(data) == (["0", "1", "2", "3", "4"], True)
     assert [event["files"] for event in data.events("stage_shard", "limit_below_slice")] == [4]
     assert audit_sets(data.pipeline).findings == ()
