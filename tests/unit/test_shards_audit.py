@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import stoker.shards.audit
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
@@ -414,3 +415,69 @@ def test_a_pipeline_that_has_nothing_yet_is_not_balanced(site: Site) -> None:
     shutil.rmtree(site.home / "hot")
     site.pipeline.layout.create()
     only(site.audit(), "nothing to audit")
+
+
+class TestWithWarm:
+    """One set is on hot with a copy on warm, the other on warm only."""
+
+    @pytest.fixture
+    def warm(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(stoker.shards.audit, "MOVING_S", 0.0)
+        file = site.home / "small.yaml"
+        file.write_text(file.read_text().replace("shard: {", "warm: warm\nshard: {release: after_sync, "))
+        layout = site.pipeline.warm_layout
+        assert layout is not None
+        for path in PATHS:
+            shutil.copytree(site.set_of(path), layout.shards("prose") / site.set_of(path).name)
+            site.write(replace(site.source(path), state="released", on_warm=True))
+        shutil.rmtree(site.set_of(PATHS[1]))
+        site.write(replace(site.source(PATHS[1]), evicted=True))
+        layout.owner_lock.touch()
+        return layout.shards("prose")
+
+    def test_an_evicted_set_is_audited_where_it_lies(self, site: Site, warm: Path) -> None:
+        for deep in (False, True):
+            audit = site.audit(deep=deep)
+            assert audit.findings == ()
+            assert audit.rows == 600
+        assert audit.on_record == ()
+        (warm / site.set_of(PATHS[1]).name / "train-00000.idx").write_bytes(b"")
+        only(site.audit(), "train-00000.idx")
+
+    def test_a_warm_disk_that_is_not_there_leaves_the_set_on_record(self, site: Site, warm: Path) -> None:
+        shutil.rmtree(site.home / "warm")
+        audit = site.audit()
+        assert audit.findings == ()
+        assert audit.rows == 600
+        assert "sets on a warm disk that is not there now" in audit.on_record
+
+    def test_a_set_where_its_record_does_not_say_is_found(self, site: Site, warm: Path) -> None:
+        shutil.copytree(warm / site.set_of(PATHS[1]).name, site.set_of(PATHS[1]))
+        only(site.audit(), "here, the record of b.parquet says that it is on warm only")
+
+    def test_one_that_is_in_neither_place_is_missing(self, site: Site, warm: Path) -> None:
+        shutil.rmtree(warm / site.set_of(PATHS[1]).name)
+        only(site.audit(), "missing, b.parquet is released")
+
+    def test_a_copy_that_is_gone_or_rotten_is_found(self, site: Site, warm: Path) -> None:
+        copied = warm / site.set_of().name
+        data = bytearray((copied / "train-00000.bin").read_bytes())
+        data[len(data) // 2] ^= 1
+        (copied / "train-00000.bin").write_bytes(data)
+        assert site.audit().findings == ()  # it is not read in a quick one
+        only(site.audit(deep=True), "sha256 of train-00000.bin differs")
+        shutil.rmtree(copied)
+        only(site.audit(), "missing, the record of a.parquet says that its copy was proven")
+
+    def test_extra_folders_on_warm_are_found_and_copies_in_the_making_are_not(
+        self, site: Site, warm: Path
+    ) -> None:
+        (warm / ".tmp-0123456789abcdef").mkdir()
+        (warm / "0123456789abcdef").mkdir()
+        only(site.audit(), "0123456789abcdef: an extra set")
+
+    def test_a_set_that_is_leaving_may_be_in_either_place(self, site: Site, warm: Path) -> None:
+        site.write(replace(site.source(), evicting=True))
+        assert site.audit().findings == ()
+        shutil.rmtree(site.set_of())
+        assert site.audit().findings == ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.shards.identity import set_key
 from stoker.shards.manifest import MANIFEST, Books, ManifestInvalid
+from stoker.shards.places import Places
 from stoker.shards.record_audit import Records, record_findings, source_findings
 from stoker.shards.set_audit import audit_set
 from stoker.store.layout import HotLayout
 
 LOOKS = 3  # at records that keep changing
+MOVING_S = 2.0  # from the end of a set's move to its record
 
 
 @dataclass(frozen=True)
@@ -60,20 +63,23 @@ def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
     for _ in range(LOOKS):
         look = _Look(pipeline, deep)
         audit = look.audit()
-        if not audit.findings or look.records_stand():
+        if not audit.findings or (look.records_stand() and not look.misplaced):
             break
+        if look.misplaced:  # it may have been moved just now
+            time.sleep(MOVING_S)
     return audit
 
 
 @dataclass
 class _Totals:
-    """Sums over published sets, and how many sources were recounted from parquet."""
+    """Sums over published sets; how many were recounted from parquet, and how many could not be seen."""
 
     rows: int = 0
     documents: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     reread: int = 0
+    unseen: int = 0
 
     def add(self, books: Mapping[str, Any]) -> None:
         self.rows += books["rows"]
@@ -91,6 +97,7 @@ class _Look:
         self.layout, self.hot = pipeline.layout, HotLayout(pipeline.hot)
         self.dataset = pipeline.dataset.name
         self.totals = _Totals()
+        self.places, self.misplaced = Places.of(pipeline), False
         self.records = Records.read(self.layout, self.dataset)
         self.sources, self.pin = self.records.sources, self.records.pin
         self.findings = list(self.records.problems)
@@ -127,7 +134,7 @@ class _Look:
             dropped=dict(sorted(self.totals.dropped.items())),
             tokens={split: self.totals.tokens[split] for split in ("train", "val")},
             recounted=self._recounted(),
-            on_record=() if self.deep and self.totals.reread == len(published) else ("parquet rows",),
+            on_record=self._on_record(len(published)),
             findings=tuple(self.findings),
             deep=self.deep,
         )
@@ -136,22 +143,38 @@ class _Look:
         deep = ("hashes", *(("parquet rows",) if self.totals.reread else ())) if self.deep else ()
         return ("manifests", "sizes", *deep)
 
+    def _on_record(self, published: int) -> tuple[str, ...]:
+        rows = () if self.deep and self.totals.reread == published else ("parquet rows",)
+        return (*rows, *(("sets on a warm disk that is not there now",) if self.totals.unseen else ()))
+
     def _set_findings(self, source: Source) -> tuple[str, ...]:
-        """What is wrong with the source's set on hot, where it should have one."""
+        """What is wrong with the source's set, where it should have one."""
         if source.state not in PUBLISHED or source.key is None:
             return ()
-        if source.evicted:  # its books are all that is here
+        directory = self.places.of_set(source)
+        if directory is None:  # its books are all that is here
+            self.totals.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
                 self.totals.add(Books.from_mapping(source.books or {}).to_mapping())
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]
-        directory = self.hot.shard_set(self.dataset, source.key)
         audit = audit_set(directory, source, self.pin, deep=places if self.deep else None)
+        misplaced = tuple(self.places.findings(source))
+        self.misplaced |= bool(misplaced)
         if audit.books is not None:
             self.totals.add(audit.books)
         self.totals.reread += audit.reread
-        return audit.findings
+        return (*audit.findings, *misplaced, *self._copy_findings(source))
+
+    def _copy_findings(self, source: Source) -> tuple[str, ...]:
+        """What is wrong with the copy on warm of a set that is on hot; only a deep audit reads it."""
+        copied = (
+            None if self.places.warm is None else self.places.warm.shard_set(self.dataset, str(source.key))
+        )
+        if not self.deep or not source.on_warm or source.evicted or copied is None or not copied.is_dir():
+            return ()
+        return audit_set(copied, source, self.pin, deep=()).findings
 
     def _folder_findings(self) -> Iterator[str]:
         """Sets that belong to no source; one just published, its record not yet written, is expected."""
@@ -159,18 +182,16 @@ class _Look:
         expected = {source.key[:16] for source in self.sources.values() if source.key is not None}
         if build is not None:
             expected |= {set_key(source.sha256, build)[:16] for source in self.sources.values()}
-        folder = self.hot.shards(self.dataset)
-        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-        yield from self._other_folders()
-        for name in names:
-            if name not in expected and not self._of_earlier_version(folder / name):
-                yield f"{folder / name}: an extra set, no source record names it"
+        disks = [disk for disk in (self.hot, self.places.warm) if disk is not None]
+        for folder in [disk.shards(self.dataset) for disk in disks]:
+            yield from self._other_folders(folder.parent)
+            for name in _names(folder):
+                if name not in expected and not self._of_earlier_version(folder / name):
+                    yield f"{folder / name}: an extra set, no source record names it"
 
-    def _other_folders(self) -> Iterator[str]:
+    def _other_folders(self, shards: Path) -> Iterator[str]:
         """Folders of datasets that this pipeline never pinned; one it had before is left in peace."""
-        shards = self.hot.shards(self.dataset).parent
-        names = sorted(entry.name for entry in shards.iterdir()) if shards.is_dir() else []
-        for name in names:
+        for name in _names(shards):
             if name != self.dataset and not self.layout.dataset(name).exists():
                 yield f"{shards / name}: extra, no dataset of this name is on record"
 
@@ -187,3 +208,10 @@ class _Look:
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return build != self.pin.build_id and set_key(source, build)[:16] == directory.name
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in a folder, but for copies that are being made."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -131,6 +131,8 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
     elif source.evicted:
         if not warm:
             yield f"{source.path}: evicted, but no warm store is configured that could hold its set"
+        elif not source.on_warm:
+            yield f"{source.path}: evicted, but no proven copy of its set is on record"
         try:
             Books.from_mapping(source.books)
         except ManifestInvalid as error:
