@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -259,6 +260,69 @@ class TestWarmAway:
             wait_until(lambda: next(iter(data.sources().values())).evicted, 40.0, "the end of the other")
             wait_until(lambda: not list(trash.iterdir()), 40.0, "an empty trash")
         assert not hot_set(data, one).exists()
+
+
+DIES_AT = """
+import os, signal, sys
+from pathlib import Path
+if "stoker.shards.move_worker" in sys.orig_argv:
+    from stoker.shards import moving
+    points = Path(os.environ["DIES_AT"])
+    def reached(point):
+        left = points.read_text().split()
+        if left[:1] == [point]:
+            points.write_text(" ".join(left[1:]))
+            os.kill(os.getppid(), signal.SIGKILL)  # the daemon; this worker ends with it
+            signal.pause()
+    def guarded(name, whole):
+        def act(*args):
+            reached(name + ":before")
+            result = whole(*args)
+            reached(name + ":after")
+            return result
+        return act
+    for name in ("_into_trash", "_empty", "move_durably", "copy"):
+        setattr(moving, name, guarded(name, getattr(moving, name)))
+"""
+
+
+def test_a_kill_in_any_phase_of_a_move_loses_nothing(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
+    sets, before = data.sets(), data.sources()
+    keys = [str(source.key) for source in before.values()]
+    (tmp_path / "sitecustomize.py").write_text(DIES_AT)
+    points = tmp_path / "points"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DIES_AT", str(points))
+
+    def dies_at(*phases: str) -> None:
+        """Let daemons die one after the other, each where the next phase is reached."""
+        points.write_text(" ".join(phases))
+        for left in range(len(phases) - 1, -1, -1):
+            daemon = data.start("stage_shard")
+            wait_until(lambda: daemon.process.poll() is not None, 40.0, f"the death {left} before the last")  # noqa: B023
+            assert daemon.process.returncode == -signal.SIGKILL
+            assert len(points.read_text().split()) == left
+
+    want(data, [])
+    dies_at("_into_trash:before", "_into_trash:after", "_empty:after")
+    with at_work(data):
+        wait_until(lambda: all_evicted(data), 40.0, "an empty hot")
+    assert not list(data.pipeline.hot_layout.trash.iterdir())
+    want(data, keys)
+    dies_at("copy:after", "move_durably:before", "move_durably:after")
+    with at_work(data):
+        wait_until(lambda: all(each.hot for each in data.sources().values()), 40.0, "all of them back")
+    shutil.rmtree(tmp_path / "home" / "warm" / "shards")
+    dies_at("copy:after", "move_durably:after")
+    with at_work(data):
+        wait_until(lambda: all(each.on_warm for each in data.sources().values()), 40.0, "copies")
+        wait_until(lambda: data.sources() == before, 40.0, "the records as they were")
+    assert data.sets() == sets
+    for source in before.values():
+        assert is_proven(warm_set(data, source), source)
 
 
 def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Path) -> None:

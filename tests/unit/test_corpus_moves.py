@@ -1,0 +1,215 @@
+"""Which sets move between hot and warm, what the work will still take, and what looks at the disks tell."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen
+from stoker.corpus.moves import Evict, Hydrate, KeepHot, Recall, Shelves, Sync, decide_moves, recallable
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.reconcile import reconcile_hot, reconcile_warm
+from stoker.corpus.schedule import Build, Limits, Release, Room, Situation, Stage, decide
+from stoker.corpus.sources import Source
+from stoker.corpus.space import Estimate, Workload, measured_ratio, set_bytes
+from stoker.store.errors import UnavailableError
+from stoker.store.layout import HotLayout, WarmLayout
+
+LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=9, queue_bytes=10**9, release="after_sync")
+BOOKS = {"tokens": 1000, "documents": 10, "train": {"tokens": 900, "documents": 9}}
+
+
+def sha(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def key_of(sha256: str) -> str:
+    return sha("key of " + sha256)
+
+
+def source(path: str, state: str = "released", **changes: object) -> Source:
+    """A source; a published one has its set on hot and on warm unless told otherwise."""
+    published = state in ("proven", "synced", "released")
+    plain = Source("d", path, 100, sha(path), state=state, books=BOOKS if published else None)
+    warm = state in ("synced", "released")
+    return replace(plain, key=key_of(sha(path)) if published else None, on_warm=warm, **changes)
+
+
+def key16(path: str) -> str:
+    return key_of(sha(path))[:16]
+
+
+def situation(*sources: Source, **changes: object) -> Situation:
+    on_hot = frozenset(key16(each.path) for each in sources if each.key and not each.evicted)
+    plain = Situation({}, {each.path: each for each in sources}, LIMITS, key_of=key_of, published=on_hot)
+    return replace(plain, **changes)
+
+
+def shelves(**changes: object) -> Shelves:
+    return Shelves(warm_answers=True, warm_writable=True, sync_room=10**9, **changes)
+
+
+def moves(situation: Situation, shelves: Shelves) -> tuple[object, ...]:
+    return decide_moves(situation, shelves, 100.0)
+
+
+class TestCopies:
+    def test_what_has_no_proven_copy_is_copied_a_few_at_a_time(self) -> None:
+        sources = [source(path, "proven") for path in "abc"]
+        assert moves(situation(*sources), shelves()) == (Sync("a"), Sync("b"))
+        assert moves(situation(*sources, busy={"a": "sync"}), shelves()) == (Sync("b"),)
+        assert moves(situation(source("a")), shelves()) == ()
+        later_warm = source(
+            "a",
+            "released",
+        ).moved("proven", on_warm=False)
+        assert moves(situation(later_warm), shelves()) == (Sync("a"),)
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [{"warm_answers": False}, {"warm_writable": False}, {"sync_room": None}, {"sync_room": 50}],
+    )
+    def test_nothing_is_copied_to_a_disk_that_takes_nothing(self, trouble: dict[str, object]) -> None:
+        now = situation(source("a", "proven"))
+        assert moves(now, replace(shelves(), **trouble)) == ()
+
+    def test_a_failure_holds_its_own_path_and_for_a_moment_all_of_its_kind(self) -> None:
+        both = situation(source("a", "proven"), source("b", "proven"))
+        assert moves(replace(both, not_before={"a": 101.0}), shelves()) == (Sync("b"),)
+        assert moves(replace(both, paused_until={"sync": 101.0}), shelves()) == ()
+
+    def test_parquet_goes_after_its_set_was_copied_not_before(self) -> None:
+        assert decide(situation(source("a", "proven")), 100.0) == ()
+        assert decide(situation(source("a", "synced")), 100.0) == (Release("a"),)
+
+
+class TestLeaving:
+    def test_an_intent_is_carried_out_and_taken_back_while_warm_is_away(self) -> None:
+        leaving = situation(source("a", evicting=True), source("b"))
+        assert moves(leaving, shelves()) == (Evict("a"),)
+        assert moves(leaving, Shelves()) == (KeepHot("a"),)
+        renamed = replace(leaving, published=frozenset())
+        assert moves(renamed, Shelves()) == ()
+        assert moves(renamed, shelves()) == (Evict("a"),)
+
+    def test_what_lies_on_hot_against_its_record_goes_unless_somebody_wants_it(self) -> None:
+        left = replace(situation(source("a", evicted=True)), published=frozenset({key16("a")}))
+        assert moves(left, shelves()) == (Evict("a"),)
+        assert moves(left, shelves(wanted=frozenset({"a"}), hydrate=("a",))) == (Hydrate("a"),)
+
+    def test_a_set_that_waits_for_quarantine_is_not_moved(self) -> None:
+        wrong = situation(source("a", evicted=True), invalid_sets={"a"})
+        assert moves(wrong, shelves(hydrate=("a",))) == ()
+
+
+class TestComingBack:
+    def test_what_is_wanted_comes_back_in_order(self) -> None:
+        cold = situation(*(source(path, evicted=True) for path in "abc"))
+        assert moves(cold, shelves(hydrate=("c", "a"))) == (Hydrate("c"), Hydrate("a"))
+        assert moves(replace(cold, busy={"b": "hydrate"}), shelves(hydrate=("c", "a"))) == (Hydrate("c"),)
+        assert moves(cold, Shelves(hydrate=("c",))) == ()
+        read_only = replace(shelves(hydrate=("c",)), warm_writable=False)
+        assert moves(cold, read_only) == (Hydrate("c"),)
+
+    def test_a_set_without_a_record_is_proven_where_it_lies_and_not_built_again(self) -> None:
+        there = shelves(warm=frozenset({key16("a"), key16("b")}))
+        seen = situation(source("a", "seen"), source("b"), source("c", "seen"))
+        assert moves(seen, there) == (Recall("a"),)
+        assert recallable(seen, there) == {"a"}
+        assert recallable(seen, replace(there, rotten=frozenset({key_of(sha("a"))}))) == set()
+        assert recallable(replace(seen, published=frozenset({key16("a")})), there) == set()
+
+
+class TestLooks:
+    def test_a_set_gone_from_hot_is_on_warm_only_or_has_to_be_built(self) -> None:
+        sources = {
+            each.path: each for each in (source("a"), source("b", "proven"), source("c", evicted=True))
+        }
+        sources["d"] = source("d", evicting=True)
+        found = reconcile_hot(HotLayout(Path("/hot")), HotSeen((), (), (), ()), sources)
+        assert found.on_warm_only == ("a",)
+        assert [path for path, _ in found.renew] == ["b"]
+
+    def test_trash_goes_but_not_that_of_an_eviction_to_finish(self) -> None:
+        sources = {"a": source("a", evicting=True)}
+        seen = HotSeen((), (), (key16("a"),), (), trash=(f"{key16('a')}-1", f"{key16('b')}-2"))
+        found = reconcile_hot(HotLayout(Path("/hot")), seen, sources)
+        assert found.remove == (f"/hot/.trash/{key16('b')}-2",)
+
+    def test_a_copy_gone_from_warm_is_made_again_and_an_only_set_given_up_at_the_second_look(self) -> None:
+        warm, seen = WarmLayout(Path("/warm")), WarmSeen((), ("/warm/shards/d/.tmp-x",), ("old-1",))
+        sources = {"a": source("a"), "b": source("b", evicted=True), "c": source("c", evicting=True)}
+        first = reconcile_warm(warm, seen, sources, gone_before=())
+        assert (first.copy_again, first.renew, first.gone) == (("a",), (), {"b"})
+        assert first.remove == ("/warm/shards/d/.tmp-x", "/warm/.trash/old-1")
+        assert reconcile_warm(warm, seen, sources, gone_before=first.gone).renew == ("b",)
+        here = replace(seen, published=tuple(key16(path) for path in "abc"))
+        assert reconcile_warm(warm, here, sources, gone_before=first.gone).renew == ()
+
+    def test_another_disk_in_the_place_of_one_is_noticed(self, tmp_path: Path) -> None:
+        lock = tmp_path / ".stoker-owner.lock"
+        lock.touch()
+        found = lock.stat()
+        OwnerMark(str(lock), found.st_dev, found.st_ino).insist()
+        with pytest.raises(UnavailableError, match="another disk is mounted there"):
+            OwnerMark(str(lock), found.st_dev, found.st_ino + 1).insist()
+        lock.unlink()
+        with pytest.raises(UnavailableError, match="mount the disk again"):
+            OwnerMark(str(lock), found.st_dev, found.st_ino).insist()
+
+
+class TestRoom:
+    ESTIMATE = Estimate(2, 0.5)
+
+    def room(self, **changes: object) -> Room:
+        plain = Room(
+            stage=10**6, build=10**6, stage_needs=lambda each: each.size, build_needs=lambda each: each.size
+        )
+        return replace(plain, **changes)
+
+    def seen(self, **sizes: int) -> Situation:
+        sources = [replace(source(path, "seen"), size=size) for path, size in sizes.items()]
+        receipts = {
+            one.path: Receipt("d", one.path, f"/f/{one.path}", one.size, one.sha256, "", "e", "verified")
+            for one in sources
+        }
+        return situation(*sources, receipts=receipts)
+
+    def test_nothing_is_staged_that_does_not_fit_and_nothing_overtakes_it(self) -> None:
+        now = self.seen(a=100, b=500, c=10)
+        assert decide(replace(now, room=self.room(stage=300)), 100.0) == (Stage("a", decode=False),)
+        assert decide(replace(now, room=self.room(stage=None)), 100.0) == ()
+
+    def test_a_build_begins_where_its_set_fits_and_the_first_of_all_wherever(self) -> None:
+        staged = situation(source("a", "staged"), source("b", "staged"))
+        assert decide(replace(staged, room=self.room(build=150)), 100.0) == (Build("a"),)
+        assert decide(replace(staged, room=self.room(build=50)), 100.0) == ()
+        assert decide(replace(staged, room=self.room(build=50, one_build=True)), 100.0) == (Build("a"),)
+
+    def test_a_set_takes_its_tokens_and_what_finds_its_documents(self) -> None:
+        assert set_bytes(BOOKS, 2) - set_bytes(None, 2) == 2000 + 160
+        assert measured_ratio([source("a", "staged")], 2) is None
+        big = replace(source("a"), size=10**6, books={**BOOKS, "tokens": 250_000})
+        assert math.isclose(measured_ratio([big], 2) or 0, 0.54, abs_tol=0.01)
+
+    def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self) -> None:
+        size = 8_000_000
+        one = replace(source("a", "building"), size=size)
+        whole = self.ESTIMATE.built(one)
+        work = Workload(unbuilt=[one], committed={"a": whole // 2})
+        assert self.ESTIMATE.hot_claims(Workload(unbuilt=[one]))["sets"] == whole
+        assert whole // 2 <= self.ESTIMATE.hot_claims(work)["sets"] <= whole * 5 // 8
+        staging = self.ESTIMATE.hot_claims(Workload(staging=[one]))
+        assert staging == {"sets": whole, "staging": size}
+        assert self.ESTIMATE.hot_claims(Workload(staging=[one], linked=True))["staging"] == 0
+        assert self.ESTIMATE.hot_claims(Workload(hydrating=[source("b")]))["sets"] == set_bytes(BOOKS, 2)
+        assert self.ESTIMATE.warm_claims(Workload(syncing=[source("b")])) == {"sets": set_bytes(BOOKS, 2)}
+
+    def test_before_there_is_a_tokenizer_one_set_is_reckoned_with_not_all(self) -> None:
+        three = [replace(source(path, "staged"), size=10**6) for path in "abc"]
+        alone = self.ESTIMATE.hot_claims(Workload(unbuilt=three[:1]))["sets"]
+        assert self.ESTIMATE.hot_claims(Workload(unbuilt=three, pinned=False))["sets"] == alone
