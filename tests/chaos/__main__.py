@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from chaos.driver import run_scenario
 from chaos.scenarios import find_scenarios
+from support.mounts import WHY_NOT, apart, is_apart
 
 EXAMPLES = """examples:
   scripts/chaos                                 every scenario, 10 kills each
@@ -46,6 +48,12 @@ def main(argv: list[str]) -> int:
     if unknown := sorted(set(chosen) - set(scenarios)):
         print(f"chaos: no scenario {', '.join(unknown)}; there are: {', '.join(scenarios)}", file=sys.stderr)
         return 64
+    if any(scenarios[name].mounts for name in chosen) and not is_apart():
+        again = apart([sys.executable, "-m", "chaos", *argv])
+        if again is not None:
+            os.execvp(again[0], again)
+        chosen = [name for name in chosen if not scenarios[name].mounts]
+        print(f"chaos: SKIPPED what mounts a small disk: {WHY_NOT}", file=sys.stderr)
     return _run([scenarios[name]() for name in chosen], options)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from chaos import strace
 from chaos.job import Job
@@ -21,12 +21,27 @@ from stoker.kit.process import ProcessId, signal_process
 _LOOK_S = 0.002
 
 
+class InCall(NamedTuple):
+    """A kill to come at the `when`th such call, of which strace will tell in `log`."""
+
+    call: str
+    when: int
+    log: Path
+
+
 class Launch:
     """How a scenario starts a process in this step: under strace where the strike wants it."""
 
     def __init__(self, strike: Strike | None, log: Path) -> None:
         self._strike = strike
         self._log = log
+
+    @property
+    def in_call(self) -> InCall | None:
+        """The call to be killed in; None for a strike at a moment, or none."""
+        if self._strike is None or self._strike.call is None:
+            return None
+        return InCall(self._strike.call, self._strike.when, self._log)
 
     def command(self, command: list[str]) -> list[str]:
         """The command to start: as it is, or killed in the call that was drawn."""
@@ -44,6 +59,7 @@ class Scenario(abc.ABC):
     longest_s: ClassVar[float] = 1.0  # timed kills fall within this long after a step began
     limit_s: ClassVar[float] = 60.0  # a step that takes longer has hung
     orphans_s: ClassVar[float] = 15.0  # how long what a killed process started may outlive it
+    mounts: ClassVar[bool] = False  # needs a namespace of mounts to itself (support.mounts)
 
     @abc.abstractmethod
     def start(self, directory: Path) -> None:
@@ -56,6 +72,9 @@ class Scenario(abc.ABC):
     @abc.abstractmethod
     def check(self) -> None:
         """Assert, after a job was done, that its result is right."""
+
+    def abandon(self) -> None:  # noqa: B027 - most scenarios have nothing to end
+        """End what lives on from step to step, whatever was found; called after every round."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +137,18 @@ def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) 
         rounds += 1
         place = directory / f"round-{rounds}"
         place.mkdir(parents=True)
-        scenario.start(place)
-        done = False
-        while not done and len(hits) < len(possible):
-            hit = _strike(scenario, possible[len(hits)], directory)
-            hits.append(hit)
-            done = hit.phase is None
-        if not done:
-            _finish(scenario, directory)
-        scenario.check()
+        try:
+            scenario.start(place)
+            done = False
+            while not done and len(hits) < len(possible):
+                hit = _strike(scenario, possible[len(hits)], directory)
+                hits.append(hit)
+                done = hit.phase is None
+            if not done:
+                _finish(scenario, directory)
+            scenario.check()
+        finally:
+            scenario.abandon()
         if len(hits) == len(possible):
             return Report(scenario.name, seed, rounds, tuple(hits), len(strikes) - len(possible))
 
@@ -138,6 +160,8 @@ def _strike(scenario: Scenario, strike: Strike, directory: Path) -> Hit:
     code = job.reap(scenario.limit_s, scenario.orphans_s)
     if strike.call is not None and (found := strace.where_killed(log)) is not None:
         return Hit(strike, f"{found[0]} in {job.phase(strike.target)}", found[1])
+    if job.instead is not None:
+        return Hit(strike, job.instead)
     if struck is not None and not (struck == job.process.pid and code == 0):  # else it ended just before
         return Hit(strike, job.phase(strike.target))
     assert code == 0, f"{scenario.name}: ended by itself with {code}, not killed (strike {strike})"

@@ -27,6 +27,8 @@ class Job:
     modules of tests/ can be run (`python -m chaos.scenarios.store`).
     """
 
+    instead: str | None = None  # whom a job that lives on killed when the call to die in never came
+
     def __init__(
         self, command: list[str], *, environ: Mapping[str, str] | None = None, output: Path | None = None
     ):

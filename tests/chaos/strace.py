@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 # One libc call is another system call on another machine; the question mark passes over those it lacks.
@@ -33,6 +34,25 @@ def killing(command: list[str], call: str, when: int, log: Path) -> list[str]:
         *("strace", "-f", "-q", "-y", "-o", str(log), "-e", "signal=none", "-e", f"trace={calls}"),
         *("-e", f"inject={calls}:signal=KILL:when={when}", "--", *command),
     ]
+
+
+def attached(pid: int, call: str, when: int, log: Path) -> list[str]:
+    """A command that kills a process that runs already, and what it starts, at its `when`th such call on."""
+    calls = _CALLS[call]
+    return [
+        *("strace", "-f", "-q", "-y", "-o", str(log), "-e", "signal=none", "-e", f"trace={calls}"),
+        *("-e", f"inject={calls}:signal=KILL:when={when}", "-p", str(pid)),
+    ]
+
+
+def let_go(tracer: subprocess.Popen[bytes]) -> None:
+    """End an attached strace: what it traced goes on. Where that died by its hand it may not hear a TERM."""
+    tracer.terminate()
+    try:
+        tracer.wait(2)
+    except subprocess.TimeoutExpired:
+        tracer.kill()
+        tracer.wait(20)
 
 
 def where_killed(log: Path) -> tuple[str, str] | None:

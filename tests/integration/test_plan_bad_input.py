@@ -1,0 +1,135 @@
+"""A run's history that somebody spoiled: refused with what to do, or healed; and nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.plan.log import read_plan
+from stoker.store.log import ChainedLog
+from support.audits import audit_of
+from support.training import TrainPipeline, make_training
+
+STEPS = 80
+# A set has some 36 batches: the plan names each on its own line, and gets into the second epoch.
+SETTINGS: dict[str, Any] = {
+    "plan": {"segment_tokens": 1000},
+    "train__global_batch": 16,
+    "train__checkpoint": {"every": None, "every_steps": 20, "keep_last": 2},
+    "train__evaluate": {"every_steps": None, "tokens": 0},
+    "train__model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def planned(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
+    """A finished run whose plan has three entries. Tests copy it, or put back what they changed."""
+    run = make_training(shard_sets, tmp_path_factory.mktemp("planned"), **SETTINGS, train__steps=STEPS)
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert len(lines(run)) == 3
+    return run
+
+
+def lines(run: TrainPipeline) -> list[bytes]:
+    return run.run.plan.read_bytes().splitlines()
+
+
+def bodies(run: TrainPipeline) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(run)]
+
+
+def rechained(home: Path, changed: Sequence[dict[str, Any]]) -> bytes:
+    """A log of these entries whose chain closes: what a careful hand, or another run, leaves."""
+    path = home / "rechained.jsonl"
+    path.unlink(missing_ok=True)
+    log = ChainedLog(path)
+    for body in changed:
+        log.append({key: value for key, value in body.items() if key != "prev"})
+    log.close()
+    return path.read_bytes()
+
+
+def edited(run: TrainPipeline, home: Path) -> bytes:
+    first, *rest = lines(run)
+    return b"\n".join([first.replace(b'"tail_tokens":', b'"tail_tokens":1'), *rest, b""])
+
+
+def reordered(run: TrainPipeline, home: Path) -> bytes:
+    first, second, third = lines(run)
+    return b"\n".join([second, first, third, b""])
+
+
+def without_the_middle(run: TrainPipeline, home: Path) -> bytes:
+    first, _, third = lines(run)
+    return b"\n".join([first, third, b""])
+
+
+def forged(run: TrainPipeline, home: Path) -> bytes:
+    first, second, third = bodies(run)
+    return rechained(home, [first, {**second, "windows": second["windows"] - 1}, third])
+
+
+def of_another_run(run: TrainPipeline, home: Path) -> bytes:
+    return rechained(home, [{**body, "run_id": "20200101T000000Z-00000000"} for body in bodies(run)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (edited, ("line 2", "put back the copy in the newest checkpoint")),
+        (reordered, ("line 1", "put back the copy in the newest checkpoint")),
+        (without_the_middle, ("line 2", "put back the copy in the newest checkpoint")),
+        (forged, ("entry 1 differs from the copy", "Restore plan.jsonl from that checkpoint")),
+        (of_another_run, ("20200101T000000Z-00000000",)),
+    ],
+)
+def test_a_spoiled_plan_is_refused_and_named_and_left_as_it_is(
+    planned: TrainPipeline,
+    tmp_path: Path,
+    spoil: Callable[[TrainPipeline, Path], bytes],
+    said: tuple[str, ...],
+) -> None:
+    good, launches = planned.run.plan.read_bytes(), len(planned.events("trainer_launched"))
+    bad = spoil(planned, tmp_path)
+    planned.run.plan.write_bytes(bad)
+    try:
+        ended = planned.once()
+        assert ended.returncode == 65, ended.stderr
+        for words in (*said, "plan.jsonl"):
+            assert words in ended.stderr
+        assert planned.run.plan.read_bytes() == bad
+        assert len(planned.events("trainer_launched")) == launches
+    finally:
+        planned.run.plan.write_bytes(good)
+
+
+def lost_its_end(run: TrainPipeline) -> None:
+    first, second, _ = lines(run)
+    run.run.plan.write_bytes(first + b"\n" + second[:40])
+
+
+def is_gone(run: TrainPipeline) -> None:
+    run.run.plan.unlink()
+
+
+@pytest.mark.parametrize("how", [lost_its_end, is_gone])
+def test_a_checkpoint_ahead_of_its_plan_gives_the_plan_back_and_the_run_goes_on(
+    planned: TrainPipeline, tmp_path: Path, how: Callable[[TrainPipeline], None]
+) -> None:
+    shutil.copytree(planned.data.home, tmp_path / "copy")
+    run = make_training(tmp_path, tmp_path / "copy", **SETTINGS, train__steps=STEPS + 20)
+    before = read_plan(run.run.plan)
+    how(run)
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert run.events("plan_restored")[-1]["source"] == f"step-{STEPS:09d}"
+    after = read_plan(run.run.plan)
+    assert after.hashes[: len(before.hashes)] == before.hashes
+    assert [row["step"] for row in run.rows()] == list(range(1, STEPS + 21))
+    assert audit_of(run.data.file)["findings"] == []
