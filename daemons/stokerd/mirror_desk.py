@@ -27,6 +27,7 @@ from stokerd.turns import Turns
 TEND_S = 1.0
 LOOK_AGAIN_S = 3600.0  # somebody may have cleared warm by hand
 COMPLAINT_S = 600.0
+BESIDE = ("copy", "prune")  # what goes on beside training
 HANGS = "a worker of an earlier supervisor hangs in a file system that does not answer; look at the mount"
 
 
@@ -82,7 +83,9 @@ class MirrorDesk:
 
     def cancel(self) -> None:
         """Stop and reap the worker: what it reads is about to be moved. A copy it began is gone on with."""
-        self.tasks.cancel()
+        if self.tasks.busy:
+            self.tasks.cancel()
+            self._look_at = 0.0  # it may have come to its end
         self._copying = None
 
     def history(self) -> History:
@@ -92,6 +95,10 @@ class MirrorDesk:
     def run_id(self) -> str | None:
         """The run's id, if its record is there."""
         return self.run_book.record.identity.run_id if self.run_book.record else None
+
+    def logs(self) -> list[str]:
+        """What else of the run should outlive its disk: rows and launches, for the audit and a replay."""
+        return [str(self.run.metrics), str(self.run.launches)]
 
     def status(self) -> dict[str, Any]:
         """How the mirror stands."""
@@ -124,9 +131,12 @@ class MirrorDesk:
             heldout = {"path": str(self.run.heldout), "sha256": held.sha256} if held else None
             source = str(self.run.checkpoints / one.name)
             self.book.begin(self._copy_of(one))
-            self._start("copy", source=source, digest=one.digest, heldout=heldout)
+            logs = {"run_id": self.run_id(), "paths": self.logs()}
+            self._start("copy", source=source, digest=one.digest, heldout=heldout, logs=logs)
         elif self._unwanted:
             self._start("prune", names=self._unwanted)
+        else:
+            self.succeeded(self._troubled_verb)  # what could not be done is no longer wanted
 
     def _wanted(self, history: History) -> list[Local]:
         return waiting(self.shelf.local(), self.book.copies, history, self.shelf.policy)
@@ -211,8 +221,8 @@ class MirrorDesk:
         self.trouble, self._troubled_verb = reason, verb
 
     def succeeded(self, verb: str) -> None:
-        """Something was done on warm; the trouble is over if it was with this, or with a look."""
-        if self.trouble is None or self._troubled_verb not in (verb, "list"):
+        """Something was done on warm: the trouble is over, unless it was with work still to be done."""
+        if self.trouble is None or (self._troubled_verb in BESIDE and verb != self._troubled_verb):
             return
         self.trouble = None
         self.patience.succeeded(SUBJECT)

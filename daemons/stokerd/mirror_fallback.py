@@ -124,7 +124,11 @@ class MirrorFallback:
         self.turns.doing = f"fetching checkpoint {copy.name} from the mirror"
         run = self.desk.run
         ended = self._errand(
-            "fetch", name=copy.name, checkpoints=str(run.checkpoints), heldout=str(run.heldout)
+            "fetch",
+            name=copy.name,
+            checkpoints=str(run.checkpoints),
+            heldout=str(run.heldout),
+            logs=self.desk.logs(),
         )
         if ended.result is None:
             self.desk.failed("fetch", ended.reason())
@@ -153,6 +157,8 @@ class MirrorFallback:
             message="it was not whole, or not there, on this disk",
         )
         self._told_heldout(result["heldout"])
+        if result["logs"]:
+            self.events.record("run_logs_restored", "warning", paths=result["logs"], source="mirror")
         return self.desk.shelf.proven(run.checkpoints / name, proof["body"], proof["digest"]), ""
 
     def _told_heldout(self, state: str) -> None:
@@ -178,7 +184,7 @@ class MirrorFallback:
         self.turns.pause(self._backoff.next(), f"{doing}: {reason}; trying")
 
     def _errand(self, verb: str, **words: Any) -> WorkerExit:
-        """Have the mirror's worker do something now; raises what a turn raises when a stop is asked meanwhile."""
+        """Have the mirror's worker do something now; raises as turn_or_stop does."""
         desk, tasks = self.desk, self.desk.tasks
         desk.cancel()
         desk.lent = True

@@ -182,6 +182,8 @@ def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
     assert one.run.plan.read_bytes() == plan
     assert one.train.record()["run_id"] == finished.record()["run_id"]
     assert one.train.tensors() == finished.tensors()
+    assert one.train.rows() == finished.rows()
+    assert audit_run(one.train.data.pipeline, deep=True).findings == ()
 
 
 def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(

@@ -11,7 +11,7 @@ import pytest
 
 from crash import Crash, CrashFound, check_crashes
 from stoker.checkpoints import mirror_copy
-from stoker.checkpoints.carrying import SourceBad, bring_heldout
+from stoker.checkpoints.carrying import SourceBad, bring_heldout, bring_log
 from stoker.checkpoints.mirror import list_mirror
 from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
 from stoker.checkpoints.mirror_worker import main, require_ours
@@ -19,6 +19,7 @@ from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import sweep_leftovers
 from stoker.store.errors import DataError, StorageError, UnavailableError
+from stoker.store.files import sweep_temporaries
 from stoker.store.layout import WarmLayout
 from support.checkpoint_data import seal
 
@@ -305,6 +306,22 @@ class TestCrashes:
             max_states=700,
         )
 
+    def test_a_log_is_the_earlier_copy_or_the_later_one(self) -> None:
+        def prepare(root: Path) -> None:
+            (root / "mirror").mkdir()
+            (root / "metrics.jsonl").write_bytes(b"{}\n{}\n")
+            (root / "mirror" / "metrics-r.jsonl").write_bytes(b"{}\n")
+
+        def bring(root: Path) -> None:
+            assert bring_log(root / "metrics.jsonl", root / "mirror" / "metrics-r.jsonl", nothing)
+
+        def one_of_both(root: Path, crash: Crash) -> None:
+            found = (root / "mirror" / "metrics-r.jsonl").read_bytes()
+            assert found == b"{}\n{}\n" or (found == b"{}\n" and not crash.complete)
+            assert names(root / "mirror") == ["metrics-r.jsonl"]
+
+        check_crashes(bring, lambda root: sweep_temporaries(root / "mirror"), one_of_both, prepare=prepare)
+
     def test_giving_up_leaves_a_whole_copy_or_none(self) -> None:
         def prepare(root: Path) -> None:
             self.prepare(root)
@@ -362,9 +379,11 @@ class TestWorker:
         with pytest.raises(UnavailableError, match="mount the disk"):
             require_ours(place.warm, place.mirror, "tiny", False)
 
-    def test_heldout_windows_go_along_and_come_back(self, place: Place, tmp_path: Path) -> None:
+    def test_heldout_windows_and_logs_go_along_and_come_back(self, place: Place, tmp_path: Path) -> None:
         heldout = tmp_path / "heldout.bin"
         heldout.write_bytes(b"windows")
+        rows = tmp_path / "metrics.jsonl"
+        rows.write_bytes(b"{}\n")
         held = {"sha256": hashlib.sha256(b"windows").hexdigest(), "windows": 1}
         source = place.seal(run_record={"heldout": held})
         told = self.do(
@@ -373,16 +392,25 @@ class TestWorker:
                 source=str(source),
                 digest=digest_of(source),
                 heldout={"path": str(heldout), "sha256": held["sha256"]},
+                logs={"run_id": "ab" * 16, "paths": [str(rows), str(tmp_path / "none.jsonl")]},
             )
         )
         assert told["heldout"] == "brought"
         heldout.unlink()
+        rows.unlink()
         shutil.rmtree(source)
         fetched = self.do(
-            place.task("fetch", name=told["name"], checkpoints=str(place.checkpoints), heldout=str(heldout))
+            place.task(
+                "fetch",
+                name=told["name"],
+                checkpoints=str(place.checkpoints),
+                heldout=str(heldout),
+                logs=[str(rows), str(tmp_path / "none.jsonl")],
+            )
         )
         assert (fetched["state"], fetched["heldout"]) == ("fetched", "brought")
         assert heldout.read_bytes() == b"windows"
+        assert (fetched["logs"], rows.read_bytes()) == ([str(rows)], b"{}\n")
         proof = fetched["proof"]
         assert isinstance(proof, dict)
         assert proof["body"]["step"] == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -12,7 +13,7 @@ from typing import Literal
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, FileEntry, read_body, write_sums
 from stoker.checkpoints.mirror import size_of
 from stoker.store.errors import DataError, StorageError, storage_errors
-from stoker.store.files import opened, write_all, write_atomic
+from stoker.store.files import fsync_dir, opened, temporary_beside, write_all, write_atomic
 from stoker.store.hashing import hash_file
 from stoker.store.names import inside
 
@@ -112,6 +113,41 @@ def bring_heldout(source: Path, target: Path, sha256: str) -> Literal["there", "
     if hash_file(target).sha256 != sha256:
         raise StorageError(f"{target} reads differently from what was written; check the disk", errno.EIO)
     return "brought"
+
+
+def bring_log(source: Path, target: Path, tell: Tell) -> bool:
+    """Make `target` a copy of a log as it is now, read back past the cache; False where there is none.
+
+    Raises StorageError where either disk fails.
+    """
+    temporary = temporary_beside(target)
+    try:
+        with storage_errors(f"copy {source} to", target), opened(source, os.O_RDONLY) as reader:
+            digest = _write_new(temporary, reader, tell)
+        if hash_file(temporary).sha256 != digest:
+            raise StorageError(f"{temporary} reads differently from what was written", errno.EIO)
+        with storage_errors("replace", target):
+            temporary.rename(target)
+            fsync_dir(target.parent)
+    except FileNotFoundError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def _write_new(target: Path, reader: int, tell: Tell) -> str:
+    digest, left, done = hashlib.sha256(), os.fstat(reader).st_size, 0
+    with opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writer:
+        while left and (chunk := os.read(reader, min(left, _CHUNK))):
+            digest.update(chunk)
+            write_all(writer, chunk)
+            left -= len(chunk)
+            done += len(chunk)
+            tell(done)
+        os.fsync(writer)
+    return digest.hexdigest()
 
 
 def _require_room(place: Path, needed: int) -> None:

@@ -2,6 +2,7 @@
 
     <warm>/checkpoints/<run>/t<timeline>/step-000001000-<first 8 hex of checkpoint.json's sha256>/
     <warm>/checkpoints/<run>/heldout-<first 8 hex of its sha256>.bin
+    <warm>/checkpoints/<run>/{metrics,launches}-<run id>.jsonl
 
 Two incarnations of one step, on another timeline or with another content, have two names. Whatever bears a
 name was proven past the cache before it got it.
@@ -68,6 +69,11 @@ def heldout_name(sha256: str) -> str:
     return f"heldout-{sha256[:MARK_HEX]}.bin"
 
 
+def log_name(log: Path, run_id: str) -> str:
+    """The name of the copy of one of the run's logs in its mirror."""
+    return f"{log.stem}-{run_id}{log.suffix}"
+
+
 def list_mirror(root: Path) -> list[Mirrored]:
     """Every copy in a run's mirror, in no order; a missing mirror has none. Raises OSError."""
     found = []
@@ -123,7 +129,8 @@ def superfluous(
     return [
         one
         for one in sorted(there, key=lambda one: (one.timeline, one.step))
-        if (one.step in gone if counts(one.timeline, one.step, history) else one.timeline < newest.timeline)
+        if one.run_id is not None
+        and (one.step in gone if counts(one.timeline, one.step, history) else one.timeline < newest.timeline)
     ]
 
 
@@ -134,7 +141,9 @@ def fallback(there: Iterable[Mirrored], history: History, above: int) -> list[Mi
 
 
 def _on_history(there: Iterable[Mirrored], history: History) -> dict[int, float | None]:
-    return {one.step: one.val_loss for one in there if counts(one.timeline, one.step, history)}
+    """Step to loss of what is there; a copy without a readable checkpoint.json neither counts nor goes."""
+    usable = (one for one in there if one.run_id is not None and counts(one.timeline, one.step, history))
+    return {one.step: one.val_loss for one in usable}
 
 
 def _timelines(root: Path) -> list[tuple[str, int]]:

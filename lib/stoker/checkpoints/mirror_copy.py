@@ -19,7 +19,7 @@ from stoker.checkpoints.mirror import MARK_HEX, leftovers, mirror_name
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading, unread
 from stoker.store.errors import DataError, StorageError, storage_errors
-from stoker.store.files import make_dir, move_durably, publish_dir, remove_tree
+from stoker.store.files import make_dir, move_durably, publish_dir, remove_tree, sweep_temporaries
 from stoker.store.names import inside, new_id
 
 
@@ -51,7 +51,7 @@ def copy_checkpoint(source: Path, mirror: Path, trash: Path, digest: str, tell: 
         sweep(mirror, trash, sparing=temporary)
         set_aside = None
         if os.path.lexists(target):
-            proof = _judged(target)
+            proof = _judged(target, tell)
             if proof.digest == digest:
                 return Copied(name, 0, proof.cached)
             if proof.verdict == "proven":
@@ -89,7 +89,7 @@ def fetch_checkpoint(copy: Path, checkpoints: Path, trash: Path, tell: Tell) -> 
         with reading(copy):
             return _fetch(copy, checkpoints, tell)
     except SourceBad as difference:
-        proof = _judged(copy)
+        proof = _judged(copy, tell)
         if proof.verdict == "proven":  # it read differently once
             raise StorageError(f"{copy}: {difference}, and then it is proven; tried again") from difference
         return Fetched("bad", proof.reason, set_aside=str(move_aside(copy, trash)))
@@ -150,6 +150,8 @@ def sweep(mirror: Path, trash: Path, sparing: Path | None = None) -> list[str]:
         left += sorted(trash.glob(f"{_trash_prefix(mirror)}t*"))
     for path in left:
         remove_tree(path)
+    if mirror.is_dir():
+        sweep_temporaries(mirror)
     return [str(path) for path in left]
 
 
@@ -175,9 +177,9 @@ def _proven_copy(temporary: Path, digest: str, tell: Tell) -> Proof:
     )
 
 
-def _judged(copy: Path) -> Proof:
+def _judged(copy: Path, tell: Tell) -> Proof:
     """The proof of what bears a name; StorageError where it cannot be known now."""
-    proof = prove_checkpoint(copy)
+    proof = prove_checkpoint(copy, progress=tell)
     if proof.verdict == "unreadable":
         raise StorageError(f"{copy}: {proof.reason}", errno.EIO)
     return proof

@@ -6,11 +6,11 @@ before, so that an empty folder in warm's place is no mirror. By verb:
 list   {"run_id": str or null}
        -> {"copies": [{"timeline", "step", "mark", "bytes", "run_id", "val_loss"}, ...], "foreign": [run ids],
            "timelines": the newest copy of timelines.jsonl, small files proven, or null}
-copy   {"source", "digest", "heldout": {"path", "sha256"} or null}
+copy   {"source", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
        -> {"name", "bytes", "cached", "set_aside", "heldout"}, or {"source_bad": reason}
-fetch  {"name", "checkpoints", "heldout": path or null}
+fetch  {"name", "checkpoints", "heldout": path or null, "logs": paths, brought where nothing is in them}
        -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
-           "heldout"}
+           "heldout", "logs": those that were brought}
 heldout {"path", "sha256"}  -> {"heldout"}
 prune  {"names": [...]}     -> {"gone": [...]}
 "heldout" is what became of heldout.bin: "there" (already), "brought", "missing", "bad" or "none" (wanted).
@@ -26,9 +26,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.carrying import PORTION_BYTES, SourceBad, bring_heldout
+from stoker.checkpoints.carrying import PORTION_BYTES, SourceBad, bring_heldout, bring_log
 from stoker.checkpoints.format import TIMELINES_COPY
-from stoker.checkpoints.mirror import Mirrored, heldout_name, list_mirror
+from stoker.checkpoints.mirror import Mirrored, heldout_name, list_mirror, log_name
 from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
 from stoker.checkpoints.portions import in_portions
 from stoker.checkpoints.proof import Progress, prove_checkpoint
@@ -94,7 +94,10 @@ def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) ->
     make_dir(mirror)
     held = task["heldout"]
     heldout = "none"
-    if held is not None:  # before the first checkpoint, which is no use without
+    # Before the checkpoint: where its copy is, there is all that goes with it.
+    for path in map(Path, task["logs"]["paths"]):
+        bring_log(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
+    if held is not None:
         heldout = _bring_heldout(Path(held["path"]), mirror / heldout_name(held["sha256"]), held["sha256"])
     try:
         copied = copy_checkpoint(Path(task["source"]), mirror, trash, task["digest"], tell)
@@ -105,14 +108,19 @@ def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) ->
 
 def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
     fetched = fetch_checkpoint(mirror / task["name"], Path(task["checkpoints"]), trash, tell)
-    told = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
+    told: dict[str, Any] = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
     if fetched.proof is None or fetched.proof.body is None:
-        return {**told, "proof": None, "heldout": "none"}
-    held = (fetched.proof.body.raw.get("run_record") or {}).get("heldout")
-    proof = as_message(task["name"], fetched.proof)
+        return {**told, "proof": None, "heldout": "none", "logs": []}
+    body = fetched.proof.body.raw
+    told |= {"proof": as_message(task["name"], fetched.proof), "heldout": "none"}
+    lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
+    told["logs"] = [
+        str(path) for path in lost if bring_log(mirror / log_name(path, str(body["run_id"])), path, tell)
+    ]
+    held = (body.get("run_record") or {}).get("heldout")
     if held is None or task["heldout"] is None:
-        return {**told, "proof": proof, "heldout": "none"}
-    return {**told, "proof": proof, **_heldout({"path": task["heldout"], **held}, mirror, trash, tell)}
+        return told
+    return told | _heldout({"path": task["heldout"], **held}, mirror, trash, tell)
 
 
 def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
