@@ -72,16 +72,18 @@ class CheckpointDesk:
 
     def _newest_here(self, history: History) -> Checkpoint | None:
         while (found := self.shelf.newest_candidate(history)) is not None:
-            self.turns.doing = f"proving checkpoint {found.path.name}"
-            ended = self.turns.errand(
-                "prove", found.path.name, PROOF_WORKER, _task(found.path), quiet_s=PROOF_QUIET_S
-            )
-            verdict = self._judge(found.path, ended)
+            verdict = self.prove_now(found.path)
             if verdict == "proven":
                 return self.shelf[found.path.name]
             if verdict == "unreadable":
                 self.turns.pause(RETRY_S, f"checkpoint {found.path.name} cannot be read now; trying")
         return None
+
+    def prove_now(self, path: Path) -> str:
+        """Have one proven and wait for it: `proven`, `invalid` (and then moved away) or `unreadable`."""
+        self.turns.doing = f"proving checkpoint {path.name}"
+        ended = self.turns.errand("prove", path.name, PROOF_WORKER, _task(path), quiet_s=PROOF_QUIET_S)
+        return self._judge(path, ended)
 
     def prove_new(self, history: History) -> bool:
         """Have whatever was sealed since proven in the background; True when a verdict came in."""

@@ -81,7 +81,7 @@ class LaunchWatch:
                 while (end := trainer.poll()) is None:
                     self.turns.turn()
                     self.hear(inbox)
-                    if self.context.stopping or self.stop_asked:
+                    if self.context.stopping or self.turns.changed or self.stop_asked:
                         self.stop(trainer)
                     self.judge(trainer)
                     meanwhile()

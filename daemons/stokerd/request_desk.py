@@ -1,24 +1,45 @@
-"""What others ask of the train supervisor: looked for every few seconds, answered in requests/done."""
+"""What others ask of the train supervisor: looked for every second, answered in requests/done."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from stoker.kit.context import DaemonContext
+from stoker.store.errors import StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.requests import finish_request, pending_requests
+from stoker.store.requests import Request, finish_request, pending_requests
 from stokerd.turns import Turns
 
-LOOK_S = 10.0
+LOOK_S = 1.0
+COMPLAINT_S = 60.0
+
+Consider = Callable[[Request], Mapping[str, Any] | None]
 
 
 class RequestDesk:
-    """The requests directory; nothing can be asked of this daemon yet, and who asks is told so."""
+    """The requests directory. Who is in charge of a verb answers at once, or None: it is acted on later."""
 
-    def __init__(self, context: DaemonContext, turns: Turns) -> None:
-        self.layout, self.turns = context.layout, turns
+    def __init__(self, context: DaemonContext, turns: Turns, verbs: Mapping[str, Consider]) -> None:
+        self.layout, self.events, self.turns = context.layout, context.events, turns
+        self.verbs = verbs
 
     def look(self) -> None:
-        """Answer what is new."""
-        if self.turns.due("requests", LOOK_S):
+        """Answer what is new, or leave it for later while nothing can be written."""
+        if not self.turns.due("requests", LOOK_S):
+            return
+        try:
             for request in pending_requests(self.layout, TRAIN_SUPERVISOR):
-                refusal = {"refused": f"unknown verb {request.verb}"}
-                finish_request(self.layout, TRAIN_SUPERVISOR, request, refusal)
+                outcome = self.consider(request)
+                if outcome is not None:
+                    finish_request(self.layout, TRAIN_SUPERVISOR, request, outcome)
+        except StorageError as problem:
+            if self.turns.due("request trouble", COMPLAINT_S):
+                self.events.record("storage_trouble", "warning", message=str(problem))
+
+    def consider(self, request: Request) -> Mapping[str, Any] | None:
+        """The answer to a request; None for one that waits for its time."""
+        if request.verb not in self.verbs:
+            known = ", ".join(sorted(self.verbs))
+            return {"refused": f"unknown verb {request.verb}; this daemon knows {known}"}
+        return self.verbs[request.verb](request)

@@ -10,10 +10,11 @@ from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
-from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
+from stoker.plan.timelines import Timelines, ancestry, on_history, read_timelines, skips
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.checkpoints import Checkpoint
+from stoker.supervise.forking import check_copy
 from stoker.supervise.horizon import consumed, finished_at, last_step
 from stoker.supervise.launches import read_launches
 from stoker.supervise.low_water import mark
@@ -45,6 +46,12 @@ class RunAccounts:
         """The run's rollbacks as they are on disk."""
         return read_timelines(self.run.timelines)
 
+    def counts(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether a proven checkpoint is of the run's current history."""
+        if checkpoint is None:
+            return True
+        return on_history(ancestry(self.timelines()), int(checkpoint.body["timeline"]), checkpoint.step)
+
     def skips(self) -> tuple[Skip, ...]:
         """What the current timeline passes over."""
         return skips(self.timelines())
@@ -61,6 +68,7 @@ class RunAccounts:
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > launches[-1].resume_step:
             self.book.fruitful()  # the last launch got this far, whoever saw to it then
+        check_copy(self.run, checkpoint.path)
         self.planner.belongs_to(self.book.begun.identity.run_id)
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)

@@ -66,6 +66,11 @@ class RunBook:
         """The launch was stopped as this daemon was asked to stop: nothing speaks against it."""
         self.change(fruitless=max(0, self.begun.fruitless - 1))
 
+    def rolled_back(self, step: int) -> None:
+        """The run goes on from a step it went back to, whatever had become of it after that."""
+        self.record = self.begun.gone_back(step)
+        self.change()
+
     def fruitful(self) -> None:
         """Something was got by, or mended: what was counted before says nothing any more."""
         if self.begun.fruitless:

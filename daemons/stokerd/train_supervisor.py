@@ -39,9 +39,10 @@ from stokerd.launch_watch import LaunchWatch
 from stokerd.provisions import Provisions
 from stokerd.repairs import SetLost
 from stokerd.request_desk import RequestDesk
+from stokerd.rollback_desk import RollbackDesk
 from stokerd.run_accounts import RunAccounts
 from stokerd.run_book import RunBook
-from stokerd.turns import Stopped, Turns
+from stokerd.turns import Changed, Stopped, Turns
 
 LOOK_S = 1.0  # between two looks at checkpoints and plan while the trainer runs
 REQUESTS_S = 10.0
@@ -73,7 +74,6 @@ class TrainSupervisor:
         self.layout, self.train_config = context.layout, context.pipeline.train
         self.run = self.layout.run(self.train_config.run)
         self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
-        self.requests = RequestDesk(context, self.turns)
         self.turns.each, self.turns.show = self.each_turn, self.show
         self.ground = Ground(context, self.turns)
         self.meters = Meters(context.metrics)
@@ -87,6 +87,8 @@ class TrainSupervisor:
         self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan, run_id)
         self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
+        self.rollbacks = RollbackDesk(context, self.turns, self.desk, self.book, self.planner)
+        self.requests = RequestDesk(context, self.turns, {"rollback": self.rollbacks.consider})
         self.watch: LaunchWatch | None = None
         self.last: Exit | None = None  # how the last launch ended, until that was answered
         self.at_rest = False  # finished, and nothing will be launched any more
@@ -98,20 +100,33 @@ class TrainSupervisor:
         self.context.ready("taking up the run")
         while True:
             try:
-                with self.ground.clear() as lock:  # a launch takes the lock with it
-                    code = self.round(lock)
-            except StorageError as problem:  # a full disk passes; what was running is asked to save and end
-                self.events.record("storage_trouble", "warning", message=str(problem))
-                self.turns.drop_work()
-                self.desk.drop_work()
-                self.turns.pause(self.backoff.next(), "the state directory cannot be used; trying")
+                code = self.next_round()
+            except Changed:  # a rollback is asked for: what was waited for may not be wanted any more
+                self.drop_work()
+                self.turns.changed = ""
                 continue
             if code is not None:
                 return code
 
+    def next_round(self) -> int | None:
+        """One round on ground that is clear of any earlier launch, once the state directory can be used."""
+        try:
+            with self.ground.clear() as lock:  # a launch takes the lock with it
+                return self.round(lock)
+        except StorageError as problem:  # a full disk passes; what was running is asked to save and end
+            self.events.record("storage_trouble", "warning", message=str(problem))
+            self.drop_work()
+            self.turns.pause(self.backoff.next(), "the state directory cannot be used; trying")
+            return None
+
     def round(self, lock: Lock) -> int | None:
         """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
+        self.at_rest = False
+        if self.rollbacks.take_up():
+            self.last = self.watch = None
         checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
+        if not self.accounts.counts(checkpoint):
+            return None  # it could not be told before: it is past a fork, and is moved away now
         self.accounts.settle(checkpoint)
         self.desk.see_to_heldout()
         self.keep_books(checkpoint)
@@ -230,8 +245,7 @@ class TrainSupervisor:
         self.provisions.needed = {}  # proven now; what leaves and comes back is no trouble to who has it open
         ending = self.watch.run(lock, self.look_after)
         self.accounts.pace.interrupted()
-        self.turns.drop_work()
-        self.desk.drop_work()
+        self.drop_work()
         exit_ = classify(ending)
         self.meters.restarts.labels(exit_.kind).inc()
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
@@ -321,6 +335,11 @@ class TrainSupervisor:
         return 0
 
     # Small things
+
+    def drop_work(self) -> None:
+        """Stop the workers; what they found out is asked again."""
+        self.turns.drop_work()
+        self.desk.drop_work()
 
     def each_turn(self) -> None:
         """What is looked at however long something else takes."""

@@ -19,6 +19,10 @@ class Stopped(Exception):
     """A stop was asked while nothing but waiting was going on."""
 
 
+class Changed(Exception):
+    """What the story stands on is about to change: its round is begun again."""
+
+
 class Turns:
     """One loop for a story that is told in sequence.
 
@@ -32,6 +36,7 @@ class Turns:
         self.crew = crew
         self.crews = [crew]  # all whose workers are children of this daemon; it hears the first
         self.doing = "starting"
+        self.changed = ""  # what is about to change, in words: waiting ends, a trainer is stopped
         self.gap_s = 0.0
         self.guard_pid: int | None = None
         self.each: Callable[[], None] = lambda: None
@@ -57,10 +62,12 @@ class Turns:
         self.context.beat(*self.show())
 
     def turn_or_stop(self, timeout_s: float = TURN_S) -> None:
-        """The same; raises Stopped when a stop was asked."""
+        """The same; raises Stopped when a stop was asked, Changed when the round is to begin again."""
         self.turn(timeout_s)
         if self.context.stopping:
             raise Stopped
+        if self.changed:
+            raise Changed(self.changed)
 
     def pause(self, seconds: float, doing: str) -> None:
         """Turn for so long, unless a stop is asked."""

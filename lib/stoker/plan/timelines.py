@@ -16,16 +16,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Timeline:
-    """A fork: steps of `parent` after `from_step` are given up, and the `skip` ranges passed over."""
+    """A fork: steps of `parent` after `from_step` are given up, and the `skip` ranges passed over.
+
+    `request` is the id of the request that asked for it, empty where nobody did.
+    """
 
     number: int
     parent: int
     from_step: int
     skip: tuple[Skip, ...]
     reason: str
+    request: str = ""
 
     def body(self) -> dict[str, Any]:
+        asked = {"request": self.request} if self.request else {}
         return {
+            **asked,
             "v": 1,
             "timeline": self.number,
             "parent": self.parent,
@@ -172,4 +178,5 @@ def _parse(body: Mapping[str, Any]) -> Timeline:
         from_step=body["from"],
         skip=tuple((Position.parse(first), Position.parse(last)) for first, last in spans),
         reason=str(body.get("reason", "")),
+        request=str(body.get("request", "")),
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
+
+from stoker.store.errors import DataError
+from stoker.store.record import read_record, write_record
 
 RunState = Literal["waiting", "running", "finished", "failed"]
 
@@ -73,6 +77,10 @@ class RunRecord:
         """What a checkpoint carries of it: the part that cannot be found out again."""
         return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
 
+    def gone_back(self, step: int) -> RunRecord:
+        """This record after a rollback to a step, whatever had become of the run after that."""
+        return self.moved(state="waiting", finished=None, reason=None, fruitless=0, best_step=step)
+
     def moved(self, **changes: Any) -> RunRecord:
         """This record with some fields changed."""
         return replace(self, **changes)
@@ -113,3 +121,20 @@ def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:
         for name in FIXED
         if name in wanted and wanted[name] != getattr(record, name)
     ]
+
+
+def reset_record(path: Path, step: int, *, write: bool = False) -> RunRecord:
+    """run.json of a run that goes back to a step, written with `write`; for whoever holds its owner's lock.
+
+    DataError where there is none, or none that can be read.
+    """
+    try:
+        record = parse_record(read_record(path))
+    except FileNotFoundError as problem:
+        raise DataError(f"{path} is not there: the run has not begun") from problem
+    except ValueError as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    record = record.gone_back(step)
+    if write:
+        write_record(path, record.body())
+    return record

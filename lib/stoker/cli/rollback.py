@@ -1,0 +1,163 @@
+"""`stoker rollback`: asks the train supervisor, or does its work where it is not running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.kit.daemon import COMMAND_PURPOSE
+from stoker.kit.lock import Lock, read_holder
+from stoker.kit.process import processes_with_environment
+from stoker.plan.log import read_plan
+from stoker.plan.timelines import read_timelines
+from stoker.store.errors import DataError, LockHeld, Transient
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
+from stoker.supervise.forking import finish, prove_target, restore_lost, roll_back, standing
+from stoker.supervise.record import reset_record
+from stoker.supervise.rollback import RollbackRefused, already, decide, outcome_of, parse_ask
+
+POLL_S = 0.2
+TRAINER_PATIENCE_S = 20.0  # a daemon that starts meanwhile waits 30 s for a command
+
+
+def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[list[int]]:
+    """FROM:TO as pairs of steps."""
+    pairs = [value.partition(":") for value in values]
+    for value, (first, _colon, last) in zip(values, pairs, strict=True):
+        if not (first.isdigit() and last.isdigit()):
+            raise click.BadParameter(f"{value!r} is not FROM:TO, two steps")
+    return [[int(first), int(last)] for first, _colon, last in pairs]
+
+
+@click.command(
+    epilog="Example: stoker rollback /etc/stoker/fineweb.yaml 9000 --skip 9200:9300 --reason spike"
+)
+@pipeline_file
+@click.argument("step", type=click.IntRange(min=0))
+@click.option(
+    "--skip",
+    "spans",
+    metavar="FROM:TO",
+    multiple=True,
+    callback=_spans,
+    help="Pass over what the steps FROM < s <= TO were trained on; may be given several times.",
+)
+@click.option("--reason", default="operator", help="What to write down as the reason.")
+@json_option
+def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
+    """Go back to the checkpoint of STEP (0: the beginning), and go on from there on a new timeline.
+
+    A trainer that runs is stopped first. The checkpoints of the steps given up are moved to abandoned/. With
+    the train supervisor down it is done at once, and shows at its next start.
+    """
+    pipeline = load_pipeline(file)
+    run = pipeline.layout.run(pipeline.train.run)
+    args = {"to": step, "skip": spans, "reason": reason}
+    condition = {"timeline": read_timelines(run.timelines).current}
+    outcome = _see_to(pipeline, args, condition, quiet=as_json)
+    if as_json:
+        print_json(outcome)
+    if "refused" in outcome:
+        if not as_json:
+            click.echo(f"stoker: not rolled back: {outcome['refused']}", err=True)
+        return 65
+    if not as_json:
+        moved, windows = len(outcome["moved"]), outcome["skipped_windows"]
+        passed = f", {windows} windows are passed over" if windows else ""
+        click.echo(
+            f"rolled back to step {outcome['from']}: timeline {outcome['timeline']}{passed}, "
+            f"{moved} checkpoint{'s' * (moved != 1)} moved to abandoned/t{outcome['left']}"
+        )
+    return 0
+
+
+def _see_to(
+    pipeline: Pipeline, args: Mapping[str, Any], condition: Mapping[str, Any], *, quiet: bool
+) -> dict[str, Any]:
+    """Have it done by the supervisor, or do it where there is none; returns the outcome.
+
+    A supervisor that ends before it has answered leaves the request to us.
+    """
+    become_owner(pipeline.state)
+    asked: str | None = None
+    while True:
+        if asked is not None and (outcome := read_outcome(pipeline.layout, asked)) is not None:
+            return outcome
+        try:
+            lock = Lock.acquire(pipeline.layout.lock(TRAIN_SUPERVISOR), purpose=COMMAND_PURPOSE)
+        except LockHeld:
+            if asked is None:
+                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, "rollback", args, condition)
+                if not quiet:
+                    click.echo(f"asked the train supervisor (request {asked}); waiting for it", err=True)
+            time.sleep(POLL_S)
+            continue
+        with lock:
+            if asked is None:
+                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, "rollback", args, condition)
+            for request in pending_requests(pipeline.layout, TRAIN_SUPERVISOR):
+                if request.id == asked:
+                    _do_it(pipeline, request)
+
+
+def _do_it(pipeline: Pipeline, request: Request) -> None:
+    """The supervisor's work, with its lock held; the request is answered as it would be by it."""
+    run = pipeline.layout.run(pipeline.train.run)
+    with _nothing_alive(pipeline):
+        try:
+            ask = parse_ask(request.args, request.condition, request.id)
+            record = reset_record(run.record, ask.to)
+            restore_lost(run)
+            finish(run, pipeline.quarantine)
+            plan = read_plan(run.plan, record.identity.run_id)
+            fork = already(ask, read_timelines(run.timelines))
+            moved: tuple[str, ...] = ()
+            if fork is None:
+                fork = decide(ask, standing(run, plan, pipeline.train.global_batch))
+                prove_target(run, fork.from_step)
+                reset_record(run.record, ask.to, write=True)
+                moved = roll_back(run, fork, pipeline.quarantine).names
+            outcome = outcome_of(fork, plan, moved)
+        except (RollbackRefused, DataError) as refusal:
+            outcome = {"refused": str(refusal)}
+    finish_request(pipeline.layout, TRAIN_SUPERVISOR, request, outcome)
+
+
+def _nothing_alive(pipeline: Pipeline) -> Lock:
+    """The run's trainer.lock, once a trainer that an ended supervisor has left has saved and ended."""
+    run = pipeline.layout.run(pipeline.train.run)
+    give_up = time.monotonic() + TRAINER_PATIENCE_S
+    while True:
+        with contextlib.suppress(LockHeld):
+            lock = Lock.acquire(run.trainer_lock, purpose="rollback")
+            alive = processes_with_environment("STOKER_RUN_DIR", str(run.root))
+            if read_holder(run.rank0_lock) is None and not alive:
+                return lock
+            lock.release()
+        if time.monotonic() >= give_up:
+            raise Transient(
+                f"a trainer of run {pipeline.train.run} is alive without its supervisor (see "
+                f"{run.rank0_lock}): wait for its end, or start the train supervisor, which sees to it"
+            )
+        time.sleep(POLL_S)
+
+
+def become_owner(state: Path) -> None:
+    """Root writes in a state directory as its owner does: what root owns, the daemons could not change."""
+    if os.geteuid() != 0:
+        return
+    found = state.stat()
+    if found.st_uid != 0:
+        os.setgroups([])
+        os.setgid(found.st_gid)
+        os.setuid(found.st_uid)

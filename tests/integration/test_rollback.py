@@ -1,0 +1,118 @@
+"""Rollbacks with the real supervisor and trainer: by request while training, across kills, and by command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.process import signal_process
+from stoker.plan.timelines import ancestry, committed, read_timelines
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.requests import file_request, read_outcome
+from stoker.supervise.audit import audit_run
+from support.training import TrainPipeline, make_training
+from support.waiting import wait_until
+
+STEPS = 80
+
+
+def ask(run: TrainPipeline, to: int, skip: list[list[int]], timeline: int) -> str:
+    args = {"to": to, "skip": skip, "reason": "test"}
+    return file_request(run.data.pipeline.layout, TRAIN_SUPERVISOR, "rollback", args, {"timeline": timeline})
+
+
+def outcome(run: TrainPipeline, request: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    layout = run.data.pipeline.layout
+    return wait_until(lambda: read_outcome(layout, request), timeout_s, "the answer to the request")
+
+
+def command(run: TrainPipeline, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from stoker.cli.main import main; main(sys.argv[1:])"
+    line = [sys.executable, "-P", "-c", code, "rollback", str(run.data.file), *words, "--json"]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+def history(run: TrainPipeline) -> list[dict[str, Any]]:
+    """The training steps that count, by step."""
+    forks = ancestry(read_timelines(run.run.timelines))
+    rows = committed(run.rows(), forks, lambda row: (row["timeline"], row["step"], "loss" in row))
+    return [row for row in rows if "loss" in row]
+
+
+def test_a_rollback_asked_for_while_training_survives_the_supervisors_death(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    run = make_training(
+        shard_sets,
+        tmp_path / "asked",
+        train__steps=STEPS,
+        train__checkpoint={"every_steps": 20, "keep_every": 20},
+        quarantine={"keep_checkpoints": 99},
+    )
+    first = run.start()
+    second = None
+    try:
+        trainer = run.wait_for_step(33)
+        signal_process(trainer, signal.SIGSTOP)  # it stays in the middle while we ask
+        asked = ask(run, 20, [[20, 25], [30, 31]], 0)
+        wait_until(lambda: run.events("rollback_asked"), 30, "the supervisor's notice of it")
+        first.kill()
+        signal_process(trainer, signal.SIGCONT)
+        second = run.start()
+        assert outcome(run, asked) | {"moved": []} == {
+            "timeline": 1,
+            "left": 0,
+            "from": 20,
+            "skipped_windows": 24,
+            "moved": [],
+        }
+        assert "on timeline 1, not on 0" in outcome(run, ask(run, 20, [], 0))["refused"]
+        assert "possible are" in outcome(run, ask(run, 15, [], 1))["refused"]
+        wait_until(lambda: run.record().get("state") == "finished", 90, "the end of the run")
+    finally:
+        for daemon in (first, second):
+            if daemon is not None and daemon.process.poll() is None:
+                daemon.stop()
+    rows = history(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["timeline"] for row in rows] == [0] * 20 + [1] * (STEPS - 20)
+    assert rows[-1]["tokens"] == STEPS * 4 * 64
+    audit = audit_run(run.data.pipeline)
+    assert audit.findings == ()
+    assert (audit.plan.applied, audit.plan.skipped) == (STEPS * 4, 24)
+    abandoned = sorted(path.name for path in (run.run.abandoned / "t0").iterdir())
+    assert abandoned and "step-000000020" not in abandoned
+
+    # With the supervisor down the command does it, and the next one goes on from there.
+    assert command(run, "35").returncode == 65
+    done = command(run, "40", "--skip", "50:51", "--reason", "spike")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["timeline"] == 2
+    assert run.checkpoints() == ["step-000000020", "step-000000040"]
+    assert run.once().returncode == 0
+    assert [row["timeline"] for row in history(run)] == [0] * 20 + [1] * 20 + [2] * (STEPS - 40)
+    audit = audit_run(run.data.pipeline)
+    assert audit.findings == ()
+    assert (audit.plan.applied, audit.plan.skipped) == (STEPS * 4, 28)
+
+
+def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
+    finished: TrainPipeline, tmp_path: Path
+) -> None:
+    run = make_training(finished.data.home, tmp_path / "again")
+    daemon = run.start()
+    try:
+        wait_until(lambda: run.data.status(TRAIN_SUPERVISOR).get("at_rest"), 30, "the rest")
+        told = command(run, "0")
+        assert told.returncode == 0, told.stderr
+        wait_until(lambda: run.record().get("finished") and run.checkpoints()[-1:] == ["step-000000060"], 60)
+    finally:
+        assert daemon.stop() == 0
+    same = [{**row, "timeline": 0} for row in history(run)]
+    assert same == [row for row in finished.rows() if "loss" in row]
+    assert run.tensors() == finished.tensors()
+    assert audit_run(run.data.pipeline).findings == ()

@@ -1,0 +1,298 @@
+"""Rollbacks: what can be gone back to, which windows are passed over, and a crash anywhere on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.checker import Crash, CrashFound, check_crashes
+from stoker.checkpoints.format import checkpoint_name
+from stoker.checkpoints.select import candidates, counts, find_checkpoints
+from stoker.config.schema import Quarantine
+from stoker.plan.log import Plan
+from stoker.plan.positions import Position
+from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines
+from stoker.store.errors import DataError
+from stoker.store.layout import RunLayout
+from stoker.store.log import ChainedLog
+from stoker.supervise import forking
+from stoker.supervise.forking import Moved, check_copy, finish, restore_lost, roll_back, standing
+from stoker.supervise.rollback import (
+    Ask,
+    RollbackRefused,
+    Standing,
+    already,
+    decide,
+    parse_ask,
+    skipped_windows,
+)
+from support.checkpoint_data import seal
+from support.plan_data import plan_of, segment
+
+BATCH = 4
+PLAN = plan_of(segment(0, 40), segment(1, 200))
+ROOMY = Quarantine(keep_checkpoints=9)
+
+
+class Run:
+    """A run of four windows a step, with rows and checkpoints but no trainer."""
+
+    def __init__(self, root: Path) -> None:
+        self.layout = RunLayout(root)
+        self.layout.create()
+        self.at: dict[int, Position] = {0: Position(0, 0)}
+
+    def train(self, first: int, last: int, *, every: int = 10, timeline: int = 0) -> None:
+        with self.layout.metrics.open("ab") as rows:
+            for step in range(first, last + 1):
+                windows = step * BATCH
+                self.at[step] = Position(0, windows) if windows <= 40 else Position(1, windows - 40)
+                row = {"step": step, "timeline": timeline, "loss": 1.0, "position": self.at[step].as_list()}
+                rows.write(json.dumps(row).encode() + b"\n")
+                if step % every == 0:
+                    self.seal(step, timeline)
+
+    def seal(self, step: int, timeline: int) -> None:
+        copy = self.layout.timelines.read_bytes() if self.layout.timelines.exists() else b""
+        seal(
+            self.layout.checkpoints,
+            step,
+            timeline=timeline,
+            position=self.at[step].as_list(),
+            files={"timelines.jsonl": copy},
+        )
+
+    def standing(self) -> Standing:
+        return standing(self.layout, PLAN, BATCH)
+
+    def roll_back(self, to: int, *skip: tuple[int, int], budget: Quarantine = ROOMY) -> Moved:
+        return roll_back(self.layout, decide(Ask(to, skip), self.standing()), budget)
+
+    def here(self) -> list[int]:
+        return sorted(one.step for one in find_checkpoints(self.layout.checkpoints))
+
+    def abandoned(self) -> list[str]:
+        return sorted(f"{path.parent.name}/{path.name[-2:]}" for path in self.layout.abandoned.glob("t*/*"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Forty steps on timeline 0, sealed every ten."""
+    run = Run(tmp_path_factory.mktemp("trained") / "main")
+    run.train(1, 40)
+    return run
+
+
+@pytest.fixture
+def run(trained: Run, tmp_path: Path) -> Run:
+    shutil.copytree(trained.layout.root, tmp_path / "main")
+    run = Run(tmp_path / "main")
+    run.at = dict(trained.at)
+    return run
+
+
+def test_the_steps_after_the_one_gone_back_to_are_moved_and_what_they_skip_is_written_down(run: Run) -> None:
+    moved = run.roll_back(20, (20, 25), (30, 31))
+    (fork,) = read_timelines(run.layout.timelines).forks
+    assert (fork.parent, fork.from_step) == (0, 20)
+    assert fork.skip == ((Position(1, 40), Position(1, 60)), (Position(1, 80), Position(1, 84)))
+    assert skipped_windows(PLAN, fork.skip) == 24
+    assert moved.names == ("step-000000030", "step-000000040")
+    assert (run.here(), run.abandoned()) == ([10, 20], ["t0/30", "t0/40"])
+
+
+def test_a_second_rollback_on_top_and_one_to_before_the_first_fork(run: Run) -> None:
+    run.roll_back(20)
+    run.train(21, 40, timeline=1)
+    run.roll_back(30)
+    assert (run.here(), run.abandoned()) == ([10, 20, 30], ["t0/30", "t0/40", "t1/40"])
+    run.train(31, 40, timeline=2)
+    run.roll_back(10, (15, 20))
+    assert run.here() == [10]
+    assert run.abandoned() == ["t0/30", "t0/40", "t1/40", "t2/20", "t2/30", "t2/40"]
+    timelines = read_timelines(run.layout.timelines)
+    assert ancestry(timelines) == [(3, None), (2, 10), (1, 10), (0, 10)]
+    assert timelines.forks[2].skip == ((run.at[15], run.at[20]),)  # steps that timeline 0 made
+
+
+def test_a_span_over_what_was_skipped_before_counts_its_windows_once(run: Run) -> None:
+    run.roll_back(20, (20, 25))
+    skip = read_timelines(run.layout.timelines).forks[0].skip
+    assert skipped_windows(PLAN, (*skip, (Position(1, 50), Position(1, 70)))) == 30
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (Ask(15), "possible are 40, 30, 20, 10, 0"),
+        (Ask(50), "possible are"),
+        (Ask(20, timeline=1), "on timeline 0, not on 1"),
+        (Ask(20, ((10, 30),)), "no span of steps after step 20"),
+        (Ask(20, ((30, 30),)), "no span"),
+        (Ask(20, ((30, 90),)), "is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_could(run: Run, ask: Ask, said: str) -> None:
+    with pytest.raises(RollbackRefused, match=said):
+        decide(ask, run.standing())
+
+
+def test_steps_without_a_row_are_recounted(run: Run) -> None:
+    place = run.standing().place
+    assert place(45) == Position(1, 140)
+    run.layout.metrics.unlink()
+    assert run.standing().place(33) == Position(1, 92)  # from the checkpoint of step 30
+
+
+def test_the_beginning_is_always_possible(run: Run) -> None:
+    run.roll_back(0)
+    assert run.here() == []
+    assert ancestry(read_timelines(run.layout.timelines)) == [(1, None), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("args", "condition", "said"),
+    [
+        ({}, None, "to=None is no step"),
+        ({"to": -1}, None, "no step"),
+        ({"to": True}, None, "no step"),
+        ({"to": 1, "skips": []}, None, "no 'skips'"),
+        ({"to": 1, "skip": [[1]]}, None, "not a list of"),
+        ({"to": 1, "skip": 3}, None, "not a list of"),
+        ({"to": 1}, {"timeline": "0"}, "no timeline"),
+        ({"to": 1}, {"step": 0}, "no 'step'"),
+    ],
+)
+def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any, said: str) -> None:
+    with pytest.raises(RollbackRefused, match=said):
+        parse_ask(args, condition)
+
+
+def test_a_request_that_was_acted_on_is_known_again() -> None:
+    ask = parse_ask({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}, "r-7")
+    assert ask == Ask(10, ((10, 12),), "nan", 0, "r-7")
+    fork = Timeline(1, 0, 10, (), "nan", "r-7")
+    assert already(ask, Timelines((fork,))) == fork
+    assert already(Ask(10), Timelines((Timeline(1, 0, 10, (), ""),))) is None
+
+
+def test_abandoned_checkpoints_keep_to_their_budget_oldest_first(run: Run) -> None:
+    moved = run.roll_back(10, budget=Quarantine(keep_checkpoints=2))
+    assert (moved.dropped, run.abandoned()) == (("t0/step-000000020",), ["t0/30", "t0/40"])
+    assert run.roll_back(0, budget=Quarantine(keep_checkpoints=2, keep_bytes=1)).dropped == (
+        "t0/step-000000030",
+        "t0/step-000000040",
+    )
+    assert run.abandoned() == ["t1/10"]
+
+
+def test_timelines_that_were_lost_or_cut_come_back_from_the_newest_checkpoint(run: Run) -> None:
+    run.roll_back(20)
+    run.train(21, 30, timeline=1)
+    run.roll_back(30)
+    run.train(31, 40, timeline=2)
+    whole = run.layout.timelines.read_bytes()
+    run.layout.timelines.unlink()
+    assert restore_lost(run.layout) == 2
+    assert run.layout.timelines.read_bytes() == whole
+    run.layout.timelines.write_bytes(whole[: len(whole) - 20])
+    assert restore_lost(run.layout) == 1
+    assert read_timelines(run.layout.timelines).current == 2
+    assert restore_lost(run.layout) == 0
+
+
+def test_a_lost_line_that_nobody_has_a_copy_of_stops_the_run(run: Run) -> None:
+    run.roll_back(20)
+    run.layout.timelines.write_bytes(b"")
+    with pytest.raises(DataError, match="timeline 1: a rollback's line is lost"):
+        restore_lost(run.layout)
+
+
+def edited(lines: list[bytes]) -> list[bytes]:
+    return [lines[0].replace(b'"from":20', b'"from":10'), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [edited, lambda lines: lines[::-1], lambda lines: lines[1:], lambda lines: [edited(lines[:1])[0]]],
+    ids=["edited", "reordered", "first removed", "last edited"],
+)
+def test_timelines_that_were_changed_are_refused(run: Run, change: Callable[[Any], list[bytes]]) -> None:
+    run.roll_back(20)
+    run.train(21, 30, timeline=1)
+    run.roll_back(30)
+    run.train(31, 40, timeline=2)
+    lines = run.layout.timelines.read_bytes().splitlines(keepends=True)
+    run.layout.timelines.write_bytes(b"".join(change(lines)))
+    with pytest.raises(DataError, match=r"lines were changed|two histories"):
+        restore_lost(run.layout)
+        check_copy(run.layout, run.layout.checkpoints / checkpoint_name(40))
+
+
+def test_a_last_line_that_was_edited_is_found_by_the_checkpoints_copy(run: Run) -> None:
+    run.roll_back(20)
+    run.train(21, 30, timeline=1)
+    raw = run.layout.timelines.read_bytes()
+    run.layout.timelines.write_bytes(raw.replace(b'"from":20', b'"from":10'))
+    assert restore_lost(run.layout) == 0
+    with pytest.raises(DataError, match="was edited"):
+        check_copy(run.layout, run.layout.checkpoints / checkpoint_name(30))
+
+
+def prepared(root: Path) -> None:
+    run = Run(root / "main")
+    run.train(1, 3, every=1)
+    run.layout.consumed.write_bytes(b"{}")
+
+
+def rolled_back(root: Path) -> None:
+    layout = RunLayout(root / "main")
+    roll_back(layout, Timeline(1, 0, 1, (), "crash"), ROOMY)
+
+
+def whole(root: Path, crash: Crash) -> None:
+    """Either nothing has happened, or all of it: every checkpoint once, and none past the fork in place."""
+    layout = RunLayout(root / "main")
+    timelines = read_timelines(layout.timelines)
+    here = {one.step for one in find_checkpoints(layout.checkpoints)}
+    gone = {int(path.name[-9:]) for path in layout.abandoned.glob("t0/*")}
+    assert not crash.complete or timelines.forks
+    assert (here, gone) == (({1}, {2, 3}) if timelines.forks else ({1, 2, 3}, set()))
+    assert not (timelines.forks and layout.consumed.exists())
+
+
+def recovered(root: Path) -> None:
+    layout = RunLayout(root / "main")
+    newest = candidates(find_checkpoints(layout.checkpoints), ancestry(read_timelines(layout.timelines)))[0]
+    history = ancestry(read_timelines(layout.timelines))
+    assert newest.timeline is not None and counts(newest.timeline, newest.step, history)
+    finish(layout, ROOMY)
+
+
+def test_a_power_cut_anywhere_in_a_rollback_leaves_it_undone_or_to_be_finished() -> None:
+    report = check_crashes(rolled_back, recovered, whole, prepare=prepared)
+    assert report.exhaustive and report.trees > 3
+
+
+def test_moving_checkpoints_before_the_line_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(root: Path) -> None:
+        layout = RunLayout(root / "main")
+        (layout.abandoned / "t0").mkdir()
+        forking.move_durably(
+            layout.checkpoints / checkpoint_name(3), layout.abandoned / "t0" / checkpoint_name(3)
+        )
+        ChainedLog(layout.timelines).append(Timeline(1, 0, 1, (), "crash").body())
+
+    with pytest.raises(CrashFound):
+        check_crashes(wrong, recovered, whole, prepare=prepared)
+
+
+def test_a_plan_that_lost_its_end_gives_no_place(run: Run) -> None:
+    short = standing(run.layout, Plan(PLAN.entries[:1], ""), BATCH)
+    with pytest.raises(RollbackRefused, match="lies beyond the plan"):
+        decide(Ask(10, ((20, 30),)), short)
