@@ -179,6 +179,8 @@ class DiskSpace:
         needs = [("building", self._rest(source)) for source in building]
         needs += [("bringing shard sets back", cold)] if cold else []
         needs += [("staging", self.stage_needs(source)) for source in staging]
+        over = -(self.free() or 0)
+        needs += [("what was claimed already", over)] if over > 0 else []
         if not needs:
             self._enough()
             return
@@ -198,6 +200,23 @@ class DiskSpace:
             }
             reason = f"{self.short}; free some space: it goes on by itself"
             self._told.trouble("disk_short", place="hot", reason=reason, **figures)
+
+    def tell_warm_full(self, waiting: list[Source]) -> None:
+        """Say that warm has no room for the copy that is waited for."""
+        free = self.for_syncs()
+        if free is None or not self._warm.writable:
+            return
+        needed = sum(self.estimate.published(source) for source in waiting)
+        if needed <= free:
+            self._told.over("warm_full", tell="warm_has_room")
+        elif "sync" not in self._crew.busy.values():
+            reason = (
+                f"{self._paths[1]}: a copy takes {format_bytes(needed)}, {format_bytes(free)} are unclaimed; "
+                "free some space there: shard sets stay on hot until then"
+            )
+            self._told.trouble(
+                "warm_full", level="error", reason=reason, needed_bytes=needed, free_bytes=free
+            )
 
     def _enough(self) -> None:
         self.short, self._short_since = "", 0.0

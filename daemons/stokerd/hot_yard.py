@@ -23,7 +23,8 @@ class HotYard(Yard):
     building_bytes: Mapping[str, int] = {}  # what was built so far, by the first 16 digits of the key
 
     def _expected(self) -> int:
-        return sum(1 for source in self._book.sources.values() if source.state in ON_HOT)
+        sources = self._book.sources.values()
+        return sum(1 for source in sources if source.state in ON_HOT and not source.evicted)
 
     def _agree(self, message: Mapping[str, Any]) -> None:
         self.building_bytes = dict(message["building_bytes"])

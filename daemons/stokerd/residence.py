@@ -21,10 +21,12 @@ from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, held, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
+from stokerd.crew import Patience
 from stokerd.disk_space import DiskSpace
 from stokerd.pinning import Pinning
 from stokerd.source_book import SourceBook
 from stokerd.told import Told
+from stokerd.warm_yard import NoWarm, WarmYard
 
 HYDRATIONS = 2
 EVICT_AT_ONCE = 8  # intents written under one hold of the lock: supervisors wait for it
@@ -33,13 +35,14 @@ NOTHING_LEFT_S, LOCKED_S = 2.0, 0.1  # until the next try
 
 @dataclass(frozen=True)
 class Wants:
-    """What the runs want: paths to bring back now, all that are wanted, those that are not hot, and the bytes
-    of the ones for which there is no room yet."""
+    """What the runs want: paths to bring back now, all that are wanted, how many of them are not hot, and the
+    bytes of those that wait; `blocked`: they wait for room, not for their turn."""
 
     hydrate: tuple[str, ...] = ()
     wanted: frozenset[str] = frozenset()
     cold_bytes: int = 0
     cold: int = 0
+    blocked: bool = False
 
 
 @dataclass
@@ -51,7 +54,8 @@ class Residence:
     space: DiskSpace
     pinning: Pinning
     told: Told
-    warm: bool  # whether there is a warm disk to leave for
+    patience: Patience
+    warm: WarmYard | NoWarm
     wants: Wants = field(default_factory=Wants)
     why: str = ""
     holdings: list[Holdings] = field(default_factory=list)
@@ -84,6 +88,10 @@ class Residence:
             self.damaged = False
             self.told.over("plan_unreadable")
 
+    def urgent(self) -> frozenset[str]:
+        """The keys somebody waits for, whether or not there is a set of that key."""
+        return frozenset(urgency(self.holdings))
+
     def choose(self, hydrating: Collection[str]) -> None:
         """Decide what to bring back; `hydrating` are the paths whose sets are being brought back now."""
         if not any(run.wants for run in self.holdings):
@@ -91,10 +99,11 @@ class Residence:
             return
         sets, paths = self._sets()
         busy = {str(self.book.sources[path].key) for path in hydrating}
+        room = self.space.for_hydrations()
         keys, waiting = to_hydrate(
             sets,
             self.holdings,
-            room_bytes=self.space.for_hydrations() or 0,
+            room_bytes=room or 0,
             at_once=HYDRATIONS,
             busy=busy,
         )
@@ -105,13 +114,14 @@ class Residence:
             wanted=frozenset(paths[key] for key in wanted),
             cold_bytes=waiting,
             cold=len(cold),
+            blocked=waiting > 0 and room is not None and len(keys) + len(busy) < HYDRATIONS,
         )
 
     def make_room(self, needed_bytes: int, hydrating: Collection[str]) -> None:
         """Write the intent to evict what should leave, so that what is needed now finds room."""
         now = time.monotonic()
         free = self.space.free()
-        if not self.warm or self.damaged or free is None or now < self._again_at:
+        if not self.warm.known or self.damaged or free is None or now < self._again_at:
             return
         if free + self._leaving() >= self.space.wanted_free(needed_bytes):
             self.why = ""
@@ -152,7 +162,7 @@ class Residence:
     def tell_too_small(self) -> None:
         """Say what to change when what the runs hold leaves no room for what they want next."""
         wanted = self.wants.cold_bytes
-        if not wanted or not self.why:
+        if not self.wants.blocked or not self.why:
             return
         holding = held(self.holdings)
         held_bytes = sum(one.bytes for one in self._sets()[0] if one.hot and one.key in holding)
@@ -189,13 +199,15 @@ class Residence:
     def _set(self, source: Source) -> ShardSet:
         tokens = int((source.books or {}).get("train", {}).get("tokens", 0))
         size = self.space.estimate.published(source)
-        return ShardSet(str(source.key), size, tokens, hot=source.hot, warm=source.on_warm)
+        # One that could not be moved just now stays where it is until it is its turn again.
+        movable = source.on_warm and self.patience.allows(source.path)
+        return ShardSet(str(source.key), size, tokens, hot=source.hot, warm=movable)
 
 
 def _fingerprint(runs: Path) -> object:
     """Changes when a run comes or goes, or its plan or consumed.json is written."""
     found = []
-    with storage_errors("look at", runs):
+    with storage_errors("look at", runs), contextlib.suppress(FileNotFoundError):
         for run in sorted(runs.iterdir()):
             for name in ("plan.jsonl", "consumed.json"):
                 try:

@@ -99,10 +99,11 @@ class SetMoves:
             case ("evict", "evicted"):
                 self._evicted(source, result)
             case ("evict", "unreadable_copy"):
+                self._hot.published.add(str(source.key)[:16])
                 self._keep_hot(source, str(result["reason"]))
                 self._patience.failed(source.path)
             case ("evict", "bad_copy"):
-                self._warm.copy_lost(source.path, f"its copy on warm is wrong: {result['reason']}")
+                self._bad_copy(source, str(result["reason"]))
             case ("evict", "lost"):
                 self._rotten(source, str(result["reason"]))
 
@@ -123,6 +124,14 @@ class SetMoves:
         self._hot.published.discard(str(source.key)[:16])
         self._tell("shard_set_evicted", "evict", source, result)
 
+    def _bad_copy(self, source: Source, reason: str) -> None:
+        """The set is on hot still, or again: it is copied anew, or proven first if no record vouched for it."""
+        self._hot.published.add(str(source.key)[:16])
+        if source.evicted:
+            self._rotten(source, reason)
+        else:
+            self._warm.copy_lost(source.path, f"its copy on warm is wrong: {reason}")
+
     def _tell(self, event: str, activity: str, source: Source, result: Mapping[str, Any]) -> None:
         self.moved_bytes[activity] += result["bytes"]
         more: dict[str, Any] = {"cached": True} if result["cached"] else {}
@@ -139,7 +148,7 @@ class SetMoves:
         self.rotten.add(str(source.key))
         key = str(source.key)[:16]
         self._events.record("warm_copy_rotten", level="error", path=source.path, key=key, reason=reason)
-        self._book.renew(source, "its copy on warm is wrong, and it is not on hot", level="warning")
+        self._book.renew(source, "its copy on warm is wrong, and no other is on record", level="warning")
 
     def _look_again(self, activity: str, source: Source, reason: str) -> None:
         """What should have been copied is not there: a look at that disk brings the records in line."""

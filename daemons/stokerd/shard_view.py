@@ -9,6 +9,7 @@ from stoker.corpus.listing import Listing
 from stoker.corpus.moves import Shelves, recallable
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.schedule import Limits, Situation
+from stoker.corpus.sources import TERMINAL
 from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace
 from stokerd.hot_yard import HotYard
@@ -71,7 +72,17 @@ class ShardView:
             paused_until={each: self.patience.not_before.get(paused(each), 0.0) for each in PAUSABLE},
             room=self.space.schedule_room(wanted, self.residence.wants.cold_bytes),
         )
-        return replace(situation, recallable=recallable(situation, self.shelves()))
+        return replace(
+            situation, recallable=recallable(situation, self.shelves()), urgent=self.urgent(situation)
+        )
+
+    def urgent(self, situation: Situation) -> frozenset[str]:
+        """The paths of sets that a run waits for and that have to be made again."""
+        keys, key_of = self.residence.urgent(), situation.key_of
+        if not keys or key_of is None:
+            return frozenset()
+        unmade = ((path, one) for path, one in situation.sources.items() if one.state not in TERMINAL)
+        return frozenset(path for path, source in unmade if key_of(source.sha256) in keys)
 
     def shelves(self) -> Shelves:
         """What lies on warm, what is wanted back, and what warm has room for."""

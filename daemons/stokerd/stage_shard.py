@@ -105,7 +105,7 @@ class StageShard:
             hot=self.yard,
             warm=self.warm,
         )
-        self.residence = Residence(context, book, self.space, self.pinning, told, warm is not None)
+        self.residence = Residence(context, book, self.space, self.pinning, told, self.patience, self.warm)
 
     def build_desks(self) -> None:
         """Who begins things, and who takes their ends."""
@@ -263,11 +263,11 @@ class StageShard:
                 self.actions.do(action, self.view.receipts.get(action.path))
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
-        self.make_room()
-        self.tell_changed()
         self.tokenizer.start_if_ready()
         for yard in (self.yard, self.warm):
             yard.sweep()
+        self.make_room()
+        self.tell_changed()
         self.pinning.keep_listing(self.view.listing, self.book.sources)
 
     def make_room(self) -> None:
@@ -279,7 +279,9 @@ class StageShard:
         needed = cold + sum(self.space.stage_needs(source) for source in staging)
         self.residence.make_room(needed, self.view.doing("hydrate"))
         stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
+        cold = cold if self.residence.wants.blocked else 0
         self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
+        self.space.tell_warm_full(unsynced(sources)[:1])
         if stuck:
             self.residence.tell_too_small()
 

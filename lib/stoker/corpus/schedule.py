@@ -49,9 +49,9 @@ class Situation:
     the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
     `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
     `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
-    asked to prove. `wanted` are those the tokenizer is to be trained on, `shelved` those left alone from now
-    on. `beyond` are those that the configured slice of the source leaves out. `room` tells what the disk has
-    room for, None where that does not matter.
+    asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
+    on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
+    out. `room` tells what the disk has room for, None where that does not matter.
     """
 
     receipts: Mapping[str, Receipt]
@@ -63,6 +63,7 @@ class Situation:
     convicted: Collection[str] = ()
     invalid_sets: Collection[str] = ()
     recallable: Collection[str] = ()
+    urgent: frozenset[str] = frozenset()
     to_prove: Collection[str] = ()
     wanted: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
@@ -269,8 +270,9 @@ def stageable(situation: Situation, now: float) -> list[str]:
     claimed |= _owners(situation).keys()
     chosen: list[str] = []
     most = slots(situation, "stage", limits.stagers)
-    # What the tokenizer waits for goes first and past the queue's limits: nothing is built before it.
-    for path in sorted(situation.sources, key=lambda each: (each not in situation.wanted, each)):
+    # What the tokenizer or a run waits for goes first and past the queue's limits: all else waits for it.
+    first = situation.wanted | situation.urgent
+    for path in sorted(situation.sources, key=lambda each: (each not in first, each)):
         source, receipt = situation.sources[path], situation.receipts.get(path)
         if len(chosen) == most:
             break
@@ -281,7 +283,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
         if path in situation.recallable or path in situation.beyond:
             continue
         full = len(ahead) >= limits.queue_files or sum(ahead.values()) + source.size > limits.queue_bytes
-        if ahead and full and path not in situation.wanted:
+        if ahead and full and path not in first:
             continue
         if _open(situation, path, "stage", now):
             chosen.append(path)
@@ -302,7 +304,9 @@ def buildable(situation: Situation, now: float) -> list[str]:
         and not _is_published(situation, source)
         and _open(situation, path, "build", now)
     ]
-    ready.sort(key=lambda path: (situation.sources[path].state != "building", path))
+    ready.sort(
+        key=lambda path: (path not in situation.urgent, situation.sources[path].state != "building", path)
+    )
     chosen: list[str] = []
     claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
     for path in ready:
