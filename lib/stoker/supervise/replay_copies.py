@@ -103,6 +103,8 @@ def _begin(
         (recorded.plan, site.run.plan),
     ):
         _copy_lines(source, target)
+    made_by = site.machine.parent / COMPARED if body is not None else _sealed(recorded, timelines)[0].path
+    write_atomic(site.machine, (made_by / "trainer.json").read_bytes())
     base = read_record(recorded.launch)
     write_record(site.base, base)
     _copy_tokenizer(Path(base["tokenizer_file"]), site.tokenizer, str(record["tokenizer_sha256"]))

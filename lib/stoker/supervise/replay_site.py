@@ -2,7 +2,7 @@
 
     replay.json         whose history this is, how far it goes, which checkpoint it is compared with
     run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's own results
-    recorded/           the training log and the checkpoint that the replay is compared with
+    recorded/           training log, launch record and the checkpoint that the replay is compared with
     shards/             links to the run's shard sets on hot, or on warm
 
 All is taken at the beginning, so that the pipeline may go on, roll back and prune meanwhile.
@@ -59,6 +59,11 @@ class Site:
     def base(self) -> Path:
         """The launch record of the recorded run."""
         return self.root / "recorded" / "launch.json"
+
+    @property
+    def machine(self) -> Path:
+        """What the recorded run was computed with: the trainer.json of one of its checkpoints."""
+        return self.root / "recorded" / "trainer.json"
 
     @property
     def compared(self) -> Path | None:

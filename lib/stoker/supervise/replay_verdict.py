@@ -17,6 +17,7 @@ from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.supervise.replay import forbids
 from stoker.supervise.replay_site import Site
 
+TRAINER = "trainer.json"
 MOST_TOLD = 10
 TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # of the clock, not of the training
 Key = tuple[int, bool]  # (step, a training row; else a held-out one)
@@ -42,9 +43,7 @@ class Verdict:
 
 def refuse_other_machine(site: Site) -> str:
     """Raise ConfigError where equal bits cannot be expected here; returns the device that was trained on."""
-    if site.compared is None:
-        return "cpu"
-    recorded = _trainer(site.compared)
+    recorded = _trainer(site.machine)
     here = {"versions": {"torch": importlib.metadata.version("torch")}}
     _refuse(forbids(recorded, here))
     compute = recorded.get("compute", {})
@@ -113,7 +112,7 @@ def _compare_checkpoints(site: Site, compared: Path) -> tuple[int, list[str]]:
         raise DataError(f"{repeated} is not whole: {mine.reason}; remove it, and it is made again")
     if recorded.body is None:
         return 0, [f"step {step}: the recorded checkpoint is not whole: {recorded.reason}"]
-    _refuse(forbids(_trainer(compared), _trainer(repeated)))
+    _refuse(forbids(_trainer(compared / TRAINER), _trainer(repeated / TRAINER)))
     one, other = tensor_places(compared, recorded.body), tensor_places(repeated, mine.body)
     found = [f"step {step}: {word}" for word in differences(one, other)]
     for name in ("step", "timeline", "tokens", "position"):
@@ -130,8 +129,7 @@ def _proof(directory: Path) -> Proof:
     return proof
 
 
-def _trainer(directory: Path) -> dict[str, Any]:
-    path = directory / "trainer.json"
+def _trainer(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError) as problem:

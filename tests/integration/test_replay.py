@@ -1,0 +1,156 @@
+"""`stoker replay` with the real trainer: a troubled history comes out the same, and what differs is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.checkpoints.format import BODY, SUMS, FileEntry, read_body, write_body, write_sums
+from stoker.cli.main import exit_code
+from stoker.kit.process import processes_with_environment
+from stoker.store.hashing import hash_file
+from stoker.store.record import read_record, write_record
+from stoker.supervise.replay_site import Site
+from support.training import TrainPipeline, make_training, on_one_core
+from support.waiting import wait_until
+
+FORK, END, LAST = 20, 40, 46
+
+
+@pytest.fixture(scope="module")
+def troubled(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
+    """A run that was killed twice, rolled back with a skip, and went on with another batch and rate."""
+    home = tmp_path_factory.mktemp("troubled")
+    run = make_training(shard_sets, home, train__steps=END)
+    daemon = run.start()
+    first = run.wait_for_step(12)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: run.trainers() not in ([], [first]), 60, "another trainer")
+    os.kill(run.wait_for_step(22).pid, signal.SIGKILL)
+    wait_until(lambda: run.record().get("state") == "finished", 90, "the end of the first history")
+    assert daemon.stop() == 0, daemon.said()
+    skip = f"{FORK + 2}:{FORK + 5}"
+    assert exit_code(["rollback", str(run.data.file), str(FORK), "--skip", skip]) == 0
+    run = make_training(
+        shard_sets, home, train__steps=LAST, train__global_batch=6, train__optimizer={"lr": 1e-3}
+    )
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    return run
+
+
+def replay(run: TrainPipeline, out: Path, *options: str) -> subprocess.Popen[str]:
+    code = "from stoker.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", code, "replay", str(run.data.file), "main", str(out), *options]
+    with on_one_core():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def repeated(troubled: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a replay of it that was stopped once and then came to its end."""
+    out = tmp_path_factory.mktemp("replay") / "out"
+    first = replay(troubled, out)
+    rows = out / "run" / "log" / "metrics.jsonl"
+    wait_until(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 8, 60, "a few steps")
+    first.send_signal(signal.SIGTERM)
+    code, said, errors = ended(first)
+    assert code == 130, said + errors
+    assert "the same command goes on from there" in said
+    assert processes_with_environment("STOKER_RUN_DIR", str(out / "run")) == []
+    code, said, errors = ended(replay(troubled, out, "--json"))
+    assert code == 0, said + errors
+    (out / "report.json").write_text(said)
+    return out
+
+
+def test_a_troubled_history_comes_out_the_same_even_when_the_replay_is_stopped(
+    troubled: TrainPipeline, repeated: Path
+) -> None:
+    out = repeated
+    assert [event["exit_class"] for event in troubled.events("trainer_exited")].count("killed") == 2
+    report = json.loads((out / "report.json").read_text())
+    assert report["identical"] is True
+    assert (report["run"], report["timeline"], report["to"], report["step"]) == ("main", 1, LAST, LAST)
+    assert (report["phases"], report["rows"], report["differences"]) == (2, LAST, [])
+    assert report["tensors"] > 20
+    assert report["heldout_rows"] >= 3
+
+    code, _, errors = ended(replay(troubled, out))
+    assert (code, "is a finished replay" in errors) == (64, True)
+
+
+def test_what_was_tampered_with_is_found(
+    troubled: TrainPipeline, tmp_path: Path, repeated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(repeated, out, symlinks=True)
+    told = read_record(out / "replay.json")
+    write_record(out / "replay.json", {**told, "state": "running"})  # trained to its end, not compared yet
+    site = Site(out, told)
+    loss = tamper_with_a_loss(site.metrics, step=5)
+    tamper_with_weights(site)
+    assert exit_code(["replay", str(troubled.data.file), "main", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert f"NOT identical: {LAST} steps" in said
+    assert f"step 5: loss is {loss * (1 + 1e-12)} in the record, {loss} in the replay" in said
+    assert "the bits differ from element" in said
+    assert said.count(" in the replay\n") == 1
+
+
+def test_what_cannot_be_replayed_is_refused_with_what_to_do(
+    troubled: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").touch()
+
+    def refused(*arguments: Any) -> tuple[int, str]:
+        code = exit_code(["replay", str(troubled.data.file), *map(str, arguments)])
+        return code, capsys.readouterr().err
+
+    code, why = refused("main", tmp_path / "mine")
+    assert (code, "name a new directory" in why) == (64, True)
+    code, why = refused("mian", tmp_path / "out")
+    assert (code, "there is main" in why) == (64, True)
+    code, why = refused("main", tmp_path / "out", "--to", 999)
+    assert (code, f"write 1 to {LAST}" in why) == (64, True)
+
+
+def tamper_with_a_loss(log: Path, step: int) -> float:
+    """Change the last digits of a step's loss; returns what it was."""
+    rows = [json.loads(line) for line in log.read_bytes().splitlines()]
+    row = next(row for row in rows if row["step"] == step and "loss" in row)
+    loss = float(row["loss"])
+    row["loss"] = loss * (1 + 1e-12)
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return loss
+
+
+def tamper_with_weights(site: Site) -> None:
+    """Change one byte of the recorded checkpoint's weights, and its sums with it, as no disk would."""
+    assert site.compared is not None
+    file = next(site.compared.glob("model-*.safetensors"))
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.unlink()  # it may be a link to the run's own
+    file.write_bytes(raw)
+    body = read_body((site.compared / BODY).read_bytes())
+    files = {**body.files, file.name: FileEntry(len(raw), hash_file(file).sha256)}
+    (site.compared / BODY).unlink()
+    (site.compared / BODY).write_bytes(write_body(body.raw, files))
+    sums = {name: entry.sha256 for name, entry in files.items()}
+    (site.compared / SUMS).unlink()
+    (site.compared / SUMS).write_bytes(write_sums({**sums, BODY: hash_file(site.compared / BODY).sha256}))
