@@ -26,8 +26,8 @@ __all__ = [
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
 _STATE, _PARENT, _FLAGS, _START = 0, 1, 6, 19
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
-_EXEC_S = 0.5  # the longest that a process is waited for in the middle of its exec
+_KERNEL_THREAD, _ENDING = 0x00200000, 0x00000004  # PF_KTHREAD, PF_EXITING
+_EXEC_S = 2.0  # the longest that a process is waited for in the middle of its exec, starved or on a slow disk
 _DEAD = ("Z", "X")
 
 
@@ -122,9 +122,12 @@ def processes_with_environment(name: str, value: str) -> list[ProcessId]:
 
 
 def _in_exec(pid: int) -> bool:
-    """Whether a process is between its old image and the new one: for a moment it has no arguments either."""
+    """Whether a process is between its old image and the new one: for a moment it has no arguments either.
+
+    One that is ending has none any more, and giving its memory back may take it long.
+    """
     fields = _stat(pid)
-    if fields[_STATE] in _DEAD or int(fields[_FLAGS]) & _KERNEL_THREAD:
+    if fields[_STATE] in _DEAD or int(fields[_FLAGS]) & (_KERNEL_THREAD | _ENDING):
         return False
     return not _read(f"/proc/{pid}/cmdline")
 
