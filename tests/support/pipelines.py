@@ -82,7 +82,7 @@ class DataPipeline:
         ]
         return {each["path"]: each for each in found}
 
-    def once(self, daemon: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def once(self, daemon: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a daemon with --once to its end."""
         return subprocess.run(
             daemon_command(daemon, self.file, "--once"),

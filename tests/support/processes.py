@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.kit.process import ProcessId, children_tree, signal_process
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
+
+# For what has been told that it ended well: the time to vanish, far less than any stop time.
+ENDING_S = 10.0
 
 
 @dataclass
@@ -38,7 +41,7 @@ class RunningDaemon:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = LONG_S) -> int:
         """TERM and wait; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -48,7 +51,7 @@ class RunningDaemon:
         """kill -9, and reap."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(20)
+        self.process.wait(LONG_S)
 
 
 def daemon_command(name: str, file: Path, *options: str) -> list[str]:
@@ -62,7 +65,7 @@ def start_daemon(
     errors: Path,
     *,
     environ: Mapping[str, str] | None = None,
-    timeout_s: float = 20.0,
+    timeout_s: float = LONG_S,
 ) -> RunningDaemon:
     """Start a daemon and return once it is READY; fails with its words when it ends or stays silent."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -87,7 +90,7 @@ def start_daemon(
         os.close(reading)
     if word != b"READY\n":
         kill_tree(process.pid)
-        code = process.wait(20)
+        code = process.wait(LONG_S)
         raise AssertionError(f"{command[-1]}: not READY but exit code {code}; it said:\n{daemon.said()}")
     daemon.ready_after_s = time.monotonic() - started
     return daemon
@@ -102,6 +105,6 @@ def kill_tree(pid: int) -> None:
         signal_process(process, signal.SIGKILL)
 
 
-def wait_gone(processes: Sequence[ProcessId], timeout_s: float = 15.0) -> None:
+def wait_gone(processes: Sequence[ProcessId], timeout_s: float = LONG_S) -> None:
     """Wait until none of these processes lives."""
     wait_until(lambda: not any(p.alive() for p in processes), timeout_s, "the end of every process")

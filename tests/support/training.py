@@ -18,7 +18,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 TRAINER = ("-m", "stoker.training.trainer")
 GUARD = ("-m", "stoker.kit.guard")
@@ -83,12 +83,11 @@ class TrainPipeline:
         """The live guards."""
         return [process for process in self.processes() if runs(process, GUARD)]
 
-    def wait_for_step(self, step: int, timeout_s: float = 60.0) -> ProcessId:
+    def wait_for_step(self, step: int, timeout_s: float = LONG_S) -> ProcessId:
         """Wait until the log has passed a step and a trainer lives; returns that trainer."""
-        wait_until(
+        return wait_until(
             lambda: self.last_step() >= step and self.trainers(), timeout_s, f"training past step {step}"
-        )
-        return self.trainers()[0]
+        )[0]
 
     def tensors(self) -> dict[str, str]:
         """The hashes of the newest checkpoint's weights and optimizer state."""

@@ -8,14 +8,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# For what must happen at last: long for the slowest machine, and nobody waits for it where all is well.
+# Below pytest's own limit for a test, whose word is only a traceback.
+LONG_S = 60.0
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "the condition") -> T:
+
+def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str = "the condition") -> T:
     """Poll until the condition is true and return its value; fail the test after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while True:
+        last = time.monotonic() > deadline  # before the look: who was kept from looking looks once more
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if last:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
         time.sleep(0.01)
