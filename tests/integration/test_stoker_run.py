@@ -17,9 +17,9 @@ from stoker.kit.process import ProcessId, children_tree, processes_with_environm
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import kill_tree, wait_gone
+from support.processes import ENDING_S, kill_tree, wait_gone
 from support.training import SLOW_ENOUGH, TrainPipeline, on_one_core
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 MARK = "STOKER_TEST_RUN"
 STOKER = str(Path(sys.executable).parent / "stoker")
@@ -61,7 +61,7 @@ class StokerRun:
         """Leave nothing behind, whatever the test found."""
         if self.process.poll() is None:
             kill_tree(self.process.pid)
-            self.process.wait(20)
+            self.process.wait(LONG_S)
         for process in self.everyone():
             signal_process(process, signal.SIGKILL)
 
@@ -110,7 +110,7 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     for word in ("file_verified", "source_quarantined", "source_proven", "checkpoint_proven", "run_finished"):
         assert word in said
     assert "\x1b" not in said
-    assert run.everyone() == []
+    wait_gone(run.everyone(), ENDING_S)
     audit = [STOKER, "audit", str(pipeline.file)]
     assert subprocess.run(audit, check=False, capture_output=True).returncode == 0
 
@@ -123,18 +123,18 @@ def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_
     run.training.wait_for_step(3, timeout_s=90)
 
     second = started(pipeline)
-    assert second.process.wait(20) == 75
+    assert second.process.wait(LONG_S) == 75
     assert f"pid {run.process.pid}" in second.said()
 
     killed = run.daemon(STAGE_SHARD)
     assert killed is not None
     signal_process(killed, signal.SIGKILL)
-    wait_until(lambda: (back := run.daemon(STAGE_SHARD)) and back != killed, 20, "the daemon's return")
+    wait_until(lambda: (back := run.daemon(STAGE_SHARD)) and back != killed, what="the daemon's return")
 
     everyone = [*children_tree(run.process.pid), *run.everyone()]
     run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(40) == 0
-    wait_gone(everyone, 1.0)
+    assert run.process.wait(LONG_S) == 0
+    wait_gone(everyone, ENDING_S)
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
@@ -144,8 +144,8 @@ def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(tmp_path: P
     run.training.wait_for_step(3, timeout_s=90)
     everyone = run.everyone()
     run.process.kill()
-    run.process.wait(10)
-    wait_gone(everyone, 15.0)
+    run.process.wait(LONG_S)
+    wait_gone(everyone)
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
@@ -154,7 +154,7 @@ def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: A
     daemon = pipeline.start(TRAIN_SUPERVISOR)
     try:
         run = started(pipeline)
-        assert run.process.wait(30) == 75
+        assert run.process.wait(LONG_S) == 75
         assert f"pid {daemon.pid}" in run.said()
         assert [run.daemon(name) is not None for name in DAEMONS] == [False, False, True]
     finally:
@@ -165,13 +165,13 @@ def test_a_misspelt_key_exits_78_and_is_told_the_right_one(tmp_path: Path, start
     pipeline = pipeline_of_text(tmp_path / "misspelt")
     pipeline.file.write_text(pipeline.file.read_text().replace("global_batch", "globl_batch"))
     run = started(pipeline)
-    assert run.process.wait(20) == 78
+    assert run.process.wait(LONG_S) == 78
     assert "global_batch" in run.said()
 
 
 def test_a_run_that_fails_ends_it_with_the_reason(tmp_path: Path, started: Any) -> None:
     pipeline = pipeline_of_text(tmp_path / "hopeless", train__seq_len=100_000)
     run = started(pipeline, "--until-done")
-    assert run.process.wait(60) == 65, run.said()
+    assert run.process.wait(LONG_S) == 65, run.said()
     assert "fewer than one window" in run.said()
-    assert run.everyone() == []
+    wait_gone(run.everyone(), ENDING_S)

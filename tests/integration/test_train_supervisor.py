@@ -11,9 +11,9 @@ import pytest
 from stoker.kit.lock import read_holder
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
-from support.processes import wait_gone
+from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 
 def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: TrainPipeline) -> None:
@@ -87,7 +87,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_be
     file.write_bytes(data)
     daemon = run.start()
     try:
-        launched = wait_until(lambda: run.events("trainer_launched")[1:], 30, "a launch after the finding")
+        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="a launch after the finding")
         assert launched[0]["resume_step"] == 50
         finding = run.events("checkpoint_quarantined")[0]
         assert finding["path"] == "checkpoints/step-000000060"
@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_be
 def metrics(run: TrainPipeline) -> dict[str, float]:
     holder = read_holder(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
     assert holder is not None
-    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
@@ -114,7 +114,7 @@ def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path
     run.wait_for_step(5)
     before = run.processes()
     assert daemon.stop() == 0
-    wait_gone(before, 1.0)
+    wait_gone(before, ENDING_S)
     assert run.checkpoints()[-1] == f"step-{run.last_step():09d}"
     assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
     assert run.record()["state"] == "running"

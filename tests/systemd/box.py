@@ -162,7 +162,7 @@ class Box:
         self.log.close()
         Path(self.log.name).unlink()
         for folder, _, _ in os.walk(self.cgroup, topdown=False):
-            wait_until(lambda folder=folder: _rmdir(folder), 10, "the box's control group to empty")
+            wait_until(lambda folder=folder: _rmdir(folder), what="the box's control group to empty")
         shutil.rmtree(self.lab, ignore_errors=True)
 
     def run(

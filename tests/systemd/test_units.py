@@ -99,7 +99,7 @@ def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with
     units = [f"stoker-{daemon}@thread.service" for daemon in DAEMONS]
     box.run("systemctl", "start", "stoker@thread.target")
     for unit in units:
-        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "active", 30, f"{unit} to be READY")
+        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "active", what=f"{unit} to be READY")
     wait_until(lambda: trained_steps(box) > 20, 90, "twenty steps of training")
 
     for unit in units:
@@ -118,7 +118,7 @@ def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with
     box.run("systemctl", "stop", "stoker@thread.target")
 
     for unit in units:
-        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "inactive", 60, f"{unit} to stop")
+        wait_until(lambda unit=unit: box.show(unit, "ActiveState") == "inactive", what=f"{unit} to stop")
         assert box.show(unit, "Result") == "success", box.journal(unit)
     (checkpoint,) = in_state(box, "runs/main/checkpoints").glob("step-*")
     inside = f"/var/lib/stoker/thread/runs/main/checkpoints/{checkpoint.name}"
@@ -132,7 +132,7 @@ def test_a_misspelt_key_ends_with_78_and_is_not_restarted(box: Box) -> None:
 
     box.run("systemctl", "start", unit, check=False)
 
-    wait_until(lambda: box.show(unit, "ActiveState") == "failed", 30, "the unit to fail")
+    wait_until(lambda: box.show(unit, "ActiveState") == "failed", what="the unit to fail")
     assert box.show(unit, "ExecMainStatus") == "78"
     assert box.show(unit, "NRestarts") == "0"
     assert "trian" in box.journal(unit)

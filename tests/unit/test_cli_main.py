@@ -14,6 +14,7 @@ from stoker.cli.main import COMMANDS, cli, exit_code
 from stoker.store import errors
 from support.config_files import MINIMAL, write_pipeline
 from support.parquet import write_fineweb
+from support.waiting import LONG_S
 
 SMALL = "stage: {free_floor: 0}\nplan: {segment_tokens: 1M}\n"  # that fits on any disk
 COMMAND = [sys.executable, "-c", "from stoker.cli.main import main; main()"]
@@ -113,7 +114,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     writer.stdout.close()
     assert writer.stderr is not None
     assert writer.stderr.read() == b""
-    assert writer.wait(20) == 0
+    assert writer.wait(LONG_S) == 0
 
 
 def test_config_check_says_ok_with_what_it_understood(

@@ -25,7 +25,7 @@ from stoker.store.errors import UsageError
 from stoker.store.layout import RuntimeLayout
 from stoker.store.log import ChainedLog
 from support.config_files import write_pipeline
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 SHARD = {
     "sources": {"proven": 9, "quarantined": 1, "staged": 0},
@@ -196,7 +196,7 @@ def test_follow_shows_each_new_event_once_until_it_is_interrupted(pipeline: Pipe
         wait_until(lambda: b"third" in output.read_bytes(), what="the third event")
         wait_until(lambda: b"second" in output.read_bytes(), what="the second event")
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(20) == 130
+        assert follower.wait(LONG_S) == 130
     finally:
         follower.kill()
         follower.wait()

@@ -18,6 +18,7 @@ from stoker.kit.log import Log
 from stoker.kit.metrics import Metrics
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.layout import StateLayout
+from support.waiting import LONG_S
 
 DAEMON = "stage_shard"
 
@@ -133,7 +134,7 @@ def test_a_client_that_says_nothing_does_not_keep_others_waiting(metrics: Metric
     port = metrics.serve("127.0.0.1", 0)
     with (
         socket.create_connection(("127.0.0.1", port)),
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LONG_S) as answer,
     ):
         assert answer.status == 200
 

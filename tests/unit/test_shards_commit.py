@@ -17,6 +17,7 @@ from stoker.shards.progress import PROGRESS, Committer, Progress, recover
 from stoker.store.errors import StorageError
 from stoker.store.record import read_record
 from support.builds import Recorder, build_task, small_source, small_tokenizer
+from support.waiting import LONG_S
 
 KEY, ORIGIN = "a" * 64, (1, 2, 3)
 
@@ -57,14 +58,14 @@ def test_a_second_commit_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
         order.append(body["row"])
         if len(order) == 1:
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(LONG_S)
         write(path, body)
 
     monkeypatch.setattr(stoker.shards.progress, "write_record", slow)
     growing, progress = grown(tmp_path, 5)
     with Committer(tmp_path, Recorder()) as committer:
         committer.start(growing.take_dirty(), progress)
-        assert inside.wait(20)
+        assert inside.wait(LONG_S)
         assert committer.busy
         committer.check()  # does not wait
         assert not (tmp_path / PROGRESS).exists()
