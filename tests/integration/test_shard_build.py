@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import random
 import resource
 import shutil
@@ -29,6 +30,7 @@ from support.builds import (
     small_tokenizer,
     start_worker,
 )
+from support.halting import halts_at, wait_halted
 from support.text import damage_page, documents, write_parquet
 
 BUILD = "stoker.shards.build_worker"
@@ -122,7 +124,7 @@ def test_workers_killed_again_and_again_still_make_the_same_set(
             break
     else:
         raise AssertionError("never finished")
-    assert result["status"] == "published"
+    assert result["status"] in ("published", "existed")  # the kill may come too late for the last message
     assert len(hit) >= 3
     assert rows == sorted(rows)  # what a commit has is never lost again
     assert set_bytes(Path(task["target"])) == reference
@@ -185,10 +187,12 @@ def test_a_stop_commits_what_it_has_and_the_next_worker_goes_on_there(
     tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
 ) -> None:
     task = build_task(tmp_path, source, tokenizer, read_rows=20)
-    with start_worker(BUILD, task) as process:
+    with start_worker(BUILD, task, env={**os.environ, **halts_at(tmp_path / "halts", ["open"])}) as process:
         stream = messages_of(process)
         assert next(stream)["phase"] == "open"
+        wait_halted(process.pid)
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
         rest = list(stream)
     assert process.returncode == 75
     assert rest[-1]["error"]["type"] == "WorkerStopped"
@@ -321,10 +325,10 @@ def test_after_an_unexplained_death_every_row_group_is_committed(
 
 def test_two_workers_never_share_a_building_directory(tmp_path: Path, source: Path, tokenizer: Path) -> None:
     task = build_task(tmp_path, source, tokenizer)
-    with start_worker(BUILD, task) as first:
+    with start_worker(BUILD, task, env={**os.environ, **halts_at(tmp_path / "halts", ["open"])}) as first:
         stream = messages_of(first)
         next(stream)
-        first.send_signal(signal.SIGSTOP)
+        wait_halted(first.pid)
         with start_worker(BUILD, task) as second:
             last = list(messages_of(second))[-1]
         first.send_signal(signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.kit.lock import Lock
 from stoker.plan.log import read_plan
 from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 
 @pytest.fixture
@@ -27,9 +28,9 @@ def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path
     run = TrainerRun(tmp_path, steps=100_000)
     run.plan(4000)
     trainer = run.start(socket_path=inbox.path)
-    wait_until(lambda: (inbox.read(), run.last_step() >= 4)[1], 60, "some steps")
+    wait_until(lambda: (inbox.read(), run.last_step() >= 4)[1], what="some steps")
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(30) == 0, run.errors.read_text()
+    assert inbox.until_end(trainer) == 0, run.errors.read_text()
 
     (checkpoint,) = run.checkpoints()
     proof = prove_checkpoint(checkpoint)
@@ -51,18 +52,18 @@ def test_a_trainer_waits_for_the_plan_stops_promptly_there_and_ends_with_the_dat
     run = TrainerRun(tmp_path, steps=1000)
     run.plan(20)  # two batches of 8, and 4 windows that are no batch
     trainer = run.start(socket_path=inbox.path)
-    wait_until(lambda: _phase(inbox) == "wait-data", 60, "waiting for data")
+    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting for data")
     assert run.last_step() == 2
     run.plan(8)  # with the 4 left over: one batch across two entries
-    wait_until(lambda: (inbox.read(), run.last_step() == 3)[1], 20, "the batch across entries")
-    wait_until(lambda: _phase(inbox) == "wait-data", 20, "waiting again")
+    wait_until(lambda: (inbox.read(), run.last_step() == 3)[1], what="the batch across entries")
+    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting again")
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(30) == 0, run.errors.read_text()
+    assert inbox.until_end(trainer) == 0, run.errors.read_text()
     assert [path.name for path in run.checkpoints()] == ["step-000000003"]
 
     run.plan(end=True)
     resumed = run.start(socket_path=inbox.path, resume=run.checkpoints()[-1])
-    assert resumed.wait(60) == 0, run.errors.read_text()
+    assert inbox.until_end(resumed) == 0, run.errors.read_text()
     last = inbox.read()[-1]
     assert (last["FINISHED"], last["REMAINDER"]) == ("data_exhausted", "4")
     assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3]
@@ -72,10 +73,12 @@ def test_a_trainer_waits_for_the_plan_stops_promptly_there_and_ends_with_the_dat
 def test_a_stop_while_loading_ends_at_once_and_leaves_nothing(tmp_path: Path, inbox: Inbox) -> None:
     run = TrainerRun(tmp_path)
     run.plan(200)
-    trainer = run.start(socket_path=inbox.path)
-    wait_until(inbox.read, 60, "the first word")
+    os.mkfifo(tmp_path / "never-written")  # it waits here at the latest, still loading
+    heldout = {"file": str(tmp_path / "never-written"), "sha256": "0" * 64, "windows": 6}
+    trainer = run.start(socket_path=inbox.path, heldout=heldout)
+    wait_until(inbox.read, what="the first word")
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(30) == 0, run.errors.read_text()
+    assert inbox.until_end(trainer) == 0, run.errors.read_text()
     assert inbox.read()[-1]["FINISHED"] == "stopped"
     assert run.checkpoints() == [] and run.rows() == []
 
@@ -84,7 +87,7 @@ def test_a_second_trainer_of_a_run_exits_75_and_names_the_holder(tmp_path: Path)
     run = TrainerRun(tmp_path)
     run.plan(200)
     with Lock.acquire(run.layout.rank0_lock, purpose="trainer of run main"):
-        assert run.start().wait(30) == 75
+        assert run.start().wait(LONG_S) == 75
     assert "trainer of run main" in run.errors.read_text()
 
 
@@ -93,7 +96,7 @@ def test_a_loss_that_is_not_finite_exits_65_and_is_never_sealed(tmp_path: Path, 
     run.plan(200)
     wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
     trainer = run.start(socket_path=inbox.path, optimizer=wild)
-    assert trainer.wait(60) == 65
+    assert inbox.until_end(trainer) == 65
     assert run.checkpoints() == []
     assert "the loss is" in run.errors.read_text() and "Traceback" not in run.errors.read_text()
     assert "the loss is" in inbox.read()[-1]["ERROR"]
@@ -102,9 +105,9 @@ def test_a_loss_that_is_not_finite_exits_65_and_is_never_sealed(tmp_path: Path, 
 def test_a_checkpoint_of_another_configuration_exits_78_with_both_values(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, steps=2)
     run.plan(200)
-    assert run.start().wait(60) == 0, run.errors.read_text()
+    assert run.start().wait(LONG_S) == 0, run.errors.read_text()
     other = run.start(resume=run.checkpoints()[-1], config_digest="e" * 64)
-    assert other.wait(60) == 78
+    assert other.wait(LONG_S) == 78
     said = run.errors.read_text()
     assert "d" * 64 in said and "e" * 64 in said
 
@@ -114,7 +117,7 @@ def test_a_shard_set_that_is_not_the_plans_exits_65(tmp_path: Path) -> None:
     run.plan(200)
     (tokens,) = run.shards.glob("*/train-00000.bin")
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    assert run.start().wait(60) == 65
+    assert run.start().wait(LONG_S) == 65
     assert str(tokens) in run.errors.read_text()
 
 
@@ -123,7 +126,7 @@ def test_training_does_not_freeze_when_its_supervisor_does_not_listen(tmp_path: 
     run.plan(2000)
     trainer = run.start(socket_path=inbox.path)  # nobody reads: the socket's queue is full after a few words
     try:
-        assert trainer.wait(60) == 0, run.errors.read_text()
+        assert trainer.wait(LONG_S) == 0, run.errors.read_text()
     except subprocess.TimeoutExpired:
         trainer.kill()
         raise

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from pathlib import Path
 
+from support.halting import halts_at, is_halted
 from support.trainer_run import TrainerRun
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 CADENCE = {"every_s": None, "every_steps": 7}
 KILL_AFTER = (9, 18, 24, 37, 50)
@@ -16,16 +15,17 @@ KILL_AFTER = (9, 18, 24, 37, 50)
 
 def test_a_run_killed_five_times_between_checkpoints_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     peaceful = _run(tmp_path / "peaceful")
-    assert peaceful.start(checkpoint=CADENCE).wait(60) == 0, peaceful.errors.read_text()
+    assert peaceful.start(checkpoint=CADENCE).wait(LONG_S) == 0, peaceful.errors.read_text()
 
     killed = _run(tmp_path / "killed")
     resume: Path | None = None
+    halting = halts_at(tmp_path / "halts", KILL_AFTER)
     for step in KILL_AFTER:
-        trainer = killed.start(checkpoint=CADENCE, resume=resume)
-        reached = _kill_between_checkpoints(killed, trainer, step)
+        trainer = killed.start(checkpoint=CADENCE, resume=resume, environ=halting)
+        _kill_between_checkpoints(killed, trainer, step)
         resume = killed.checkpoints()[-1]
-        assert _step(resume) < reached, "steps have to be done again after the kill"
-    assert killed.start(checkpoint=CADENCE, resume=resume).wait(60) == 0, killed.errors.read_text()
+        assert _step(resume) < step, "steps have to be done again after the kill"
+    assert killed.start(checkpoint=CADENCE, resume=resume).wait(LONG_S) == 0, killed.errors.read_text()
 
     assert killed.rows() == peaceful.rows()
     assert [path.name for path in killed.checkpoints()] == [path.name for path in peaceful.checkpoints()]
@@ -45,21 +45,14 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def _kill_between_checkpoints(run: TrainerRun, trainer: subprocess.Popen[bytes], least: int) -> int:
-    """Kill past step `least` and past the newest checkpoint, stopped first so that nothing moves."""
+def _kill_between_checkpoints(run: TrainerRun, trainer: subprocess.Popen[bytes], step: int) -> None:
+    """Kill it where it halted, with steps done since its newest checkpoint."""
 
-    def caught() -> int:
+    def halted() -> bool:
         assert trainer.poll() is None, run.errors.read_text()
-        if run.last_step() < least:
-            return 0
-        os.kill(trainer.pid, signal.SIGSTOP)
-        step, sealed = run.last_step(), run.checkpoints()
-        if sealed and _step(sealed[-1]) < step and not list(run.layout.checkpoints.glob(".tmp-*")):
-            return step
-        os.kill(trainer.pid, signal.SIGCONT)
-        return 0
+        return is_halted(trainer.pid)
 
-    step = wait_until(caught, 60, f"step {least} strictly between checkpoints")
+    wait_until(halted, what=f"step {step}")
     trainer.kill()
-    trainer.wait(10)
-    return step
+    trainer.wait(LONG_S)
+    assert run.last_step() == step

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stoker.shards.tokenizer import train_tokenizer
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record
+from support.waiting import wait_until
 
 VOCAB = 300
 SEQ_LEN = 16
@@ -72,13 +74,18 @@ class TrainerRun:
             writer.append(End(len(writer.plan.entries)))
 
     def start(
-        self, *, resume: Path | None = None, socket_path: Path | None = None, **overrides: Any
+        self,
+        *,
+        resume: Path | None = None,
+        socket_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        **overrides: Any,
     ) -> subprocess.Popen[bytes]:
         """Launch the trainer; what it says on stderr goes to <root>/trainer-<launch>.err."""
         self.launches += 1
         launch = f"launch-{self.launches}"
         write_record(self.layout.launch, self.record(launch) | self.overrides | overrides)
-        environ = {
+        environment = {
             **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
             "STOKER_LAUNCH": launch,
             "STOKER_RUN_DIR": str(self.layout.root),
@@ -86,10 +93,14 @@ class TrainerRun:
             "STOKER_PLAN": str(self.layout.plan),
             "STOKER_TIMELINES": str(self.layout.timelines),
             "STOKER_NOTIFY_SOCKET": str(socket_path or ""),
+            **(environ or {}),
         }
         with self.errors.open("wb") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "stoker.training.trainer"], env=environ, stderr=errors, cwd=self.root
+                [sys.executable, "-m", "stoker.training.trainer"],
+                env=environment,
+                stderr=errors,
+                cwd=self.root,
             )
 
     @property
@@ -177,6 +188,15 @@ class Inbox:
             except BlockingIOError:
                 return self.words
             self.words.append(dict(line.split("=", 1) for line in data.decode().splitlines()))
+
+    def until_end(self, trainer: subprocess.Popen[bytes]) -> int:
+        """Read on until the trainer has ended; its exit code.
+
+        The socket's queue is short: a last word that finds it full for a second is given up.
+        """
+        wait_until(lambda: (self.read(), trainer.poll() is not None)[1], what="the trainer's end")
+        assert trainer.returncode is not None
+        return trainer.returncode
 
     def close(self) -> None:
         self._socket.close()

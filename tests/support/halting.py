@@ -1,0 +1,60 @@
+"""Processes that halt themselves at a chosen place, so that a test can stop or kill them exactly there.
+
+To watch for the place from outside and then send a signal is a race that a busy machine loses: the process is
+far beyond it, or has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from support.waiting import wait_until
+
+# Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row,
+# the build worker after telling a phase, where a file beside this one asks for it; each file asks once.
+_SITE = """
+import os, signal, sys
+
+def halt_after(owner, method, word):
+    whole = getattr(owner, method)
+    def halting(*arguments, **named):
+        done = whole(*arguments, **named)
+        try:
+            os.unlink(os.path.join(os.path.dirname(__file__), f"halt-{word(*arguments, **named)}"))
+        except FileNotFoundError:
+            return done
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return done
+    setattr(owner, method, halting)
+
+if "stoker.training.trainer" in sys.orig_argv[1:4]:
+    from stoker.training.metrics_log import MetricsLog
+    halt_after(MetricsLog, "append", lambda log, row: row["step"] if "loss" in row else None)
+if "stoker.shards.build_worker" in sys.orig_argv[1:4]:
+    from stoker.kit.worker_main import Report
+    halt_after(Report, "__call__", lambda report, kind, **fields: fields.get("phase"))
+"""
+
+
+def halts_at(directory: Path, words: Iterable[object]) -> dict[str, str]:
+    """What to put into a process's environment so that it halts after each of these steps or phases, once."""
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(_SITE)
+    for word in words:
+        (directory / f"halt-{word}").touch()
+    return {"PYTHONPATH": str(directory)}
+
+
+def wait_halted(pid: int) -> None:
+    """Wait until the process stands still; it goes on with SIGCONT."""
+    wait_until(lambda: is_halted(pid), what=f"process {pid} to halt")
+
+
+def is_halted(pid: int) -> bool:
+    """Whether a signal has stopped it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] == "T"
