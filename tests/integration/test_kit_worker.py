@@ -18,7 +18,7 @@ from stoker.kit.process import ProcessId
 from stoker.kit.worker import Worker, WorkerExit
 from stoker.kit.worker_main import LINE_LIMIT
 from support.processes import wait_gone
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 MODULE = "support.talking_worker"
 ENVIRON = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
@@ -29,7 +29,7 @@ def start() -> Iterator[Any]:
     workers: list[Worker] = []
 
     def start(task: dict[str, Any], **options: Any) -> Worker:
-        options = {"name": "test", "deadline_s": 30.0, "environ": ENVIRON, **options}
+        options = {"name": "test", "deadline_s": LONG_S, "environ": ENVIRON, **options}
         workers.append(Worker.start(MODULE, task, **options))
         return workers[-1]
 
@@ -38,7 +38,7 @@ def start() -> Iterator[Any]:
         worker.stop(0)
 
 
-def run(worker: Worker, timeout_s: float = 20.0) -> tuple[WorkerExit, list[dict[str, Any]]]:
+def run(worker: Worker, timeout_s: float = LONG_S) -> tuple[WorkerExit, list[dict[str, Any]]]:
     """Wait on its descriptor alone, as a daemon's loop does."""
     said: list[dict[str, Any]] = []
     deadline = time.monotonic() + timeout_s
@@ -91,13 +91,18 @@ def test_a_worker_past_its_deadline_is_timed_out_even_when_it_ignores_term(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.2)
-    ended, said = run(start({"do": "hang"}, deadline_s=1.0))
-    assert said == [{"kind": "hanging"}]
+    worker = start({"do": "hang"}, deadline_s=30.0)
+    assert wait_until(worker.messages) == [{"kind": "hanging"}]
+    assert worker.poll(time.monotonic() + 31.0) is None  # half a minute later, for whoever asks
+    ended, _ = run(worker)
     assert (ended.kind, ended.signal) == ("timed_out", signal.SIGKILL)
 
 
 def test_silence_past_the_quiet_deadline_is_timed_out(start: Any) -> None:
-    ended, _ = run(start({"do": "work until stopped"}, deadline_s=None, quiet_deadline_s=0.8))
+    worker = start({"do": "work until stopped"}, deadline_s=None, quiet_deadline_s=30.0)
+    wait_until(worker.messages, what="the first word")
+    assert worker.poll(time.monotonic() + 31.0) is None
+    ended, _ = run(worker)
     assert ended.kind == "timed_out"
     assert ended.error is not None and ended.error["type"] == "WorkerStopped"
 
@@ -188,7 +193,7 @@ select.select([], [], [])
     worker = ProcessId.of(int(daemon.stdout.readline()))
     assert worker.alive()
     daemon.kill()
-    daemon.wait(20)
+    daemon.wait(LONG_S)
     wait_gone([worker])
     daemon.stdout.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from stoker.kit.lock import Lock, read_contents, read_holder
 from stoker.store.errors import LockHeld, StorageError
+from support.waiting import LONG_S
 
 
 def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_holder_killed_with_9_leaves_no_stale_lock(tmp_path: Path) -> None:
     with pytest.raises(LockHeld, match=f"pid {holder.pid}"):
         Lock.acquire(path, purpose="other")
     holder.kill()
-    holder.wait(20)
+    holder.wait(LONG_S)
     Lock.acquire(path, purpose="other").release()
     holder.stdout.close()
     holder.stdin.close()
@@ -57,7 +58,7 @@ def test_a_lock_handed_to_a_child_stays_until_the_child_ends(tmp_path: Path) -> 
     lock.handed_over()
     assert read_holder(path) is not None
     child.kill()
-    child.wait(20)
+    child.wait(LONG_S)
     assert read_holder(path) is None
 
 
@@ -66,7 +67,10 @@ def test_no_child_inherits_a_lock_by_accident(tmp_path: Path) -> None:
         assert not os.get_inheritable(lock.fileno())
 
 
-def test_a_looker_in_passing_does_not_make_a_daemon_refuse_to_start(tmp_path: Path) -> None:
+def test_a_looker_in_passing_does_not_make_a_daemon_refuse_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.kit.lock.LOOKER_PATIENCE_S", LONG_S)  # however late this looker leaves
     path = tmp_path / "l.lock"
     Lock.acquire(path, purpose="before").release()
     looker = os.open(path, os.O_RDONLY)
