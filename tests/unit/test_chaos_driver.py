@@ -22,8 +22,7 @@ class Counting(Scenario):
     """Counts to twenty in a file, one durable write a number; `body` is the script that does it."""
 
     name = "counting"
-    longest_s = 0.15
-    orphans_s = 0.5
+    longest_s = 0.15  # far less than a job takes: also a strike that comes late finds it at work
     body: ClassVar[str] = """
 import json, os, sys, time
 path = sys.argv[1] + "/count"
@@ -38,7 +37,7 @@ for number in range(done + 1, 21):
             os.fsync(fd)
         else:
             os.rename(path + ".new", path)
-        time.sleep(0.002)
+        time.sleep(0.01)
 """
 
     def start(self, directory: Path) -> None:
@@ -106,7 +105,7 @@ def test_a_result_that_is_wrong_is_found(tmp_path: Path) -> None:
 
 def test_a_process_that_fails_by_itself_is_found(tmp_path: Path) -> None:
     class Failing(Counting):
-        longest_s = 5.0
+        longest_s = 600.0  # nobody waits so long: it has ended by itself when the strike would be due
         body = "raise SystemExit(3)"
 
     with pytest.raises(AssertionError, match="ended by itself with 3"):
@@ -124,9 +123,10 @@ def test_a_process_that_hangs_is_found(tmp_path: Path) -> None:
 
 def test_an_orphan_is_found_even_in_a_session_of_its_own_and_taken_away(tmp_path: Path) -> None:
     class Leaving(Counting):
+        orphans_s = 0.5
         body = (
             "import subprocess\n"
-            "subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
+            "subprocess.Popen(['sleep', '1000'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
         )
 
     with pytest.raises(AssertionError, match="left behind"):

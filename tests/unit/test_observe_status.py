@@ -65,14 +65,17 @@ def test_a_snapshot_that_cannot_be_read_is_an_empty_one(
 def test_memory_is_sampled_for_this_process_another_and_a_tree() -> None:
     mine = sample_memory()
     assert 0 < mine.rss_bytes <= mine.peak_rss_bytes and mine.available_bytes > 0
-    child = subprocess.Popen(["sleep", "1000"])
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert child.stdin is not None and child.stdout is not None
     try:
+        child.stdin.write(b"up\n")
+        assert child.stdout.readline() == b"up\n"  # only then it surely has its own memory, and some of it
         theirs = sample_memory(child.pid)
         assert 0 < theirs.rss_bytes < mine.rss_bytes
         assert sample_tree(os.getpid()) >= mine.rss_bytes // 2 + theirs.rss_bytes
     finally:
         child.kill()
-        child.wait(20)
+        child.communicate()
     with pytest.raises(ProcessLookupError):
         sample_memory(child.pid)
     assert sample_tree(child.pid) == 0
