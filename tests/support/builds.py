@@ -92,9 +92,18 @@ def small_source(home: Path, count: int = 700, seed: int = 1) -> Path:
     return write_parquet(home / f"source-{seed}.parquet", documents(count, seed), seed=seed)
 
 
+class Started(subprocess.Popen[bytes]):
+    """A worker that is killed where its test fails: one that has halted would never end."""
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
+
+
 def start_worker(module: str, task: Mapping[str, Any], **options: Any) -> subprocess.Popen[bytes]:
     """Start a worker as its daemon would, the task on its standard input."""
-    process = subprocess.Popen(
+    process = Started(
         [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
     )
     assert process.stdin is not None

@@ -12,34 +12,44 @@ from pathlib import Path
 from support.waiting import wait_until
 
 # Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row,
-# the build worker after telling a phase, where a file beside this one asks for it; each file asks once.
+# the build worker after telling a phase or so many messages, where a file beside this one asks for it; each
+# file asks once.
 _SITE = """
-import os, signal, sys
+import itertools, os, signal, sys
 
-def halt_after(owner, method, word):
-    whole = getattr(owner, method)
+def halt_after(owner, method, *words):
+    whole, calls = getattr(owner, method), itertools.count(1)
     def halting(*arguments, **named):
         done = whole(*arguments, **named)
-        try:
-            os.unlink(os.path.join(os.path.dirname(__file__), f"halt-{word(*arguments, **named)}"))
-        except FileNotFoundError:
-            return done
-        os.kill(os.getpid(), signal.SIGSTOP)
+        call = next(calls)
+        for word in words:
+            try:
+                os.unlink(os.path.join(os.path.dirname(__file__), f"halt-{word(call, *arguments, **named)}"))
+            except FileNotFoundError:
+                continue
+            os.kill(os.getpid(), signal.SIGSTOP)
         return done
     setattr(owner, method, halting)
 
 if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from stoker.training.metrics_log import MetricsLog
-    halt_after(MetricsLog, "append", lambda log, row: row["step"] if "loss" in row else None)
+    halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
 if "stoker.shards.build_worker" in sys.orig_argv[1:4]:
     from stoker.kit.worker_main import Report
-    halt_after(Report, "__call__", lambda report, kind, **fields: fields.get("phase"))
+    halt_after(
+        Report,
+        "__call__",
+        lambda call, report, kind, **fields: fields.get("phase"),
+        lambda call, report, kind, **fields: call,
+    )
 """
 
 
 def halts_at(directory: Path, words: Iterable[object]) -> dict[str, str]:
     """What to put into a process's environment so that it halts after each of these steps or phases, once."""
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
+    for left in directory.glob("halt-*"):
+        left.unlink()
     (directory / "sitecustomize.py").write_text(_SITE)
     for word in words:
         (directory / f"halt-{word}").touch()
