@@ -18,6 +18,7 @@ from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.audit import audit_run
+from support.halting import halts_at, wait_halted
 from support.processes import wait_gone
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -187,8 +188,10 @@ def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
 
 
 def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(
-    shard_sets: Path, tmp_path: Path
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in halts_at(tmp_path / "halts", [18]).items():
+        monkeypatch.setenv(name, value)  # the run is not over before warm was away and is back
     one = Mirrored(
         shard_sets,
         tmp_path / "new",
@@ -203,8 +206,10 @@ def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(
         one.awaited("trainer_launched")
         shutil.rmtree(one.warm)  # away while training: an event, and nothing stops
         one.awaited("mirror_failed")
-        one.train.wait_for_step(12)
+        trainer = one.train.wait_for_step(18)
+        wait_halted(trainer.pid)
         one.warm.mkdir()
+        signal_process(trainer, signal.SIGCONT)
         one.awaited("mirror_recovered")
         wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
         wait_until(lambda: one.copies() == one.train.checkpoints(), 60.0, "the last copies")
