@@ -39,6 +39,8 @@ class RunAccounts:
         rate = before.get("windows_per_s")
         self.pace = Pace(float(rate) if isinstance(rate, int | float) else None)
         self.resumed: Path | None = None
+        self.timeline = 0  # the current one, at the last look
+        self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
         self._told: tuple[Any, ...] = ()
         self._claimed: int | None = None
 
@@ -75,7 +77,7 @@ class RunAccounts:
 
     def steps(self, checkpoint: Checkpoint | None) -> int:
         """The run's last step, seen from a checkpoint."""
-        return last_step(
+        self.last_step = last_step(
             self.config,
             self.planner.plan,
             step=checkpoint.step if checkpoint else 0,
@@ -83,6 +85,7 @@ class RunAccounts:
             tokens=int(checkpoint.body["tokens"]) if checkpoint else 0,
             skips=self.skips(),
         )
+        return self.last_step
 
     def over(self, checkpoint: Checkpoint | None) -> str | None:
         """Why the run is over at this checkpoint; None while it goes on."""
@@ -116,6 +119,7 @@ class RunAccounts:
     def keep(self, checkpoint: Checkpoint | None) -> None:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
         history = ancestry(self.timelines())
+        self.timeline = history[0][0]
         low_water = mark(
             self.run.checkpoints,
             history,

@@ -350,7 +350,7 @@ class TrainSupervisor:
         """The status snapshot and its one line; the metrics are set from the same."""
         shown = snapshot(
             run=self.train_config.run,
-            steps=self.train_config.horizon,
+            steps=self.accounts.last_step,
             tokens_per_step=self.train_config.global_batch * self.train_config.seq_len,
             doing=self.turns.doing,
             record=self.book.record,
@@ -360,6 +360,7 @@ class TrainSupervisor:
             trainer_pid=self.watch.trainer_pid if self.watch else None,
             trainer_rss_bytes=self.watch.rss_bytes if self.watch else 0,
             at_rest=self.at_rest,
+            timeline=self.accounts.timeline,
             mirror=self.desk.mirror.status() if self.desk.mirror else None,
         )
         self.meters.show(shown, self.desk.age_s)

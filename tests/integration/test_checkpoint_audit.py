@@ -28,6 +28,7 @@ from stoker.store.log import ChainedLog
 from stoker.store.record import read_record, write_record
 from stoker.supervise.audit import RunAudit, audit_run
 from stoker.supervise.horizon import consumed
+from stoker.supervise.launches import SETTINGS, launched_body, note_launch
 from stoker.supervise.record import Heldout, Identity, RunRecord
 from support.checkpoint_data import seal
 from support.plan_data import fake_set
@@ -74,12 +75,27 @@ class Run:
     def audit(self, **options: bool) -> RunAudit:
         return audit_run(self.pipeline, **options)
 
-    def train(self, upto: int, *, after: int = 0, timeline: int = 0, skips: tuple[Skip, ...] = ()) -> None:
+    def launches(self, *launches: tuple[int, int, int]) -> None:
+        """Note launches by their timeline, the step they resumed from and their global batch."""
+        for number, (timeline, step, batch) in enumerate(launches):
+            record = dict.fromkeys(SETTINGS) | {"launch": f"l{number}", "timeline": timeline}
+            body = launched_body({**record, "global_batch": batch}, resume_step=step, time="")
+            note_launch(self.layout.launches, body)
+
+    def train(
+        self,
+        upto: int,
+        *,
+        after: int = 0,
+        timeline: int = 0,
+        skips: tuple[Skip, ...] = (),
+        batch: int = BATCH,
+    ) -> None:
         """Append rows for the steps, and a held-out row for every tenth."""
         position = self.position(after)
         with self.layout.metrics.open("a") as log:
             for step in range(after + 1, upto + 1):
-                following = advance(self.writer.plan, position, BATCH, skips)
+                following = advance(self.writer.plan, position, batch, skips)
                 assert following is not None
                 position = following
                 tokens = tokens_before(self.writer.plan, position, skips)
@@ -185,7 +201,7 @@ def test_a_run_in_good_order_balances_with_the_right_figures(run: Run) -> None:
             "entries": 3, "windows": 499 + 162, "applied": 20 * BATCH, "skipped": 0, "remainder": 0,
             "ahead": 499 + 162 - 20 * BATCH, "tail_tokens": 4000 - 499 * 8 + 1303 - 162 * 8,
         },
-        "checkpoints": {"proven": 2, "quarantined": 0, "mirrored": 0},
+        "checkpoints": {"proven": 2, "quarantined": 0, "abandoned": 0, "mirrored": 0},
     }  # fmt: skip
 
 
@@ -224,9 +240,51 @@ def test_a_rollback_with_a_skip_balances(run: Run) -> None:
     assert (audit.plan.applied, audit.plan.skipped) == (24 * BATCH, BATCH)
 
 
-def test_an_abandoned_step_does_not_count(run: Run) -> None:
+def test_an_abandoned_step_does_not_count_and_its_checkpoint_is_to_be_moved(run: Run) -> None:
     ChainedLog(run.layout.timelines).append(Timeline(1, 0, 10, (), "operator").body())
-    assert run.audit().plan.applied == 10 * BATCH
+    audit = run.audit()
+    assert audit.plan.applied == 10 * BATCH
+    assert [finding.split(": ", 1)[1] for finding in audit.findings] == [
+        "lies past the fork of timeline 1; the train supervisor finishes that rollback when it starts"
+    ]
+
+
+def test_three_timelines_and_a_batch_that_changed_balance_by_the_log_of_launches(run: Run) -> None:
+    fork = Timeline(1, 0, 20, ((run.position(21), run.position(22)),), "non_finite")
+    log = ChainedLog(run.layout.timelines)
+    log.append(fork.body())
+    run.train(24, after=20, timeline=1, skips=fork.skip)
+    log.append(Timeline(2, 1, 22, (), "operator").body())
+    run.launches((0, 0, BATCH), (1, 20, BATCH), (2, 22, BATCH // 2))
+    run.train(27, after=22, timeline=2, skips=fork.skip, batch=BATCH // 2)
+    run.seal(27)
+    audit = run.audit(deep=True)
+    assert audit.findings == ()
+    assert (audit.plan.applied, audit.plan.skipped) == (22 * BATCH + 5 * BATCH // 2, BATCH)
+
+
+def test_a_timeline_that_had_to_begin_before_its_fork_balances(run: Run) -> None:
+    ChainedLog(run.layout.timelines).append(Timeline(1, 0, 20, (), "operator").body())
+    run.launches((0, 0, BATCH), (1, 10, BATCH))  # the checkpoint of step 20 was found bad
+    shutil.rmtree(run.layout.checkpoints / "step-000000020")
+    run.train(24, after=10, timeline=1)
+    run.seal(24)
+    audit = run.audit()
+    assert audit.findings == ()
+    assert audit.plan.applied == 24 * BATCH
+
+
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [
+        ([(0, 0, BATCH * 2)], "step 1 is 16 windows after step 0, its launch trained on 32 a step"),
+        ([(0, 10, BATCH)], "10 steps from 1 on were made by no launch it has"),
+        ([(0, 0, BATCH), (1, 20, BATCH)], "is of timeline 1, timelines.jsonl ends at 0"),
+    ],
+)
+def test_a_log_of_launches_that_cannot_be_is_found(run: Run, launches: list[Any], words: str) -> None:
+    run.launches(*launches)
+    assert any(words in finding for finding in found(run)), found(run)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_books_balance_and_the_json_has_every_field(
     plan = report["plan"]
     assert plan["windows"] == plan["applied"] + plan["skipped"] + plan["remainder"] + plan["ahead"]
     assert set(plan) == {"entries", "windows", "applied", "skipped", "remainder", "ahead", "tail_tokens"}
-    assert report["checkpoints"] == {"proven": 0, "quarantined": 0, "mirrored": 0}
+    assert report["checkpoints"] == {"proven": 0, "quarantined": 0, "abandoned": 0, "mirrored": 0}
     assert {"manifests", "sizes", "plan", "checkpoints"} <= set(report["recounted"])
     assert ("parquet rows" in report["recounted"]) is deep
     assert ("parquet rows" in report["on_record"]) is not deep

@@ -110,9 +110,9 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
         state = f"was {state} when the supervisor ended"
     lines = [("run", f"{body['run']}: {state}{finished}{reason}")]
     if body.get("step") is not None:
-        lines.append(
-            ("step", f"{body['step']:,} of {body['steps']:,}{_percent(body['step'], body['steps'])}")
-        )
+        fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
+        done = _percent(body["step"], body["steps"])
+        lines.append(("step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"))
     losses = [f"{name} {body[key]:.4f}" for name, key in _LOSSES if isinstance(body.get(key), float)]
     if losses:
         lines.append(("loss", ", ".join(losses)))

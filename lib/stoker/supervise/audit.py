@@ -6,7 +6,7 @@ Reads only; a pipeline that has not begun to train has nothing to find here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -20,12 +20,13 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Plan, Segment, read_plan, segment_key
-from stoker.plan.positions import START, Books, Position, books, left_after, linear, tokens_before
+from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
+from stoker.supervise.audit_forks import fork_findings, launch_findings, unfinished_findings
 from stoker.supervise.audit_identity import (
     checkpoint_identity_findings,
     need_of_records,
@@ -33,7 +34,8 @@ from stoker.supervise.audit_identity import (
     run_findings,
 )
 from stoker.supervise.audit_mirror import audit_mirror
-from stoker.supervise.audit_rows import Ground, Row, read_rows, row_findings
+from stoker.supervise.audit_rows import Ground, read_rows, row_findings
+from stoker.supervise.launches import read_launches
 from stoker.supervise.record import RunRecord
 
 LOOKS = 3  # at a run that keeps changing
@@ -49,6 +51,7 @@ class RunAudit:
     entries: int
     checkpoints_proven: int
     checkpoints_quarantined: int
+    checkpoints_abandoned: int
     findings: tuple[str, ...]
     deep: bool
     mirrored: int = 0
@@ -68,6 +71,7 @@ class RunAudit:
         checkpoints = {
             "proven": self.checkpoints_proven,
             "quarantined": self.checkpoints_quarantined,
+            "abandoned": self.checkpoints_abandoned,
             "mirrored": self.mirrored,
         }
         return {"plan": plan, "checkpoints": checkpoints}
@@ -118,14 +122,17 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     ]
     view.findings += run_findings(layout, view.identity, view.pin)
     view.findings += _plan_findings(view)
-    view.findings += _fork_findings(rows, view)
+    view.findings += fork_findings(layout, rows, view.plan, view.timelines)
+    view.findings += unfinished_findings(layout, proven, view.timelines)
+    launches, damage = read_launches(layout.launches)
+    view.findings += launch_findings(layout, rows, view.timelines, launches, damage)
     for name, body in proven.items():
         where = layout.checkpoints / name
         wrong = [f"{where}: {finding}" for finding in _checkpoint_findings(where, body, view)]
         if where.exists():  # else pruned while we looked
             view.findings += wrong
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
-    ground = Ground(view.plan, view.timelines, sealed, view.global_batch, view.log_every)
+    ground = Ground(view.plan, view.timelines, sealed, view.global_batch, view.log_every, launches)
     wrong = [f"{layout.metrics}: {finding}" for finding in row_findings(rows, ground)]
     view.findings += wrong[:MOST_ROW_FINDINGS]
     if len(wrong) > MOST_ROW_FINDINGS:
@@ -139,6 +146,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         entries=len(view.plan.entries),
         checkpoints_proven=len(proven),
         checkpoints_quarantined=len(quarantined(pipeline.layout.quarantine)),
+        checkpoints_abandoned=sum(1 for _ in layout.abandoned.glob("t*/step-*")),
         findings=(*view.findings, *mirror.findings),
         deep=deep,
         mirrored=mirror.copies,
@@ -221,29 +229,6 @@ def _pin(pipeline: Pipeline) -> DatasetPin | None:
         return read_pin(pipeline.layout, pipeline.dataset.name)
     except DataError:
         return None  # the audit of the data says so
-
-
-def _fork_findings(rows: Sequence[Row], view: _View) -> Iterator[str]:
-    """What a rollback skips lies ahead of the step it goes back to: behind it, it is trained on already."""
-    for fork in view.timelines.forks:
-        history = ancestry(view.timelines, fork.parent)
-        places = [
-            row.position
-            for row in rows
-            if row.step == fork.from_step
-            and row.position is not None
-            and counts(row.timeline, row.step, history)
-        ]
-        try:
-            done = linear(view.plan, places[-1] if places else START)
-            behind = [first for first, _ in fork.skip if linear(view.plan, first) < done]
-        except DataError:
-            continue  # a position beyond the plan: a finding of its row, or of the checkpoint that has it
-        for first in behind:
-            yield (
-                f"{view.layout.timelines}: timeline {fork.number} skips windows from {first.as_list()}, "
-                f"which step {fork.from_step} has trained on already"
-            )
 
 
 def _plan_findings(view: _View) -> Iterator[str]:

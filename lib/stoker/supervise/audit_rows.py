@@ -11,8 +11,9 @@ from typing import Any
 
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Accounts, Position
-from stoker.plan.timelines import Timelines, ancestry, skips
+from stoker.plan.timelines import Timelines, ancestry, committed, skips
 from stoker.store.errors import DataError
+from stoker.supervise.launches import Launched, launch_of
 
 Key = tuple[int, int]  # (timeline, step)
 
@@ -34,13 +35,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Ground:
-    """What rows are held against: plan, forks, sealed steps, windows a step, and steps a row."""
+    """What rows are held against: plan, forks, sealed steps, windows a step, and steps a row.
+
+    `launches` say what the global batch of each step was; `global_batch` is configured now.
+    """
 
     plan: Plan
     timelines: Timelines
     sealed: Mapping[Key, tuple[int, Position]]  # tokens and position of proven checkpoints
     global_batch: int
     log_every: int = 1
+    launches: Sequence[Launched] = ()
+
+    def batch_of(self, row: Row) -> int | None:
+        """The global batch of the launch that made a row's step; None where no launch is known of."""
+        launch = launch_of(self.launches, self.timelines, row.step, row.timeline)
+        batch = launch.settings.get("global_batch") if launch else None
+        return batch if type(batch) is int else None
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
@@ -121,7 +132,7 @@ def _in_steps(
     rows: Sequence[Row], everyone: Sequence[Row], applied: Mapping[int, int], ground: Ground
 ) -> Iterator[str]:
     """One timeline's rows follow each other, at most `log_every` steps of one global batch apart."""
-    step, windows = _origin(rows[0].timeline, everyone, applied, ground.timelines)
+    step, windows = _origin(rows[0].timeline, everyone, applied, ground)
     batches: list[tuple[Row, Fraction]] = []
     for row in rows:
         if row.step == step:
@@ -133,6 +144,12 @@ def _in_steps(
                 f"line {row.line}: step {row.step} is {applied[row.line] - windows} windows after "
                 f"step {step}: windows of an earlier step are applied twice"
             )
+        elif (batch := ground.batch_of(row)) is not None:
+            if applied[row.line] - windows != batch * (row.step - step):
+                yield (
+                    f"line {row.line}: step {row.step} is {applied[row.line] - windows} windows after step "
+                    f"{step}, its launch trained on {batch} a step: some were applied twice or left out"
+                )
         elif row.step > step:
             batches.append((row, Fraction(applied[row.line] - windows, row.step - step)))
         step, windows = row.step, applied[row.line]
@@ -151,15 +168,21 @@ def _lone_batches(batches: Sequence[tuple[Row, Fraction]], configured: int) -> I
 
 
 def _origin(
-    timeline: int, everyone: Sequence[Row], applied: Mapping[int, int], timelines: Timelines
+    timeline: int, everyone: Sequence[Row], applied: Mapping[int, int], ground: Ground
 ) -> tuple[int, int]:
-    """The step a timeline begins after, and the windows applied by then."""
+    """The step a timeline begins after, and the windows applied by then.
+
+    It is the fork's; or an earlier one, where the checkpoint forked from was lost before it was gone on from.
+    """
     if timeline == 0:
         return 0, 0
-    fork = timelines.forks[timeline - 1].from_step
-    older = {number for number, _ in ancestry(timelines, timeline)[1:]}
-    before = [row for row in everyone if row.timeline in older and row.step == fork]
-    return fork, applied[before[-1].line] if before else 0
+    began = [one.resume_step for one in ground.launches if one.timeline == timeline]
+    step = min([ground.timelines.forks[timeline - 1].from_step, *began])
+    older = committed(
+        everyone, ancestry(ground.timelines, timeline)[1:], lambda row: (row.timeline, row.step, True)
+    )
+    before = [row for row in older if row.step == step]
+    return step, applied[before[-1].line] if before else 0
 
 
 def _reach(training: Sequence[Row], sealed: Mapping[Key, tuple[int, Position]]) -> Iterator[str]:

@@ -28,6 +28,7 @@ def snapshot(
     trainer_rss_bytes: int | None,
     at_rest: bool,
     mirror: Mapping[str, Any] | None = None,
+    timeline: int = 0,
 ) -> dict[str, Any]:
     """The run now; steps, losses and rates are the trainer's last words, without one the checkpoint's."""
     said: dict[str, Any] = {
@@ -52,6 +53,7 @@ def snapshot(
     return {
         **said,
         "run": run,
+        "timeline": timeline,
         "run_state": record.state if record else "waiting",
         "at_rest": at_rest,
         "finished": record.finished if record else None,
