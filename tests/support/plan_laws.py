@@ -1,0 +1,183 @@
+"""The laws of a run's data, by counting: what must hold of a `support.plan_world.World` whatever happened.
+
+Nothing here uses the arithmetic of positions, skips or residency that the world is driven by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from stoker.plan.log import End, Passed, Plan, Segment
+from stoker.plan.positions import Position, books
+from stoker.plan.timelines import skips
+from support.plan_world import Run, Window, World, WorldSource
+
+
+def windows_in_order(plan: Plan) -> list[Window]:
+    return [(entry.n, offset) for entry in plan.segments for offset in range(entry.windows)]
+
+
+def windows_before(plan: Plan, position: Position) -> int:
+    before = sum(entry.windows for entry in plan.segments if entry.n < position.entry)
+    return before + position.offset
+
+
+def needed_keys(run: Run, position: Position) -> set[str]:
+    """Sets of segments with windows at or behind a position."""
+    start, end, found = windows_before(run.plan, position), 0, set()
+    for entry in run.plan.segments:
+        end += entry.windows
+        if end > start:
+            found |= {key for key, _ in entry.sets}
+    return found
+
+
+def marked(run: Run) -> int:
+    """Windows before the low-water mark."""
+    marks = [windows_before(run.plan, one.position) for one in run.checkpoints[-run.keep_last :]]
+    return min(marks, default=0)
+
+
+def check_history(run: Run) -> None:
+    """No window twice, none lost, in the plan's order: with the skipped and the rest they are the plan."""
+    everything = windows_in_order(run.plan)
+    place = {window: number for number, window in enumerate(everything)}
+    done = [window for step in run.history for window in step.windows]
+    numbers = [place[window] for window in done]
+    assert numbers == sorted(set(numbers)), "a window was trained on twice, or out of order"
+    assert not run.skipped & set(done), "a skipped window was trained on"
+    before = set(everything[: windows_before(run.plan, run.position)])
+    assert set(done) <= before, "a window beyond the position was trained on"
+    assert before <= set(done) | run.skipped, "a window was lost"
+    for one in run.checkpoints:
+        assert one.position == run.history[one.step - 1].position
+    rest = set(everything) - set(done) - run.skipped
+    _check_books(run, len(done), len(run.skipped), len(rest))
+
+
+def _check_books(run: Run, applied: int, skipped: int, rest: int) -> None:
+    exhausted = run.finished == "data_exhausted"
+    account = books(run.plan, run.position, skips(run.timelines), exhausted=exhausted)
+    left = (rest, 0) if exhausted else (0, rest)
+    assert (account.applied, account.skipped, (account.remainder, account.ahead)) == (applied, skipped, left)
+    assert account.applied + account.skipped + account.remainder + account.ahead == account.windows
+    if exhausted:
+        assert rest < run.policy.global_batch
+    seq_len = {entry.n: entry.seq_len for entry in run.plan.segments}
+    assert account.tokens == sum(seq_len[entry] for step in run.history for entry, _ in step.windows)
+
+
+def check_plan(world: World, run: Run) -> None:
+    """Every token of the named sets is in a window or a tail, and each set at most once in an epoch."""
+    tokens = {source.key: source.tokens for source in world.sources}
+    named: set[tuple[int, str]] = set()
+    for entry in run.plan.segments:
+        held = sum(tokens[key] for key, _ in entry.sets)
+        assert held == entry.windows * entry.seq_len + entry.tail_tokens
+        assert entry.tail_tokens <= entry.seq_len or entry.windows == 0
+        ours = {(entry.epoch, key) for key, _ in entry.sets}
+        assert len(ours) == len(entry.sets)
+        assert not named & ours, "a set is named twice in an epoch"
+        named |= ours
+    assert [entry.n for entry in run.plan.entries] == list(range(len(run.plan.entries)))
+
+
+def check_appended(world: World, run: Run, known: int) -> None:
+    """What was just appended names sets that lie on hot to stay, and leaves none out that was due before."""
+    place = {source.key: number for number, source in enumerate(world.sources)}
+    published = {source.key for source in world.sources if source.published}
+    epoch, named = 0, set[str]()
+    for entry in run.plan.entries:
+        if isinstance(entry, Passed):
+            continue
+        if isinstance(entry, End) or entry.epoch != epoch:
+            assert entry.n < known or published <= named, "an epoch ends without a set that was there"
+            epoch, named = (epoch, named) if isinstance(entry, End) else (entry.epoch, set())
+        if isinstance(entry, Segment):
+            keys = {key for key, _ in entry.sets}
+            named |= keys
+            if entry.n < known:
+                continue
+            assert all(world.source(key).hot for key in keys), "a set that is not hot was named"
+            assert (entry.seq_len, entry.run_id) == (run.policy.seq_len, run.policy.run_id)
+            if run.policy.order == "listing" or epoch > 0:
+                last = max(place[key] for key in keys)
+                due = {key for key in published if place[key] < last}
+                assert due <= named, "a set was overtaken by one behind it in the listing"
+
+
+def check_trainer_can_read(world: World, run: Run) -> None:
+    """A running trainer finds every set that is planned from its position on."""
+    if run.running:
+        for key in needed_keys(run, run.position):
+            source = world.source(key)
+            assert source.here, "a set that a trainer will read left hot"
+            assert source.hot, "a set that a trainer will read is about to leave hot"
+
+
+def check_needs_are_told(world: World, run: Run) -> None:
+    """What a resume reads is on hot, or on its way there: asked for, leaving first, or being rebuilt."""
+    if run.finished:
+        return
+    for key in needed_keys(run, run.committed.position):
+        source = world.source(key)
+        coming = key in run.wants or key in world.hydrating
+        assert source.hot or source.state == "pending" or coming, "nobody asks for a set that is needed"
+
+
+def check_disk(world: World) -> None:
+    """The reserve is never touched: not by what lies there, nor by what is promised."""
+    assert world.used_bytes == sum(source.bytes for source in world.sources if source.here)
+    promised = 2 * world.checkpoint_bytes * len(world.runs)
+    promised += sum(source.bytes for source in world.sources if source.key in world.hydrating)
+    assert world.total_bytes - world.used_bytes - promised >= world.floor_bytes
+    assert world.room() == world.total_bytes - world.used_bytes - promised - world.floor_bytes
+    for source in world.sources:
+        assert not (source.hot and not source.here), "a record says hot of a set that is not there"
+
+
+def check_evicted(world: World, keys: list[str]) -> None:
+    """What was chosen to leave may leave: proven on warm, planned by nobody, within the floors."""
+    chosen = [world.source(key) for key in keys]
+    assert all(source.hot and source.warm for source in chosen)
+    kept = {key for run in world.runs if not run.finished for key in _kept(run)}
+    assert not kept & set(keys), "a planned set leaves hot"
+    hot = [source for source in world.sources if source.hot]
+    if chosen:
+        assert len(hot) - len(chosen) >= world.floors.keep_hot_sets
+    if any(source.tokens for source in chosen):
+        stay = sum(source.tokens for source in hot) - sum(source.tokens for source in chosen)
+        assert stay >= world.floors.min_active_tokens
+    wanted = {key for run in world.runs if not run.finished for key in run.wants}
+    if wanted & set(keys):
+        lacking = [key for key in wanted if world.source(key).evicted and key not in world.hydrating]
+        assert lacking, "a wanted set leaves though none is missing"
+
+
+def evictable(world: World, urgent: Collection[str] | None = None) -> list[WorldSource]:
+    """Sets that may leave by the letter of the rule: neither planned nor wanted, and the floors hold.
+
+    With `urgent` only these keys count as wanted.
+    """
+    going = [run for run in world.runs if not run.finished]
+    wanted = {key for run in going for key in run.wants} if urgent is None else set(urgent)
+    kept = wanted | {key for run in going for key in _kept(run)}
+    hot = [source for source in world.sources if source.hot]
+    tokens = sum(source.tokens for source in hot) - world.floors.min_active_tokens
+    if len(hot) <= world.floors.keep_hot_sets:
+        return []
+    return [
+        source
+        for source in hot
+        if source.warm and source.key not in kept and (source.tokens == 0 or source.tokens <= tokens)
+    ]
+
+
+def _kept(run: Run) -> set[str]:
+    """Sets of segments with windows at or behind the run's low-water mark."""
+    start, end, found = marked(run), 0, set()
+    for entry in run.plan.segments:
+        end += entry.windows
+        if end > start:
+            found |= {key for key, _ in entry.sets}
+    return found

@@ -1,0 +1,344 @@
+"""Whatever happens to runs on a small disk: each window once, nothing needed gone, no standstill.
+
+STOKER_PLAN_EXAMPLES=20000 makes it a long search; by itself it is a short one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stoker.plan import growth
+from stoker.plan.growth import GrowthPolicy
+from stoker.plan.residency import Floors, urgency
+from support import plan_laws as laws
+from support.plan_world import Run, World, WorldSource
+
+EXAMPLES = int(os.environ.get("STOKER_PLAN_EXAMPLES", "120"))
+MOST_SOURCES, MOST_STEPS, ROUNDS = 14, 60, 400
+
+pytestmark = pytest.mark.timeout(180 + EXAMPLES)
+
+which = st.integers(0, 99)  # picks one of what there is
+tokens = st.integers(0, 12)
+worlds = st.builds(
+    World,
+    total_bytes=st.integers(50, 160),
+    floor_bytes=st.integers(0, 6),
+    target_bytes=st.integers(0, 30),
+    checkpoint_bytes=st.integers(0, 4),
+    floors=st.builds(Floors, st.integers(0, 3), st.sampled_from([0, 0, 10, 30, 60])),
+)
+policies = st.builds(
+    GrowthPolicy,
+    seed=st.integers(0, 3),
+    seq_len=st.integers(1, 4),
+    global_batch=st.integers(1, 4),
+    segment_tokens=st.integers(1, 16),
+    order=st.sampled_from(["listing", "arrival"]),
+    hold_s=st.just(20.0),
+    epochs=st.sampled_from([1, 2, 3, None]),
+    first_segment_tokens=st.sampled_from([None, 1, 8]),
+    run_id=st.sampled_from(["id-a", "id-b"]),
+)
+runs = st.builds(
+    Run,
+    name=st.just("run"),
+    policy=policies,
+    steps=st.integers(1, MOST_STEPS),
+    keep_last=st.integers(1, 3),
+    ahead=st.integers(0, 30),
+)
+
+
+class Histories(RuleBasedStateMachine):
+    """One pipeline of up to two runs; every rule is something a daemon does or that happens to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.world = World(0, 0, 0, 0, Floors())
+
+    @initialize(
+        world=worlds,
+        listed=st.lists(tokens, min_size=2, max_size=8),
+        ahead=st.integers(1, 6),
+        run=runs,
+        turns=st.integers(0, 12),
+    )
+    def begin(self, world: World, listed: list[int], ahead: int, run: Run, turns: int) -> None:
+        self.patch.setattr(growth, "AHEAD_BATCHES", ahead)
+        self.world = world
+        world.list_more(listed)
+        world.start(run)
+        self.go_on(turns)
+
+    @rule(turns=st.integers(1, 6))
+    def go_on(self, turns: int) -> None:
+        """All goes well for a while."""
+        if not self.world.warm_away:
+            for _ in range(turns):
+                self._round()
+
+    # The stage-shard loop
+
+    @precondition(lambda self: self.those("pending"))
+    @rule(n=which)
+    def seal(self, n: int) -> None:
+        self.world.seal(pick(self.those("pending"), n))
+
+    @precondition(lambda self: self.unplanned())
+    @rule(n=which)
+    def reject(self, n: int) -> None:
+        pick(self.unplanned(), n).state = "quarantined"
+
+    @precondition(lambda self: len(self.world.sources) < MOST_SOURCES)
+    @rule(listed=st.lists(tokens, min_size=1, max_size=3))
+    def list_more(self, listed: list[int]) -> None:
+        self.world.list_more(listed)
+
+    @rule()
+    def end_listing(self) -> None:
+        self.world.complete = True
+
+    @precondition(lambda self: self.those("proven") and not self.world.warm_away)
+    @rule(n=which)
+    def sync(self, n: int) -> None:
+        self.world.sync(pick(self.those("proven"), n))
+
+    @rule()
+    def evict(self) -> None:
+        for _ in self.world.sources:
+            keys = self.world.to_evict()
+            laws.check_evicted(self.world, keys)
+            if not keys:
+                break
+            self.world.evict(keys)
+        if self.world.free_for_evictor() < self.world.wanted_free():
+            assert not laws.evictable(self.world), "eviction stalls though something may leave"
+
+    @precondition(lambda self: self.leaving() and not self.world.warm_away)
+    @rule(n=which, bad=st.integers(0, 9))
+    def finish_eviction(self, n: int, bad: int) -> None:
+        self.world.finish_eviction(pick(self.leaving(), n), good=bad > 0)
+
+    @precondition(lambda self: not self.world.warm_away)
+    @rule()
+    def hydrate(self) -> None:
+        self.world.hydrate()
+        assert self.world.room() >= 0
+
+    @precondition(lambda self: self.world.hydrating and not self.world.warm_away)
+    @rule(n=which, bad=st.integers(0, 9))
+    def finish_hydration(self, n: int, bad: int) -> None:
+        key = pick(sorted(self.world.hydrating), n)
+        self.world.finish_hydration(self.world.source(key), good=bad > 0)
+
+    @precondition(lambda self: self.world.hydrating)
+    @rule()
+    def kill_the_loop(self) -> None:
+        self.world.hydrating.clear()
+
+    @precondition(lambda self: self.hot())
+    @rule(n=which)
+    def rot(self, n: int) -> None:
+        self.world.rot(pick(self.hot(), n))
+
+    @rule(away=st.booleans())
+    def warm_goes_or_comes(self, away: bool) -> None:
+        self.world.warm_away = away
+
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    # The supervisors
+
+    @precondition(lambda self: len(self.world.runs) < 2)
+    @rule(run=runs)
+    def start_second_run(self, run: Run) -> None:
+        run.name += " too"
+        self.world.start(run)
+
+    @precondition(lambda self: self.going())
+    @rule(n=which)
+    def tick(self, n: int) -> None:
+        self._tick(pick(self.going(), n))
+
+    @precondition(lambda self: self.going())
+    @rule(n=which, steps=st.integers(1, 8))
+    def train(self, n: int, steps: int) -> None:
+        run = pick(self.going(), n)
+        if not run.running:
+            self._tick(run)
+            self.world.launch(run)
+            laws.check_trainer_can_read(self.world, run)
+        if run.running:
+            self.world.train(run, steps)
+
+    @precondition(lambda self: self.training())
+    @rule(n=which)
+    def checkpoint(self, n: int) -> None:
+        self.world.checkpoint(pick(self.training(), n))
+
+    @precondition(lambda self: self.going())
+    @rule(n=which)
+    def crash(self, n: int) -> None:
+        self.world.crash(pick(self.going(), n))
+
+    @precondition(lambda self: any(run.history for run in self.world.runs))
+    @rule(n=which, back=st.integers(0, 4), skip=st.lists(st.tuples(which, which), max_size=2))
+    def roll_back(self, n: int, back: int, skip: list[tuple[int, int]]) -> None:
+        run = pick([run for run in self.world.runs if run.history], n)
+        self.world.crash(run)
+        targets = [None, *run.checkpoints]
+        target = targets[max(0, len(targets) - 1 - back)]
+        first = target.step if target else 0
+        span = len(run.history) - first + 1
+        spans = [tuple(sorted((first + a % span, first + b % span))) for a, b in skip]
+        self.world.roll_back(run, target, spans)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(n=which, batch=st.integers(1, 4), seq_len=st.integers(1, 4))
+    def change_settings(self, n: int, batch: int, seq_len: int) -> None:
+        run = pick(self.world.runs, n)
+        run.policy = replace(run.policy, global_batch=batch, seq_len=seq_len)
+        self.world.crash(run)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(n=which, more=st.integers(1, 10), epochs=st.sampled_from([2, 4, None]))
+    def extend(self, n: int, more: int, epochs: int | None) -> None:
+        run = pick(self.world.runs, n)
+        run.policy = replace(run.policy, epochs=epochs)
+        run.steps = min(run.steps + more, MOST_STEPS)
+        self.world.crash(run)
+
+    @precondition(lambda self: self.going())
+    @rule(n=which, length=which)
+    def lose_the_plans_end(self, n: int, length: int) -> None:
+        run = pick(self.going(), n)
+        forked = [last.entry + 1 for fork in run.timelines.forks for _, last in fork.skip]
+        least = max(forked, default=0)
+        self.world.lose_plan(run, least + length % (len(run.plan.entries) - least + 1))
+        self.world.to_evict()  # an evictor may look just now
+        self.world.crash(run)
+
+    # The laws
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        laws.check_disk(self.world)
+        for run in self.world.runs:
+            laws.check_history(run)
+            laws.check_plan(self.world, run)
+            laws.check_trainer_can_read(self.world, run)
+
+    def teardown(self) -> None:
+        """From wherever it got to, the pipeline runs on to its runs' ends: nothing stands still for ever."""
+        try:
+            if self.world.total_bytes:
+                self._settle()
+                self.the_laws_hold()
+        finally:
+            self.patch.undo()
+
+    def _settle(self) -> None:
+        world = self.world
+        world.warm_away, world.complete = False, True
+        still = 0
+        for _ in range(ROUNDS):
+            if all(run.finished for run in world.runs):
+                event(f"{len(world.runs)} runs came to their ends")
+                return
+            before = self._state()
+            self._round()
+            self.the_laws_hold()
+            still = still + 1 if self._state() == before else 0
+            if still == 3:
+                assert self._too_small(), "the pipeline stands still"
+                event("the disk is too small for what must be on it at once")
+                return
+        raise AssertionError(f"the runs have not ended after {ROUNDS} rounds")
+
+    def _round(self) -> None:
+        """A turn of every loop, all going well."""
+        world = self.world
+        world.now += 30.0
+        for run in self.going():
+            self._tick(run)
+        self.evict()
+        for source in self.leaving():
+            world.finish_eviction(source)
+        for key in [*world.hydrate(), *world.hydrating]:
+            world.finish_hydration(world.source(key))
+        for source in self.those("pending")[:1]:
+            world.seal(source)
+        for source in self.those("proven"):
+            if source.hot:
+                world.sync(source)
+        for run in self.going():
+            self._tick(run)
+            if run.running or world.launch(run):
+                world.train(run, 2)
+                world.checkpoint(run)
+
+    def _tick(self, run: Run) -> None:
+        known = len(run.plan.entries)
+        self.world.tell_wants(run)
+        laws.check_needs_are_told(self.world, run)
+        self.world.grow(run)
+        laws.check_appended(self.world, run, known)
+
+    def _too_small(self) -> bool:
+        """Whether the next thing to come does not fit beside what must not leave, and all else has left."""
+        world = self.world
+        wants = urgency(run.holdings for run in world.runs)
+        cold = [n for n, key in enumerate(wants) if world.source(key).evicted][:1]
+        coming = [*(world.source(wants[n]) for n in cold), *self.those("pending")[:1]]
+        less_urgent = [laws.evictable(world, wants[: n + 1]) for n in cold]
+        nothing_leaves = not laws.evictable(world) and not any(less_urgent)
+        return bool(coming) and nothing_leaves and all(world.room() < one.bytes for one in coming)
+
+    def _state(self) -> object:
+        runs = [(len(run.plan.entries), len(run.history), run.wants, run.running) for run in self.world.runs]
+        return runs, [(one.state, one.here, one.warm) for one in self.world.sources]
+
+    def those(self, state: str) -> list[WorldSource]:
+        return [source for source in self.world.sources if source.state == state]
+
+    def unplanned(self) -> list[WorldSource]:
+        named = {key for run in self.world.runs for entry in run.plan.segments for key, _ in entry.sets}
+        return [source for source in self.those("pending") if source.key not in named]
+
+    def hot(self) -> list[WorldSource]:
+        return [source for source in self.world.sources if source.hot]
+
+    def leaving(self) -> list[WorldSource]:
+        return [source for source in self.world.sources if source.evicting]
+
+    def going(self) -> list[Run]:
+        return [run for run in self.world.runs if not run.finished]
+
+    def training(self) -> list[Run]:
+        return [run for run in self.world.runs if run.running]
+
+
+def pick(of: Sequence[Any], n: int) -> Any:
+    return of[n % len(of)]
+
+
+Histories.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+TestHistories = Histories.TestCase
