@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from stoker.corpus.dataset import write_pin
 from stoker.corpus.sources import TERMINAL
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment
@@ -55,6 +57,10 @@ def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Pa
     assert not list(data.pipeline.hot_layout.parquet.glob("[45]*")), "nor does its parquet stay on hot"
     assert audit_sets(data.pipeline).findings == ()
     assert planned(data) == ["0", "2"]
+    pin = data.pin()
+    write_pin(data.pipeline.layout, replace(pin, listing=pin.listing[:2]))
+    assert any("its listing lacks 2.parquet" in finding for finding in audit_sets(data.pipeline).findings)
+    write_pin(data.pipeline.layout, pin)
     before = data.sets()
 
     data = sliced(tmp_path, rows=4 * ROWS)
