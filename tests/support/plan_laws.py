@@ -59,7 +59,8 @@ def _check_books(run: Run, applied: int, skipped: int, rest: int) -> None:
     exhausted = run.finished == "data_exhausted"
     account = books(run.plan, run.position, skips(run.timelines), exhausted=exhausted)
     left = (rest, 0) if exhausted else (0, rest)
-    assert (account.applied, account.skipped, (account.remainder, account.ahead)) == (applied, skipped, left)
+    told = account.applied, account.skipped, (account.remainder, account.ahead)
+    assert told == (applied, skipped, left), "applied, skipped and the rest are not the plan"
     assert account.applied + account.skipped + account.remainder + account.ahead == account.windows
     if exhausted:
         assert rest < run.policy.global_batch
@@ -130,7 +131,7 @@ def check_disk(world: World) -> None:
     assert world.used_bytes == sum(source.bytes for source in world.sources if source.here)
     promised = 2 * world.checkpoint_bytes * len(world.runs)
     promised += sum(source.bytes for source in world.sources if source.key in world.hydrating)
-    assert world.total_bytes - world.used_bytes - promised >= world.floor_bytes
+    assert world.total_bytes - world.used_bytes - promised >= world.floor_bytes, "the reserve is touched"
     assert world.room() == world.total_bytes - world.used_bytes - promised - world.floor_bytes
     for source in world.sources:
         assert not (source.hot and not source.here), "a record says hot of a set that is not there"

@@ -6,22 +6,31 @@ STOKER_PLAN_EXAMPLES=20000 makes it a long search; by itself it is a short one.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, settings
+from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from stoker.plan import growth
+from stoker.plan import growth, positions, residency
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.residency import Floors, urgency
+from stoker.plan.timelines import Timelines
 from support import plan_laws as laws
+from support import plan_world
 from support.plan_world import Run, World, WorldSource
 
-EXAMPLES = int(os.environ.get("STOKER_PLAN_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("STOKER_PLAN_EXAMPLES", "80"))
 MOST_SOURCES, MOST_STEPS, ROUNDS = 14, 60, 400
 
 pytestmark = pytest.mark.timeout(180 + EXAMPLES)
@@ -133,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def hydrate(self) -> None:
         self.world.hydrate()
-        assert self.world.room() >= 0
+        laws.check_disk(self.world)
 
     @precondition(lambda self: self.world.hydrating and not self.world.warm_away)
     @rule(n=which, bad=st.integers(0, 9))
@@ -342,3 +351,80 @@ Histories.TestCase.settings = settings(
     print_blob=True,
 )
 TestHistories = Histories.TestCase
+
+
+def evict_whatever_the_mark(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(residency, "_planned", lambda run: iter(()))
+
+
+def skip_a_window_too_few(patch: pytest.MonkeyPatch) -> None:
+    whole = positions._skip_ranges
+    patch.setattr(
+        positions,
+        "_skip_ranges",
+        lambda plan, skips: [(a, b - 1) for a, b in whole(plan, skips) if b - 1 > a],
+    )
+
+
+def forget_the_skips_of_ancestors(patch: pytest.MonkeyPatch) -> None:
+    def last_only(timelines: Timelines) -> object:
+        return timelines.forks[-1].skip if timelines.forks else ()
+
+    patch.setattr(plan_world, "skips", last_only)
+    patch.setattr(laws, "skips", last_only)
+
+
+def hydrate_without_room(patch: pytest.MonkeyPatch) -> None:
+    in_bounds = residency.to_hydrate
+    patch.setattr(
+        residency, "to_hydrate", lambda *of, room_bytes, **how: in_bounds(*of, room_bytes=10**9, **how)
+    )
+
+
+def keep_every_wanted_set(patch: pytest.MonkeyPatch) -> None:
+    told = residency._wants
+    patch.setattr(
+        residency,
+        "_wants",
+        lambda *of: {key: replace(want, lacking_bytes=0) for key, want in told(*of).items()},
+    )
+
+
+def overtake_what_is_cold(patch: pytest.MonkeyPatch) -> None:
+    strict = growth._scan
+    patch.setattr(
+        growth,
+        "_scan",
+        lambda sources, *how: strict([one for one in sources if one.standing != "cold"], *how),
+    )
+
+
+SKIPPED = "a skipped window was trained on|applied, skipped and the rest are not the plan"
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        (evict_whatever_the_mark, "a planned set leaves hot"),
+        (skip_a_window_too_few, SKIPPED),
+        (forget_the_skips_of_ancestors, SKIPPED),
+        (hydrate_without_room, "the reserve is touched"),
+        (keep_every_wanted_set, "the pipeline stands still"),
+        (overtake_what_is_cold, "an epoch ends without a set that was there|a set was overtaken"),
+    ],
+)
+def test_a_fault_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    few = settings(
+        Histories.TestCase.settings,
+        max_examples=500,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    with pytest.raises(AssertionError, match=law):
+        run_state_machine_as_test(Histories, settings=few)
