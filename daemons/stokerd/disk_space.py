@@ -21,6 +21,7 @@ from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import Yard
 
 OTHERS_EVERY_S = 1.0
+KEPT_REACHED = 1000
 TOLD_AFTER_S = 60.0  # of waiting while something goes on that may make room
 
 
@@ -53,6 +54,7 @@ class DiskSpace:
         self.estimate = Estimate(2, None)
         self._linked = False  # whether staging is by hard links, as the last one was
         self._short_since = 0.0
+        self._reached: dict[str, int] = {}  # tokens built by this daemon's workers, by the key's first digits
         self.short = ""  # what waits for room on hot, with the numbers
 
     def refresh(self, *, linked: bool) -> None:
@@ -87,6 +89,8 @@ class DiskSpace:
         for path, activity in self._crew.busy.items():
             if activity in doing:
                 doing[activity].append(self._book.sources[path])
+        if len(self._reached) > KEPT_REACHED:
+            self._reached.clear()  # of sets that are published by now, mostly; the next commit tells again
         unbuilt = [one for one in self._book.sources.values() if one.state in ("staged", "building")]
         return Workload(
             staging=doing["stage"],
@@ -101,9 +105,12 @@ class DiskSpace:
     def _committed(self, source: Source) -> int:
         """What is built of the source's set already."""
         tokens = self._crew[source.path].note.get("tokens") if source.path in self._crew else None
+        key = str(source.key)[:16]
         if tokens is not None:
-            return int(tokens) * self.estimate.token_bytes
-        return self._hot.building_bytes.get(str(source.key)[:16], 0)
+            self._reached[key] = int(tokens)
+        if key in self._reached:
+            return self._reached[key] * self.estimate.token_bytes
+        return self._hot.building_bytes.get(key, 0)
 
     def _rest(self, source: Source) -> int:
         return self.estimate.rest(source, self._committed(source))

@@ -62,6 +62,7 @@ class Residence:
     damaged: bool = False
     _seen: object = None
     _again_at: float = 0.0
+    _tried: int = -1
 
     def watch(self) -> None:
         """Wake up when a run's needs change, a new run's too."""
@@ -121,12 +122,13 @@ class Residence:
         """Write the intent to evict what should leave, so that what is needed now finds room."""
         now = time.monotonic()
         free = self.space.free()
-        if not self.warm.known or self.damaged or free is None or now < self._again_at:
+        waits = self.tried and now < self._again_at
+        if not self.warm.known or self.damaged or free is None or waits:
             return
         if free + self._leaving() >= self.space.wanted_free(needed_bytes):
-            self.why = ""
+            self.why, self._tried = "", self.book.changes
             return
-        self._again_at = now + NOTHING_LEFT_S
+        self._again_at, self._tried = now + NOTHING_LEFT_S, self.book.changes
         if not self._to_evict(needed_bytes, hydrating):
             return
         with _alone(self.context.layout.shard_sets_lock) as held_alone:
@@ -173,6 +175,11 @@ class Residence:
             "lower plan.segment_tokens or train.checkpoint.keep_last, or give hot more room"
         )
         self.told.trouble("hot_too_small", level="error", reason=reason, **figures)
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was tried to have sets leave since a record last changed."""
+        return self._tried == self.book.changes
 
     @property
     def due(self) -> float:

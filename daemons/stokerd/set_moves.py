@@ -125,7 +125,7 @@ class SetMoves:
         self._tell("shard_set_evicted", "evict", source, result)
 
     def _bad_copy(self, source: Source, reason: str) -> None:
-        """The set is on hot still, or again: it is copied anew, or proven first if no record vouched for it."""
+        """The set is on hot, still or again: it is copied anew, or proven first if not on record."""
         self._hot.published.add(str(source.key)[:16])
         if source.evicted:
             self._rotten(source, reason)

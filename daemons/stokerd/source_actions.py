@@ -80,6 +80,18 @@ class SourceActions:
             case Release():
                 self._start("release", source, {"remove": [self._tasks.parquet(source)]})
 
+    def unstage(self, building: Source) -> None:
+        """Give back the room of one staged file, for a build that cannot end without it. It comes back later.
+
+        A hard link gives no room back.
+        """
+        sources = self._book.sources.values()
+        staged = [one for one in sources if one.state == "staged" and one is not building]
+        if staged and self._pinning.pin is not None and not self._outcomes.linked:
+            source = max(staged, key=lambda one: one.path)
+            self._yard.discard(self._tasks.parquet(source))
+            self._book.renew(source, f"building {building.path} needs its room")
+
     def key(self, source: Source) -> str:
         """The key of the source's set in the pinned build."""
         key_of = self._pinning.key_of()

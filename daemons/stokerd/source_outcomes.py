@@ -183,6 +183,7 @@ class SourceOutcomes:
 
     def _pause(self, activity: str, reason: str) -> None:
         wait_s = self._patience.failed(paused(activity))
+        self._yard.look_soon()  # how much of it is built already
         self._events.record(
             "disk_full", level="error", activity=activity, reason=reason, retry_in_s=round(wait_s, 1)
         )

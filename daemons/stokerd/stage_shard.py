@@ -279,6 +279,8 @@ class StageShard:
         needed = cold + sum(self.space.stage_needs(source) for source in staging)
         self.residence.make_room(needed, self.view.doing("hydrate"))
         stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
+        if stuck and building and self.yard.measured:
+            self.actions.unstage(building[0])
         cold = cold if self.residence.wants.blocked else 0
         self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
         self.space.tell_warm_full(unsynced(sources)[:1])
@@ -346,6 +348,7 @@ class StageShard:
         seen = self.yard.known and self.yard.measured and self.yard.tidy
         if self.warm.configured:
             seen = seen and self.warm.known and self.warm.measured and self.warm.tidy
+            seen = seen and (self.residence.tried or not self.space.short)
         if not seen or self.crew.busy.keys() - {self.yard.lister, self.warm.lister}:
             return False
         situation = self.view.situation()
