@@ -14,7 +14,7 @@ from stoker.checkpoints.retention import remove_checkpoint, sweep_leftovers
 from stoker.checkpoints.select import Found
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
-from stoker.kit.wait import SignalEvent, Waiter
+from stoker.kit.wait import Waiter
 from stoker.plan.positions import Position
 from stoker.store.errors import (
     ConfigError,
@@ -71,12 +71,22 @@ class Trial:
     def run(self) -> None:
         """Train to the last step; raises Stopped when asked to stop, a StokerError that says what failed."""
         sweep_leftovers(self.site.run.checkpoints)
+        waiter = Waiter()
+        waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        try:
+            self._run(waiter)
+        finally:
+            waiter.close()
+
+    def _run(self, waiter: Waiter) -> None:
         retried_at = -1
         while (step := self.newest_step()) < self.site.to:
             phase = phase_of(self.phases, step + 1)
             assert phase is not None  # the phases reach to the last step
             self.relink()
-            end, view = self.launch(phase, step)
+            end, view = self.launch(phase, step, waiter)
+            if waiter.received:
+                raise Stopped
             if end.code == 0:
                 if self.newest_step() <= step:
                     raise DataError(
@@ -121,7 +131,7 @@ class Trial:
             self.say(f"shard set {on_warm[0]}{more} left the hot disk: it is read from warm")
         return changed
 
-    def launch(self, phase: Phase, step: int) -> tuple[GuardedEnd, TrainerView]:
+    def launch(self, phase: Phase, step: int, waiter: Waiter) -> tuple[GuardedEnd, TrainerView]:
         """One launch from the newest checkpoint to the phase's end; its end and its last words."""
         newest = self.newest() if step else None
         launch = Launch(
@@ -135,8 +145,7 @@ class Trial:
         write_record(self.site.run.launch, self.body(launch, phase))
         self.say(f"steps {step + 1:,} to {phase.last:,} on timeline {phase.timeline}")
         lock = Lock.acquire(self.site.run.trainer_lock, purpose="stoker replay")
-        inbox, waiter = Inbox(self.socket), Waiter()
-        waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        inbox = Inbox(self.socket)
         trainer = GuardedTrainer(
             TRAINER,
             environ=trainer_environment(self.environ, launch, self.site.run),
@@ -147,9 +156,10 @@ class Trial:
             return self._watch(trainer, inbox, waiter, launch)
         finally:
             trainer.stop()
+            waiter.remove_fd(trainer.fileno())
+            waiter.remove_fd(inbox.fileno())
             trainer.close()
             inbox.close()
-            waiter.close()
 
     def _watch(
         self, trainer: GuardedTrainer, inbox: Inbox, waiter: Waiter, launch: Launch
@@ -159,11 +169,11 @@ class Trial:
         waiter.add_fd(trainer.fileno(), "guard")
         stopping, look_at = False, time.monotonic() + LOOK_S
         while (end := trainer.poll()) is None:
-            for event in waiter.wait(TURN_S):
-                if isinstance(event, SignalEvent) and not stopping:
-                    stopping = True
-                    self.say("stopping: the trainer is asked to save")
-                    trainer.stop()
+            waiter.wait(TURN_S)
+            if waiter.received and not stopping:  # it may have come before this launch
+                stopping = True
+                self.say("stopping: the trainer is asked to save")
+                trainer.stop()
             for datagram in inbox.drain():
                 if (word := parse(datagram, launch.launch)) is not None:
                     view = heard(view, word, time.monotonic())
@@ -176,8 +186,6 @@ class Trial:
                     DataError
                 ):  # on its way between disks: the trainer says if it matters
                     self.relink(Position(*view.position) if view.position else None)
-        if stopping:
-            raise Stopped
         return end, view
 
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
