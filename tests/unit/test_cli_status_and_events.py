@@ -36,6 +36,12 @@ SHARD = {
     "dropped": {"min_chars": 8},
     "tokens_per_second": 1_200_000,
     "text": "9 files built",
+    "sets": {"hot": 4, "warm": 9, "evicted": 5, "bringing_back": ["a.parquet"], "wanted_cold": 2},
+    "disks": {
+        "hot": {"free_bytes": 2**20, "total_bytes": 2**26, "claimed_bytes": 2**19, "trouble": ""},
+        "warm": {"trouble": "is away"},
+    },
+    "trouble": "waiting for the warm directory /mnt/nas to answer",
 }
 RUN = {
     "run": "main",
@@ -107,6 +113,9 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  tokens             746.2 K to train on, 3,800 held out",
         "  rows dropped       8 min_chars",
         "  building           1.2 M tokens/s",
+        "  shard sets         4 on hot, 9 copied to warm, 5 only there, 2 waited for, 1 coming back",
+        "  hot disk           1.0 MiB free of 64.0 MiB, 512.0 KiB claimed",
+        "  trouble            waiting for the warm directory /mnt/nas to answer",
         "  run                main: running",
         "  step               500 of 1,000 (50.0 %)",
         "  loss               training 3.2500",

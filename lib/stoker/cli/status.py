@@ -97,6 +97,26 @@ def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("rows dropped", _counts(body["dropped"])))
     if body.get("tokens_per_second"):
         lines.append(("building", f"{format_count(body['tokens_per_second'])} tokens/s"))
+    return [*lines, *_disks(body)]
+
+
+def _disks(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where the shard sets are, and what room there is."""
+    sets, disks = body.get("sets"), body.get("disks", {})
+    lines = []
+    if sets and "warm" in disks:
+        back = f", {len(sets['bringing_back'])} coming back" if sets["bringing_back"] else ""
+        cold = f", {sets['wanted_cold']:,} waited for" if sets["wanted_cold"] else ""
+        text = f"{sets['hot']:,} on hot, {sets['warm']:,} copied to warm, {sets['evicted']:,} only there"
+        lines.append(("shard sets", text + cold + back))
+    for name, disk in disks.items():
+        if "free_bytes" in disk:
+            free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
+            lines.append(
+                (f"{name} disk", f"{free} free of {total}, {format_bytes(disk['claimed_bytes'])} claimed")
+            )
+    if body.get("trouble"):
+        lines.append(("trouble", body["trouble"]))
     return lines
 
 
