@@ -62,7 +62,8 @@ class WarmYard(Yard):
     @property
     def known(self) -> bool:
         """Whether it answers; one that hangs is not waited for."""
-        hanging = self._asked_at is not None and time.monotonic() > self._asked_at + ANSWERS_WITHIN_S
+        since = self._silent_since
+        hanging = since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
         return super().known and not hanging
 
     @property

@@ -52,6 +52,7 @@ class Yard:
         self._owned = self._agreed = False
         self._look_due = self._measure_due = 0.0
         self._asked_at: float | None = None  # when the look that is not answered yet was asked for
+        self._silent_since: float | None = None  # since when an answer is waited for
         self._believed: Mapping[str, Source] = {}  # the records as they were when the look began
         self._published_before: frozenset[str] = frozenset()  # as it was when the look began
         self._number = self._needs = 0  # of the last measure asked for, and of the first that counts
@@ -108,6 +109,7 @@ class Yard:
 
     def _ask(self, what: str, now: float) -> None:
         self._number += 1
+        self._silent_since = self._silent_since or now
         self._measure_due = now + MEASURE_EVERY_S
         self._crew[self.lister].worker.send({what: self._number})
 
@@ -115,7 +117,8 @@ class Yard:
         """Take the lister's words: it owns the disk; what lies there; how much room there is."""
         match message["kind"]:
             case "ready":
-                self._owned, self._asked_at, self._look_due = True, None, 0.0
+                self._owned, self._look_due = True, 0.0
+                self._asked_at = self._silent_since = None
             case "seen":
                 self._asked_at, self._why = None, ""
                 self._patience.succeeded(self.lister)
@@ -125,6 +128,7 @@ class Yard:
                 self.disk, self.writable = Disk(**message["disk"]), bool(message["writable"])
                 self.mark = message["owner"]
                 self.measured = message["number"] >= self._needs
+                self._silent_since = None if message["number"] == self._number else time.monotonic()
 
     def _agree(self, message: Mapping[str, Any]) -> None:
         """Bring the records in line with what was seen."""
@@ -172,7 +176,8 @@ class Yard:
             return
         if ended.code == LockHeld.exit_code and ended.error:
             raise LockHeld(str(ended.error["message"]))
-        self._owned, self._asked_at, self.disk, self.measured = False, None, None, False
+        self._owned, self.disk, self.measured = False, None, False
+        self._asked_at = self._silent_since = None
         self._why = ended.reason() if ended.code == UnavailableError.exit_code else ""
         self._patience.failed(self.lister)
         self._tell_unavailable(ended.reason())
