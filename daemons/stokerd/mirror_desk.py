@@ -27,6 +27,7 @@ from stokerd.turns import Turns
 TEND_S = 1.0
 LOOK_AGAIN_S = 3600.0  # somebody may have cleared warm by hand
 COMPLAINT_S = 600.0
+PRUNE_AGAIN_S = 30.0  # what is left then is being read
 BESIDE = ("copy", "prune")  # what goes on beside training
 HANGS = "a worker of an earlier supervisor hangs in a file system that does not answer; look at the mount"
 
@@ -54,11 +55,11 @@ class MirrorDesk:
         self.lent = False  # somebody else has the worker
         self._troubled_verb = ""
         self._complain_at = 0.0
-        self._look_at = 0.0
+        self._look_at = self._prune_at = 0.0
         self._told_foreign = False
         self._copying: Local | None = None
         self._queue: list[Local] = []
-        self._unwanted: list[str] = []
+        self._proven: set[str] = set()  # names in the mirror that were proven in this daemon's life
 
     def tend(self) -> None:
         """One turn: hear the worker and give it the next thing to do; trouble of any kind is only said."""
@@ -79,7 +80,9 @@ class MirrorDesk:
         """Whether nothing is left to do, or nothing can be done now."""
         if self.tasks.busy or self.run_book.record is None:
             return self.run_book.record is None
-        return self.trouble is not None or not (self._wanted(self.history()) or self._unwanted)
+        history = self.history()
+        left = self._wanted(history) or (self._prune_at < time.monotonic() and self._unwanted(history))
+        return self.trouble is not None or not left
 
     def cancel(self) -> None:
         """Stop and reap the worker: what it reads is about to be moved. A copy it began is gone on with."""
@@ -133,13 +136,19 @@ class MirrorDesk:
             self.book.begin(self._copy_of(one))
             logs = {"run_id": self.run_id(), "paths": self.logs()}
             self._start("copy", source=source, digest=one.digest, heldout=heldout, logs=logs)
-        elif self._unwanted:
-            self._start("prune", names=self._unwanted)
+        elif (unwanted := self._unwanted(history)) and time.monotonic() >= self._prune_at:
+            self._start("prune", names=unwanted)
         else:
             self.succeeded(self._troubled_verb)  # what could not be done is no longer wanted
 
     def _wanted(self, history: History) -> list[Local]:
         return waiting(self.shelf.local(), self.book.copies, history, self.shelf.policy)
+
+    def _unwanted(self, history: History) -> list[str]:
+        newest = self.book.newest(history)
+        if newest is None or newest.name not in self._proven:
+            return []
+        return [one.name for one in superfluous(self.book.copies, history, self.shelf.policy, newest)]
 
     def _copy_of(self, one: Local) -> Mirrored:
         mark = one.digest[:MARK_HEX]
@@ -158,9 +167,10 @@ class MirrorDesk:
             self.listed(result)
         elif verb == "prune":
             self.succeeded(verb)
-            self._unwanted = []
             self.book.gone(result["gone"])
-            self.events.record("mirror_pruned", names=result["gone"])
+            self._prune_at = 0.0 if result["gone"] else time.monotonic() + PRUNE_AGAIN_S
+            if result["gone"]:
+                self.events.record("mirror_pruned", names=result["gone"])
         elif verb == "copy" and self._copying is not None:
             self._copied(self._copying, result)
 
@@ -198,10 +208,8 @@ class MirrorDesk:
             self.events.record(
                 "mirror_copy_bad", "warning", copy=copy.name, moved_to=result["set_aside"], replaced=True
             )
-        history = self.history()
-        gone = superfluous(self.book.copies, history, self.shelf.policy, copy)
-        self._unwanted = [one.name for one in gone]
-        self._queue = self._wanted(history)
+        self._proven.add(copy.name)
+        self._queue = self._wanted(self.history())
 
     def failed(self, verb: str, reason: str) -> None:
         """Something could not be done on warm: said now and then, and tried again, later and later."""

@@ -98,7 +98,12 @@ class MirrorFallback:
         while (ended := self._errand("heldout", **words)).result is None:
             self.desk.failed("heldout", ended.reason())
             self._pause(f"waiting for warm, which may hold {self.desk.run.heldout.name}", ended.reason())
-        self._told_heldout(ended.result["heldout"])
+        self.desk.succeeded("heldout")
+        state = ended.result["heldout"]
+        if state == "brought":
+            self.events.record("heldout_restored", "warning", source="mirror")
+        elif state != "there":
+            self.events.record("heldout_lost", "error", message=f"the mirror's copy is {state} too")
 
     def _is_whole(self, sha256: str) -> bool:
         try:
@@ -123,13 +128,7 @@ class MirrorFallback:
         """A copy brought back and proven here, or why that cannot be done now; neither when it was bad."""
         self.turns.doing = f"fetching checkpoint {copy.name} from the mirror"
         run = self.desk.run
-        ended = self._errand(
-            "fetch",
-            name=copy.name,
-            checkpoints=str(run.checkpoints),
-            heldout=str(run.heldout),
-            logs=self.desk.logs(),
-        )
+        ended = self._errand("fetch", name=copy.name, checkpoints=str(run.checkpoints), logs=self.desk.logs())
         if ended.result is None:
             self.desk.failed("fetch", ended.reason())
             return None, ended.reason()
@@ -156,16 +155,9 @@ class MirrorFallback:
             copy=copy.name,
             message="it was not whole, or not there, on this disk",
         )
-        self._told_heldout(result["heldout"])
         if result["logs"]:
             self.events.record("run_logs_restored", "warning", paths=result["logs"], source="mirror")
         return self.desk.shelf.proven(run.checkpoints / name, proof["body"], proof["digest"]), ""
-
-    def _told_heldout(self, state: str) -> None:
-        if state == "brought":
-            self.events.record("heldout_restored", "warning", source="mirror")
-        elif state in ("missing", "bad"):
-            self.events.record("heldout_lost", "error", message=f"the mirror's copy is {state} too")
 
     def _await(self, here: Checkpoint | None, reason: str) -> None:
         has = f"step {here.step} is the newest proven here" if here else "nothing is proven here"

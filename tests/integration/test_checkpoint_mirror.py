@@ -17,6 +17,7 @@ from stoker.kit.process import ProcessId, processes_with_environment, signal_pro
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
+from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.audit import audit_run
 from support.halting import halts_at, wait_halted
 from support.processes import wait_gone
@@ -42,6 +43,10 @@ class Mirrored:
             assert prove_checkpoint(self.mirror / name).verdict == "proven", name
         return sorted(Path(name).name[: len(NEWEST)] for name in found)
 
+    def names(self) -> list[str]:
+        """The copies by timeline and step."""
+        return sorted(one.name[: -len("-00000000")] for one in list_mirror(self.mirror))
+
     def copy_of(self, step: str, warm: Path | None = None) -> Path:
         """The one copy of a step."""
         (found,) = (warm or self.warm).glob(f"checkpoints/main/t*/{step}-*")
@@ -64,6 +69,10 @@ class Mirrored:
     def awaited(self, event: str, count: int = 1) -> dict[str, Any]:
         """The event, once it was recorded so often."""
         return wait_until(lambda: self.train.events(event)[count - 1 :], 60.0, event)[0]
+
+
+def on_t0(steps: list[str]) -> list[str]:
+    return [f"t0/{step}" for step in steps]
 
 
 def flip(file: Path) -> None:
@@ -187,6 +196,36 @@ def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
     assert audit_run(one.train.data.pipeline, deep=True).findings == ()
 
 
+def test_a_step_that_is_only_mirrored_is_rolled_back_to_and_the_new_timeline_outlives_the_disk(
+    mirrored: Callable[..., Mirrored],
+) -> None:
+    one = mirrored()
+    layout = one.train.data.pipeline.layout
+    shutil.rmtree(one.run.checkpoints / "step-000000040")
+    daemon = one.train.start()
+    try:
+        words = {"to": 40, "reason": "test"}
+        asked = file_request(layout, TRAIN_SUPERVISOR, "rollback", words, {"timeline": 0})
+        told = wait_until(lambda: read_outcome(layout, asked), 60.0, "the rollback")
+        assert (told.get("timeline"), told.get("from")) == (1, 40), told
+        assert one.train.events("checkpoint_fetched")[0]["step"] == 40
+        wanted = ["t0/step-000000040", "t1/step-000000050", "t1/step-000000060"]
+        wait_until(lambda: one.names() == wanted, 90.0, "the new timeline in the mirror, the old one gone")
+        assert one.copies() == one.train.checkpoints()
+    finally:
+        assert daemon.stop() == 0
+    timelines = one.run.timelines.read_bytes()
+    assert timelines
+    shutil.rmtree(layout.state)
+    daemon = one.train.start()
+    try:
+        assert one.awaited("checkpoint_fetched")["copy"].startswith("t1/step-000000060")
+        wait_until(lambda: one.train.record().get("state") == "finished", 30.0, "the end")
+    finally:
+        assert daemon.stop() == 0
+    assert one.run.timelines.read_bytes() == timelines
+
+
 def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(
     shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,10 +251,11 @@ def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(
         signal_process(trainer, signal.SIGCONT)
         one.awaited("mirror_recovered")
         wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
-        wait_until(lambda: one.copies() == one.train.checkpoints(), 60.0, "the last copies")
+        wait_until(lambda: one.names() == on_t0(one.train.checkpoints()), 60.0, "the last copies")
         kept = one.train.checkpoints()
     finally:
         assert daemon.stop() == 0
+    assert one.copies() == kept
     assert len(one.train.events("trainer_launched")) == 1
     assert {"step-000000008", "step-000000036", "step-000000040"} <= set(kept)
     assert "step-000000012" not in kept

@@ -12,9 +12,9 @@ import pytest
 from crash import Crash, CrashFound, check_crashes
 from stoker.checkpoints import mirror_copy
 from stoker.checkpoints.carrying import SourceBad, bring_heldout, bring_log
-from stoker.checkpoints.mirror import list_mirror
+from stoker.checkpoints.mirror import list_mirror, require_ours
 from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
-from stoker.checkpoints.mirror_worker import main, require_ours
+from stoker.checkpoints.mirror_worker import main
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import sweep_leftovers
@@ -369,15 +369,15 @@ class TestWorker:
 
     def test_an_unmounted_or_foreign_warm_is_refused(self, place: Place) -> None:
         with pytest.raises(UnavailableError, match="mount the disk"):
-            require_ours(place.warm, place.mirror, "tiny", True)
+            require_ours(place.warm, place.mirror, "tiny", expected=True)
         place.warm.owner_lock.write_text('{"purpose":"pipeline tiny-2 (state /s)"}\n')
         with pytest.raises(UnavailableError, match="is another's: pipeline tiny-2"):
-            require_ours(place.warm, place.mirror, "tiny", False)
+            require_ours(place.warm, place.mirror, "tiny", expected=False)
         place.warm.owner_lock.write_text('{"purpose":"pipeline tiny (state /elsewhere)"}\n')
-        require_ours(place.warm, place.mirror, "tiny", False)
+        require_ours(place.warm, place.mirror, "tiny", expected=False)
         shutil.rmtree(place.warm.warm)
         with pytest.raises(UnavailableError, match="mount the disk"):
-            require_ours(place.warm, place.mirror, "tiny", False)
+            require_ours(place.warm, place.mirror, "tiny", expected=False)
 
     def test_heldout_windows_and_logs_go_along_and_come_back(self, place: Place, tmp_path: Path) -> None:
         heldout = tmp_path / "heldout.bin"
@@ -404,19 +404,19 @@ class TestWorker:
                 "fetch",
                 name=told["name"],
                 checkpoints=str(place.checkpoints),
-                heldout=str(heldout),
                 logs=[str(rows), str(tmp_path / "none.jsonl")],
             )
         )
-        assert (fetched["state"], fetched["heldout"]) == ("fetched", "brought")
-        assert heldout.read_bytes() == b"windows"
+        assert fetched["state"] == "fetched"
         assert (fetched["logs"], rows.read_bytes()) == ([str(rows)], b"{}\n")
         proof = fetched["proof"]
         assert isinstance(proof, dict)
         assert proof["body"]["step"] == 10
-        heldout.write_bytes(b"rotten!")
-        again = self.do(place.task("heldout", path=str(heldout), sha256=held["sha256"]))
-        assert again == {"heldout": "brought"}
+        for content in (None, b"rotten!"):
+            if content is not None:
+                heldout.write_bytes(content)
+            again = self.do(place.task("heldout", path=str(heldout), sha256=held["sha256"]))
+            assert (again, heldout.read_bytes()) == ({"heldout": "brought"}, b"windows")
 
 
 def test_a_copy_that_reads_differently_is_not_published(

@@ -19,7 +19,9 @@ from pathlib import Path
 from stoker.checkpoints.format import BODY, TEMPORARY, CheckpointBody, checkpoint_name, read_body
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
 from stoker.checkpoints.select import History, counts
-from stoker.store.errors import DataError
+from stoker.kit.lock import read_contents
+from stoker.store.errors import DataError, UnavailableError, storage_errors
+from stoker.store.layout import WarmLayout
 
 MARK_HEX = 8
 _TIMELINE = re.compile(r"t(0|[1-9]\d*)")
@@ -72,6 +74,27 @@ def heldout_name(sha256: str) -> str:
 def log_name(log: Path, run_id: str) -> str:
     """The name of the copy of one of the run's logs in its mirror."""
     return f"{log.stem}-{run_id}{log.suffix}"
+
+
+def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) -> None:
+    """UnavailableError unless warm is there and ours: an unmounted disk leaves an empty folder.
+
+    `owner` is the pipeline's name; `expected`: something was mirrored before.
+    """
+    with storage_errors("look at", warm.warm):
+        if not warm.warm.is_dir():
+            raise UnavailableError(f"{warm.warm} is not there; mount the disk: it goes on by itself")
+        if expected and not mirror.is_dir():
+            raise UnavailableError(
+                f"{mirror} is not there, but checkpoints were copied there before; mount the disk, or, if "
+                f"what it held is lost, make that directory: all is copied anew"
+            )
+    holder = read_contents(warm.owner_lock).purpose
+    if holder.startswith("pipeline ") and not holder.startswith(f"pipeline {owner} "):
+        raise UnavailableError(
+            f"{warm.warm} is another's: {holder}; give this pipeline a `warm:` of its own, or, if that one "
+            f"is gone, remove {warm.owner_lock}"
+        )
 
 
 def list_mirror(root: Path) -> list[Mirrored]:

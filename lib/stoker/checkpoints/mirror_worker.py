@@ -8,9 +8,9 @@ list   {"run_id": str or null}
            "timelines": the newest copy of timelines.jsonl, small files proven, or null}
 copy   {"source", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
        -> {"name", "bytes", "cached", "set_aside", "heldout"}, or {"source_bad": reason}
-fetch  {"name", "checkpoints", "heldout": path or null, "logs": paths, brought where nothing is in them}
+fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
        -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
-           "heldout", "logs": those that were brought}
+           "logs": those that were brought}
 heldout {"path", "sha256"}  -> {"heldout"}
 prune  {"names": [...]}     -> {"gone": [...]}
 "heldout" is what became of heldout.bin: "there" (already), "brought", "missing", "bad" or "none" (wanted).
@@ -28,14 +28,13 @@ from typing import Any
 
 from stoker.checkpoints.carrying import PORTION_BYTES, SourceBad, bring_heldout, bring_log
 from stoker.checkpoints.format import TIMELINES_COPY
-from stoker.checkpoints.mirror import Mirrored, heldout_name, list_mirror, log_name
+from stoker.checkpoints.mirror import Mirrored, heldout_name, list_mirror, log_name, require_ours
 from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
 from stoker.checkpoints.portions import in_portions
 from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
-from stoker.kit.lock import read_contents
 from stoker.kit.worker_main import Report, run_worker
-from stoker.store.errors import UnavailableError, storage_errors
+from stoker.store.errors import storage_errors
 from stoker.store.files import make_dir
 from stoker.store.layout import WarmLayout
 
@@ -45,27 +44,9 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     report("phase", phase=task["verb"])
     warm = WarmLayout(Path(task["warm"]))
     mirror = warm.checkpoints(task["run"])
-    require_ours(warm, mirror, task["owner"], task["expected"])
+    require_ours(warm, mirror, task["owner"], expected=task["expected"])
     tell = in_portions(lambda done: report("progress", bytes=done), PORTION_BYTES)
     return _VERBS[task["verb"]](task, mirror, warm.trash, tell)
-
-
-def require_ours(warm: WarmLayout, mirror: Path, owner: str, expected: bool) -> None:
-    """UnavailableError unless warm is there and ours: an unmounted disk leaves an empty folder."""
-    with storage_errors("look at", warm.warm):
-        if not warm.warm.is_dir():
-            raise UnavailableError(f"{warm.warm} is not there; mount the disk: it goes on by itself")
-        if expected and not mirror.is_dir():
-            raise UnavailableError(
-                f"{mirror} is not there, but checkpoints were copied there before; mount the disk, or, if "
-                f"what it held is lost, make that directory: all is copied anew"
-            )
-    holder = read_contents(warm.owner_lock).purpose
-    if holder.startswith("pipeline ") and not holder.startswith(f"pipeline {owner} "):
-        raise UnavailableError(
-            f"{warm.warm} is another's: {holder}; give this pipeline a `warm:` of its own, or, if that one "
-            f"is gone, remove {warm.owner_lock}"
-        )
 
 
 def _list(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
@@ -108,19 +89,13 @@ def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) ->
 
 def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
     fetched = fetch_checkpoint(mirror / task["name"], Path(task["checkpoints"]), trash, tell)
-    told: dict[str, Any] = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
+    told = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
     if fetched.proof is None or fetched.proof.body is None:
-        return {**told, "proof": None, "heldout": "none", "logs": []}
-    body = fetched.proof.body.raw
-    told |= {"proof": as_message(task["name"], fetched.proof), "heldout": "none"}
+        return {**told, "proof": None, "logs": []}
+    run_id = str(fetched.proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
-    told["logs"] = [
-        str(path) for path in lost if bring_log(mirror / log_name(path, str(body["run_id"])), path, tell)
-    ]
-    held = (body.get("run_record") or {}).get("heldout")
-    if held is None or task["heldout"] is None:
-        return told
-    return told | _heldout({"path": task["heldout"], **held}, mirror, trash, tell)
+    brought = [str(path) for path in lost if bring_log(mirror / log_name(path, run_id), path, tell)]
+    return {**told, "proof": as_message(task["name"], fetched.proof), "logs": brought}
 
 
 def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:

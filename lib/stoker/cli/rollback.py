@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from stoker.checkpoints.select import candidates, find_checkpoints
 from stoker.cli.options import json_option, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -18,13 +19,14 @@ from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment
 from stoker.plan.log import read_plan
-from stoker.plan.timelines import read_timelines
-from stoker.store.errors import DataError, LockHeld, Transient
+from stoker.plan.timelines import ancestry, read_timelines
+from stoker.store.errors import DataError, LockHeld, StorageError, Transient, UnavailableError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
 from stoker.supervise.forking import finish, prove_target, restore_lost, roll_back, standing
-from stoker.supervise.record import reset_record
-from stoker.supervise.rollback import RollbackRefused, already, decide, outcome_of, parse_ask
+from stoker.supervise.mirror_fetch import fetch_step
+from stoker.supervise.record import RunRecord, reset_record
+from stoker.supervise.rollback import Ask, RollbackRefused, already, decide, outcome_of, parse_ask
 
 POLL_S = 0.2
 TRAINER_PATIENCE_S = 20.0  # a daemon that starts meanwhile waits 30 s for a command
@@ -123,6 +125,7 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
             fork = already(ask, read_timelines(run.timelines))
             moved: tuple[str, ...] = ()
             if fork is None:
+                _fetch_if_mirrored(pipeline, ask, record)
                 fork = decide(ask, standing(run, plan, pipeline.train.global_batch))
                 prove_target(run, fork.from_step)
                 reset_record(run.record, ask.to, write=True)
@@ -131,6 +134,21 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
         except (RollbackRefused, DataError) as refusal:
             outcome = {"refused": str(refusal)}
     finish_request(pipeline.layout, TRAIN_SUPERVISOR, request, outcome)
+
+
+def _fetch_if_mirrored(pipeline: Pipeline, ask: Ask, record: RunRecord) -> None:
+    """Bring back the checkpoint gone back to where only the mirror has it."""
+    run = pipeline.layout.run(pipeline.train.run)
+    history = ancestry(read_timelines(run.timelines))
+    here = candidates(find_checkpoints(run.checkpoints), history)
+    if not ask.to or any(one.step == ask.to for one in here):
+        return
+    try:
+        fetch_step(pipeline, ask.to, history, record.identity.run_id)
+    except (UnavailableError, StorageError) as problem:
+        raise RollbackRefused(
+            f"step {ask.to} is not here, and the mirror cannot be used: {problem}"
+        ) from problem
 
 
 def _nothing_alive(pipeline: Pipeline) -> Lock:
