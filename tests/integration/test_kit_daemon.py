@@ -149,6 +149,21 @@ def test_a_daemon_killed_with_9_is_stopped_for_the_onlooker_and_can_start_again(
     assert house.events() == ["daemon_started", "daemon_started", "daemon_stopped"]
 
 
+def test_what_killed_processes_left_half_written_is_swept_at_the_next_start(house: House) -> None:
+    assert house.run("--once").returncode == 0
+    run = house.layout.run("main").root
+    run.mkdir()
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    left = [place / f".tmp-a.json-{dead.pid}-0123abcd" for place in (run, house.layout.sources)]
+    living = house.layout.receipts / f".tmp-a.json-{os.getpid()}-0123abcd"
+    for path in (*left, living):
+        path.write_bytes(b"")
+    assert house.run("--once").returncode == 0
+    assert not any(path.exists() for path in left)
+    assert living.exists()
+
+
 def test_a_daemon_waits_for_a_command_that_holds_its_lock_for_a_moment(house: House) -> None:
     house.layout.create()
     with Lock.acquire(house.layout.lock(NAME), purpose="command"):

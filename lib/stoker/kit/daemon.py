@@ -23,7 +23,8 @@ from stoker.kit.log import Log
 from stoker.kit.metrics import PORT_KEYS, Metrics
 from stoker.kit.notify import Notifier
 from stoker.kit.wait import Waiter
-from stoker.store.errors import LockHeld, StokerError
+from stoker.store.errors import LockHeld, StokerError, storage_errors
+from stoker.store.files import sweep_temporaries
 
 __all__ = ["DaemonContext", "daemon_main"]
 
@@ -125,6 +126,7 @@ def _run(name: str, story: Story, pipeline: Pipeline, lock: Lock, waiter: Waiter
 def _tell(story: Story, context: DaemonContext) -> int:
     """Run the story; an error it did not handle becomes an event and an exit code."""
     try:
+        _sweep(context)
         code = story(context)
     except StokerError as error:
         code = error.exit_code
@@ -139,6 +141,14 @@ def _tell(story: Story, context: DaemonContext) -> int:
     context.notifier.stopping()
     context.end("stopped" if code == 0 else "failed", code)
     return code
+
+
+def _sweep(context: DaemonContext) -> None:
+    """Remove what the dead left of records they were writing; whoever starts does it for all."""
+    with storage_errors("look at", context.layout.runs):
+        directories = context.layout.with_records()
+    if swept := sum(sweep_temporaries(directory) for directory in directories):
+        context.log.info("leftovers_swept", message=f"{swept} half-written records of ended processes")
 
 
 def _tell_signal(context: DaemonContext, signum: int) -> None:

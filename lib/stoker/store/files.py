@@ -54,9 +54,10 @@ def sweep_temporaries(directory: Path) -> int:
     swept = 0
     with storage_errors("sweep", directory):
         for entry in list(os.scandir(directory)):
-            if _is_leftover(entry):
-                os.unlink(entry.path)
-                swept += 1
+            with contextlib.suppress(FileNotFoundError):  # another sweeps here too, or its writer is done
+                if _is_leftover(entry):
+                    os.unlink(entry.path)
+                    swept += 1
     return swept
 
 

@@ -47,6 +47,16 @@ class StateLayout:
             make_dir(directory, _SHARED_MODE)
             _share(directory)
 
+    def with_records(self) -> list[Path]:
+        """The directories that records are written in, those of the runs there are included."""
+        runs = [path for path in self.runs.iterdir() if path.is_dir()]
+        return [
+            *(self.receipts, self.receipts / "listings", self.sources, self.datasets),
+            *(self.datasets / "tokenizers", self.state / "ledger", self.requests_done),
+            *(self.requests(daemon) for daemon in DAEMONS),
+            *runs,
+        ]
+
     @property
     def locks(self) -> Path:
         return self.state / "locks"
