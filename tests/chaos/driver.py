@@ -60,6 +60,7 @@ class Scenario(abc.ABC):
     limit_s: ClassVar[float] = 60.0  # a step that takes longer has hung
     orphans_s: ClassVar[float] = 15.0  # how long what a killed process started may outlive it
     mounts: ClassVar[bool] = False  # needs a namespace of mounts to itself (support.mounts)
+    kills: int = 0  # how many there will be, told before the first start
 
     @abc.abstractmethod
     def start(self, directory: Path) -> None:
@@ -131,6 +132,7 @@ def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) 
             f"chaos: no strace here: {len(strikes) - len(possible)} kills inside system calls are skipped",
             file=sys.stderr,
         )
+    scenario.kills = len(possible)
     hits: list[Hit] = []
     rounds = 0
     while True:

@@ -139,6 +139,7 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.least_free: float = float("inf")
         self.most_trainers = 0
+        self.shrunk = False  # hot was made smaller: what is free now does not count
         self.fullest = ""  # what lay on hot at that moment, and when
         self._siege = siege
         self._run = TrainPipeline(siege.data)
@@ -149,7 +150,7 @@ class Watch(threading.Thread):
         while not self._done.wait(0.02):
             with contextlib.suppress(OSError):
                 free = free_bytes(self._siege.data.pipeline.hot)
-                if free < self.least_free:
+                if free < self.least_free and not self.shrunk:
                     self.least_free, self.fullest = free, self._on_hot()
             turn += 1
             if turn % 10 == 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,16 @@ class Sizes:
     def set_bytes(self) -> int:
         return int(self.hot * self.ratio / self.sets)
 
+    @property
+    def steps(self) -> int:
+        """About how many steps the whole run takes."""
+        return int(EPOCHS * self.sets * self.set_bytes / SET_BYTES_A_LETTER * TRAINED / (SEQ_LEN * BATCH))
 
+
+EPOCHS, SEQ_LEN, BATCH = 2, 64, 32
+TRAINED = 0.05  # the share of the documents that is trained on
 QUICK = Sizes(16 * MIB, 12, checkpoint_steps=32)
-FULL = Sizes(64 * MIB, 64, checkpoint_steps=60)
-EPOCHS = 2
+FULL = Sizes(64 * MIB, 48, checkpoint_steps=32)
 
 
 def write_letters(path: Path, letters: int, seed: int) -> None:
@@ -64,7 +70,7 @@ def make_small_disk(home: Path, sizes: Sizes, **changes: Any) -> DataPipeline:
         "stage": {"settle": "0s", "free_floor": "1MiB", "queue_files": 2, "queue_bytes": "4MiB"},
         "tokenizer__train": {"vocab_size": 257, "train_bytes": "100KB"},
         "shard": {
-            "val_ratio": 0.95,
+            "val_ratio": 1 - TRAINED,
             "shard_tokens": 100_000_000,
             "workers": 1,
             "release": "after_sync",
@@ -74,8 +80,8 @@ def make_small_disk(home: Path, sizes: Sizes, **changes: Any) -> DataPipeline:
         "plan": {"segment_tokens": 1000, "epochs": EPOCHS, "hold": "1h"},
         "train": {
             "steps": 1_000_000,
-            "seq_len": 64,
-            "global_batch": 32,
+            "seq_len": SEQ_LEN,
+            "global_batch": BATCH,
             "deterministic": True,
             "model": {"layers": 1, "width": 16, "heads": 1, "kv_heads": 1, "ffn_width": 16},
             "start_when": {"tokens": "1000", "shard_sets": 1},
@@ -124,14 +130,26 @@ def recount(data: DataPipeline, run: str = "main") -> dict[str, Any]:
         named.setdefault(segment["epoch"], []).extend(key for key, _ in segment["sets"])
     for epoch, keys in named.items():
         assert sorted(keys) == sorted(train_tokens), f"epoch {epoch} does not name each set once"
-    rows = [row for row in lines_of(root / "log" / "metrics.jsonl") if "loss" in row]
-    steps = [row["step"] for row in rows]
-    assert steps == list(range(1, len(steps) + 1)), "a step is missing or there twice in the training log"
+    rows = committed(row for row in lines_of(root / "log" / "metrics.jsonl") if "loss" in row)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "a step is not in the training log"
     for row in rows:
         entry, offset = row["position"]
         assert starts.get(entry, windows) + offset == row["step"] * batch, row
     assert 0 <= windows - len(rows) * batch < batch, f"{windows} windows, {len(rows)} batches of {batch}"
     return {"steps": len(rows), "windows": windows, "epochs": sorted(named), "tail_tokens": tail}
+
+
+def committed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that count, by step: those of the newest timeline, each there once.
+
+    Right for a run that came to its end: every rollback was trained over again up to it.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        before = found.get(row["step"])
+        assert before is None or before["timeline"] < row["timeline"], f"twice in one timeline: {row}"
+        found[row["step"]] = row
+    return [found[step] for step in sorted(found)]
 
 
 def tokens_on_warm(data: DataPipeline) -> dict[str, int]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaos import strace
 from chaos.driver import InCall, Launch, Scenario
 from chaos.job import Job
 from stoker.observe.status import read_status
+from stoker.plan.timelines import read_timelines
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.names import utc_now
+from stoker.store.requests import file_request, read_outcome
 from support.audits import STOKER, audit_of
-from support.mounts import mount_small
+from support.mounts import free_bytes, mount_small, resize_small
 from support.pipelines import DataPipeline
 from support.siege import Siege, Watch, kill
 from support.small_disk import FULL, QUICK, Sizes, leftovers, make_small_disk, recount, weights
@@ -45,9 +49,11 @@ class SmallDiskScenario(Scenario):
         *("build", "move", "move", "mirror", "move"),
     )
     calls: ClassVar = {"fsync": 20, "rename": 10, "unlink": 6, "write": 40}
-    longest_s = 4.0
+    longest_s = 10.0
     limit_s = 900.0
     pause_s: ClassVar[float] = 8.0  # longest wait for a kill inside a call
+    rollbacks: ClassVar[tuple[float, ...]] = (0.5, 0.7)  # before which share of the strikes
+    shrinks: ClassVar[tuple[float, ...]] = (0.4, 0.6)  # hot is smaller than its reserve until the next one
 
     siege: Siege | None = None
 
@@ -58,16 +64,64 @@ class SmallDiskScenario(Scenario):
         self.siege = Siege(self.data)
         self.watch = Watch(self.siege)
         self.watch.start()
-        self._traced = 0
+        self._traced = self._steps = 0
+        self.asked: list[str] = []
+        self._short: list[list[str]] = []  # from when to when hot was smaller than its reserve
 
     def make(self, directory: Path) -> DataPipeline:
         """The pipeline and its corpus; hot is mounted."""
         return make_small_disk(directory, self.sizes)
 
     def step(self, launch: Launch) -> Job:
+        share = self._steps / max(1, self.kills)
+        if self._steps < self.kills:
+            self.await_progress(share)
+        if self._steps in self.at(self.rollbacks):
+            self.roll_back()
+        self.shrink(self._steps in self.at(self.shrinks))
+        self._steps += 1
         job = SiegeJob(self, launch)
         self._traced += launch.in_call is not None
         return job
+
+    def at(self, shares: tuple[float, ...]) -> list[int]:
+        """Before which strikes: `shares` of all of them."""
+        return [int(share * self.kills) for share in shares]
+
+    def await_progress(self, share: float) -> None:
+        """Wait for the training that is due before this share of the strikes: a quarter falls before any."""
+        assert self.siege is not None
+        siege, due = self.siege, (share - 0.25) * self.sizes.steps
+
+        def far_enough() -> bool:
+            siege.tend()
+            step = read_status(self.data.pipeline.layout)[TRAIN_SUPERVISOR]["body"].get("step") or 0
+            return step >= due or is_over(self.data)
+
+        wait_until(far_enough, self.limit_s, f"step {due:.0f}")
+
+    def shrink(self, now: bool) -> None:
+        """Have hot hold less than what is to stay free on it; or as much as at first."""
+        if now != self.watch.shrunk:
+            hot = self.data.pipeline.hot
+            room = free_bytes(hot) - self.data.pipeline.stage.free_floor // 2
+            self.watch.shrunk = True  # before it is: what the floor is held against is the whole disk
+            if now:
+                self._short.append([utc_now(), ""])
+            else:
+                self._short[-1][1] = utc_now()
+            resize_small(hot, self.sizes.hot - max(0, room) if now else self.sizes.hot)
+            self.watch.shrunk = now
+
+    def roll_back(self) -> None:
+        """Ask for a rollback to the oldest checkpoint there is, whose data has left hot long ago."""
+        layout = self.data.pipeline.layout
+        if names := self.training.checkpoints():
+            timeline = read_timelines(self.training.run.timelines).current
+            args = {"to": int(names[0].removeprefix("step-")), "reason": "chaos"}
+            self.asked.append(
+                file_request(layout, TRAIN_SUPERVISOR, "rollback", args, {"timeline": timeline})
+            )
 
     def next_traced(self) -> str:
         """Whose turn it is to be killed inside a call."""
@@ -89,6 +143,8 @@ class SmallDiskScenario(Scenario):
         assert figures["windows"] == audit["plan"]["windows"]
         self.check_hot()
         assert self.watch.most_trainers == 1
+        outcomes = [read_outcome(data.pipeline.layout, asked) for asked in self.asked]
+        assert all(outcome and "refused" not in outcome for outcome in outcomes), outcomes
         assert not (found := leftovers(data)), found
         self.check_checkpoints()
         self.check_replay()
@@ -102,12 +158,16 @@ class SmallDiskScenario(Scenario):
         hydrated = {event["key"][:16] for event in moved["shard_set_hydrated"]}
         assert len(evicted) == self.sizes.sets, f"only {len(evicted)} sets were ever evicted"
         assert len(hydrated) >= self.sizes.sets // 2, f"only {len(hydrated)} sets ever came back"
-        full = self.data.events(STAGE_SHARD, "disk_full")
+        full = [event for event in self.data.events(STAGE_SHARD, "disk_full") if not self._was_short(event)]
         assert not full, full
         floor = self.data.pipeline.stage.free_floor
         assert self.watch.least_free >= floor, (
             f"{self.watch.least_free} bytes free at one time, the floor is {floor}; {self.watch.fullest}"
         )
+
+    def _was_short(self, event: Mapping[str, Any]) -> bool:
+        """Whether something happened while hot was smaller than its reserve."""
+        return any(first <= event["time"] <= last for first, last in self._short)
 
     def check_checkpoints(self) -> None:
         """The milestones are there, here and on warm."""
@@ -133,9 +193,11 @@ class TinyDiskScenario(SmallDiskScenario):
 
     name = "tiny-disk"
     sizes = QUICK
-    longest_s = 3.0
+    longest_s = 8.0
     limit_s = 300.0
     pause_s = 5.0
+    rollbacks = (0.6,)
+    shrinks = (0.4,)
 
 
 class SiegeJob(Job):
