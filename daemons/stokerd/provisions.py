@@ -22,6 +22,7 @@ from stokerd.turns import Turns
 PROOF_QUIET_S = 300.0  # a worker that read nothing for so long hangs in a mount that does not answer
 SETS_AT_ONCE = 8
 DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
+RESTS = 5  # times as long as a look at the plan took, before the next one
 HOLD_OUT_RETRY_S = 10.0
 SETS = "/sets"  # no checkpoint is called so
 ANOTHER = "its manifest's sha256"
@@ -38,6 +39,7 @@ class Provisions:
         self.repairs = Repairs(context, planner)
         self.proving: dict[str, str] = {}  # key -> manifest sha256
         self.needed: dict[str, str] = {}  # the same of what the next launch reads
+        self._rest_until = 0.0  # with 50,000 sets a look takes a second
         self.strange: dict[str, str] = {}  # whole sets that are not those the plan names
         self.policy = growth_policy(self.pipeline)
 
@@ -92,6 +94,8 @@ class Provisions:
         now = time.monotonic()
         if (ended := self.turns.take(SETS)) is not None:
             self._take_proofs(ended, now)
+        elif now < self._rest_until:
+            return
         wanted = self.planner.to_prove(pin, outlook, self.policy, now)
         if SETS not in self.turns.crew:
             wanted = self.planner.unproven(self.needed, now) | wanted
@@ -104,6 +108,7 @@ class Provisions:
             if isinstance(entry, Segment):
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
             self.events.record("plan_grown", **words)
+        self._rest_until = now + RESTS * (time.monotonic() - now)
 
     def need(self, position: Position, skips: Sequence[Skip]) -> None:
         """Take down what training on from here reads of what is planned: it is proven before growth is."""

@@ -15,6 +15,7 @@ from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.planner import Planner
 
 FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
+HOPE_S = 5.0  # between two looks at what could become of cold sets: a hash a record
 GONE_S = 600.0  # without any record of its source: a loop that starts anew writes its records anew
 
 
@@ -38,6 +39,7 @@ class Repairs:
         self.planner = planner
         self._cases: dict[str, _Case] = {}
         self._missing: dict[str, float] = {}
+        self._hope_at = 0.0
         self.mended = 0  # sets so far
 
     @property
@@ -69,6 +71,10 @@ class Repairs:
 
     def check_hope(self, pin: DatasetPin, cold: Iterable[str], now: float) -> None:
         """SetLost when a set that is not on hot can never come back: neither a warm copy nor its source."""
+        cold = list(cold)
+        if not cold or now < self._hope_at:
+            return
+        self._hope_at = now + HOPE_S
         by_key = {set_key(sha256, pin.build_id): source for sha256, source in self.planner.contents().items()}
         for key in cold:
             source = by_key.get(key)

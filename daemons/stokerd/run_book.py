@@ -22,6 +22,7 @@ class RunBook:
         self.pipeline = pipeline
         self.path = pipeline.layout.run(pipeline.train.run).record
         self.record: RunRecord | None = None
+        self.uncounted = False  # the launch that was counted last is to be forgiven, once that can be written
 
     @property
     def begun(self) -> RunRecord:
@@ -53,7 +54,7 @@ class RunBook:
 
     def launching(self) -> None:
         """A launch begins. It counts as fruitless until it got somewhere: who counts might die with it."""
-        before = self.begun
+        before = self.begun.moved(fruitless=max(0, self.begun.fruitless - self.uncounted))
         self.change(
             state="running",
             finished=None,
@@ -61,6 +62,7 @@ class RunBook:
             launches=before.launches + 1,
             fruitless=before.fruitless + 1,
         )
+        self.uncounted = False
 
     def stopped(self) -> None:
         """The launch was stopped as this daemon was asked to stop: nothing speaks against it."""

@@ -243,7 +243,11 @@ class TrainSupervisor:
         self.turns.doing = "training"
         self.watch = LaunchWatch(self.context, self.turns, launch)
         self.provisions.needed = {}  # proven now; what leaves and comes back is no trouble to who has it open
-        ending = self.watch.run(lock, self.look_after)
+        try:
+            ending = self.watch.run(lock, self.look_after)
+        except StorageError:
+            self.book.uncounted = True  # it was ended for want of a disk, which says nothing against it
+            raise
         self.accounts.pace.interrupted()
         self.drop_work()
         exit_ = classify(ending)

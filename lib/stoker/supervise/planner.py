@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,6 +32,7 @@ from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged
 from stoker.supervise.gates import DataInView
 
+SETTLED_NS = 1_000_000_000  # a folder's time stamp stands still for some milliseconds while it changes
 RETRY_S = 60.0  # before a set that could not be proven is read once more
 
 
@@ -69,6 +71,8 @@ class Planner:
         self._trust_the_plan()
         self._refused: dict[str, float] = {}  # key -> when it may be tried again
         self._waiting: Mapping[str, float] = {}
+        self._known: dict[str, Source] = {}
+        self._stamp = -1  # of the folder of records, when they were read last and it was at rest
         self.why = ""
 
     @property
@@ -208,8 +212,16 @@ class Planner:
         return decision.entries
 
     def _sources(self) -> dict[str, Source]:
-        """The source records by path; what they say to have left hot is not trusted any more."""
-        sources = self._shelf.read()
+        """The source records by path; what they say to have left hot is not trusted any more.
+
+        A record changes by a rename, which shows in its folder: 50,000 of them are not looked at for nothing.
+        """
+        stamp = self._layout.sources.stat().st_mtime_ns
+        if stamp == self._stamp:
+            return self._known
+        settled = time.time_ns() - stamp > SETTLED_NS
+        self._known = sources = self._shelf.read()
+        self._stamp = stamp if settled else -1
         self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
         for key in [key for key in self._proven if key not in self._hot]:
             del self._proven[key]
