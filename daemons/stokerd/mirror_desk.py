@@ -27,6 +27,7 @@ from stokerd.turns import Turns
 TEND_S = 1.0
 LOOK_AGAIN_S = 3600.0  # somebody may have cleared warm by hand
 COMPLAINT_S = 600.0
+QUIET_S = 90.0  # a worker that is well has said something by then
 PRUNE_AGAIN_S = 30.0  # what is left then is being read
 BESIDE = ("copy", "prune")  # what goes on beside training
 HANGS = "a worker of an earlier supervisor hangs in a file system that does not answer; look at the mount"
@@ -70,6 +71,7 @@ class MirrorDesk:
             if ended is not None:
                 self._take(ended)
             if self.tasks.busy or self.run_book.record is None:
+                self._watch()
                 return
             if ended is not None or self.turns.due("mirror", TEND_S):
                 self._go_on()
@@ -78,11 +80,11 @@ class MirrorDesk:
 
     def settled(self) -> bool:
         """Whether nothing is left to do, or nothing can be done now."""
-        if self.tasks.busy or self.run_book.record is None:
-            return self.run_book.record is None
+        if self.trouble is not None or self.run_book.record is None:
+            return True
         history = self.history()
         left = self._wanted(history) or (self._prune_at < time.monotonic() and self._unwanted(history))
-        return self.trouble is not None or not left
+        return not (self.tasks.busy or left)
 
     def cancel(self) -> None:
         """Stop and reap the worker: what it reads is about to be moved. A copy it began is gone on with."""
@@ -115,6 +117,11 @@ class MirrorDesk:
             "copying_bytes": self.tasks.bytes if copying else 0,
             "trouble": self.trouble,
         }
+
+    def _watch(self) -> None:
+        """A worker that says nothing is trouble before its deadline, and when not even a kill ends it."""
+        if self.tasks.busy and self.tasks.quiet_s > QUIET_S and self.trouble is None:
+            self.failed(self.tasks.verb, f"warm does not answer: {self.tasks.quiet_s:.0f} s without a word")
 
     # What comes next
 

@@ -5,6 +5,7 @@ Going back in silence to an older checkpoint, or to nothing, would train twice w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from stoker.supervise.checkpoints import Checkpoint
 from stokerd.mirror_desk import MirrorDesk
 
 AGAIN_S, AGAIN_MOST_S = 0.5, 15.0
+TRY_S, LOOK_S, FETCH_S = 15.0, 60.0, 300.0  # without a word of the worker: then warm does not answer
+KILLED_S = 20.0  # and then until a killed one is gone, unless it hangs in the kernel
 
 
 class MirrorFallback:
@@ -41,7 +44,7 @@ class MirrorFallback:
             return False
         while True:
             self.turns.doing = "looking at the mirror of the checkpoints"
-            ended = self._errand("list", run_id=self._run_id(here))
+            ended = self._errand("list", TRY_S if wanted == "try" else LOOK_S, run_id=self._run_id(here))
             if ended.result is not None:
                 break
             self.desk.failed("list", ended.reason())
@@ -74,7 +77,7 @@ class MirrorFallback:
 
         It is not pruned before the next launch. Raises Transient when the mirror cannot be asked now.
         """
-        ended = self._errand("list", run_id=self.desk.run_id())
+        ended = self._errand("list", LOOK_S, run_id=self.desk.run_id())
         if ended.result is None:
             self.desk.failed("list", ended.reason())
             raise Transient(f"the mirror cannot be looked at now: {ended.reason()}; ask again later")
@@ -95,7 +98,7 @@ class MirrorFallback:
         if record is None or record.heldout is None or self._is_whole(record.heldout.sha256):
             return
         words = {"path": str(self.desk.run.heldout), "sha256": record.heldout.sha256}
-        while (ended := self._errand("heldout", **words)).result is None:
+        while (ended := self._errand("heldout", LOOK_S, **words)).result is None:
             self.desk.failed("heldout", ended.reason())
             self._pause(f"waiting for warm, which may hold {self.desk.run.heldout.name}", ended.reason())
         self.desk.succeeded("heldout")
@@ -128,7 +131,9 @@ class MirrorFallback:
         """A copy brought back and proven here, or why that cannot be done now; neither when it was bad."""
         self.turns.doing = f"fetching checkpoint {copy.name} from the mirror"
         run = self.desk.run
-        ended = self._errand("fetch", name=copy.name, checkpoints=str(run.checkpoints), logs=self.desk.logs())
+        ended = self._errand(
+            "fetch", FETCH_S, name=copy.name, checkpoints=str(run.checkpoints), logs=self.desk.logs()
+        )
         if ended.result is None:
             self.desk.failed("fetch", ended.reason())
             return None, ended.reason()
@@ -175,21 +180,32 @@ class MirrorFallback:
     def _pause(self, doing: str, reason: str) -> None:
         self.turns.pause(self._backoff.next(), f"{doing}: {reason}; trying")
 
-    def _errand(self, verb: str, **words: Any) -> WorkerExit:
-        """Have the mirror's worker do something now; raises as turn_or_stop does."""
-        desk, tasks = self.desk, self.desk.tasks
-        desk.cancel()
-        desk.lent = True
+    def _errand(self, verb: str, quiet_s: float, **words: Any) -> WorkerExit:
+        """Have the mirror's worker do something now; raises as turn_or_stop does.
+
+        One that says nothing for quiet_s seconds is killed, and left alone if even that does not end it.
+        """
+        self.desk.cancel()
+        self.desk.lent = True
         try:
-            while not tasks.alone():
-                self.turns.turn_or_stop()
-            tasks.start(verb, expected=desk.book.expected, **words)
-            while True:
-                self.turns.turn_or_stop()
-                if (ended := tasks.hear()) is not None:
-                    return ended
-        except BaseException:
-            desk.cancel()  # nobody waits for it any more, and what it writes is about to be swept
-            raise
+            return self._ended(verb, quiet_s, words)
         finally:
-            desk.lent = False
+            self.desk.lent = False
+            self.desk.cancel()  # if nobody waits for it any more: what it writes is about to be swept
+
+    def _ended(self, verb: str, quiet_s: float, words: Mapping[str, Any]) -> WorkerExit:
+        tasks, asked_at = self.desk.tasks, time.monotonic()
+        while not tasks.alone():
+            self.turns.turn_or_stop()
+            if time.monotonic() - asked_at > quiet_s:
+                return _no_answer(quiet_s)
+        tasks.start(verb, quiet_s=quiet_s, expected=self.desk.book.expected, **words)
+        while (ended := tasks.hear()) is None:
+            self.turns.turn_or_stop()
+            if tasks.quiet_s > quiet_s + KILLED_S:
+                return _no_answer(tasks.quiet_s)
+        return ended
+
+
+def _no_answer(waited_s: float) -> WorkerExit:
+    return WorkerExit("timed_out", None, None, None, None, 0, wall_s=waited_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -17,7 +18,6 @@ from stokerd.turns import Turns
 WORKER = "stoker.checkpoints.mirror_worker"
 SUBJECT = "/mirror"
 QUIET_S = 300.0  # 64 MB and their fsync take less on any disk worth mirroring to
-LOOK_QUIET_S = 60.0
 
 
 class MirrorTasks:
@@ -33,6 +33,12 @@ class MirrorTasks:
         self.bytes = 0  # done of it
         self.mirror = warm.checkpoints(self.pipeline.train.run)
         self._alone = False
+        self._heard_at = 0.0
+
+    @property
+    def quiet_s(self) -> float:
+        """For how many seconds the worker has said nothing."""
+        return time.monotonic() - self._heard_at
 
     def alone(self) -> bool:
         """Whether the worker of an earlier daemon is gone; it is killed, but may hang in the kernel."""
@@ -44,8 +50,11 @@ class MirrorTasks:
             self._alone = not left
         return self._alone
 
-    def start(self, verb: str, *, expected: bool, **words: Any) -> None:
-        """Start the worker; `expected` is whether something was mirrored before."""
+    def start(self, verb: str, *, expected: bool, quiet_s: float = QUIET_S, **words: Any) -> None:
+        """Start the worker; `expected` is whether something was mirrored before.
+
+        It is killed when it has said nothing for quiet_s seconds.
+        """
         task = {
             "verb": verb,
             "warm": str(self.warm.warm),
@@ -54,13 +63,13 @@ class MirrorTasks:
             "expected": expected,
             **words,
         }
-        quiet_s = LOOK_QUIET_S if verb == "list" else QUIET_S
         self.crew.start(verb, SUBJECT, WORKER, task, quiet_s=quiet_s)
-        self.verb, self.bytes = verb, 0
+        self.verb, self.bytes, self._heard_at = verb, 0, time.monotonic()
 
     def hear(self) -> WorkerExit | None:
         """How the worker ended, once; `verb` still says what it did."""
         for _, messages, ended in self.crew.hear():
+            self._heard_at = time.monotonic()
             self.bytes += sum(int(message.get("bytes", 0)) for message in messages)
             if ended is not None:
                 return ended
@@ -72,7 +81,8 @@ class MirrorTasks:
         return SUBJECT in self.crew
 
     def cancel(self) -> None:
-        """Stop and reap the worker, if one is at work; a copy it had begun is gone on with later."""
+        """Stop and reap the worker, if one is at work; one that hangs in the kernel is not waited for."""
         for subject in self.crew.busy:
             self.waiter.remove_fd(self.crew[subject].descriptor)
+            self._alone = False
         self.crew.stop()
