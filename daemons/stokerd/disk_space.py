@@ -55,7 +55,7 @@ class DiskSpace:
         self._linked = False  # whether staging is by hard links, as the last one was
         self._short_since = 0.0
         self._reached: dict[str, int] = {}  # tokens built by this daemon's workers, by the key's first digits
-        self.short = ""  # what waits for room on hot, with the numbers
+        self.short = self.warm_short = ""  # what waits for room on hot, and on warm, with the numbers
 
     def refresh(self, *, linked: bool) -> None:
         """Count what is claimed anew, and make it durable if it changed."""
@@ -215,12 +215,14 @@ class DiskSpace:
             return
         needed = sum(self.estimate.published(source) for source in waiting)
         if needed <= free:
+            self.warm_short = ""
             self._told.over("warm_full", tell="warm_has_room")
         elif "sync" not in self._crew.busy.values():
-            reason = (
-                f"{self._paths[1]}: a copy takes {format_bytes(needed)}, {format_bytes(free)} are unclaimed; "
-                "free some space there: shard sets stay on hot until then"
+            self.warm_short = (
+                f"copying to {self._paths[1]} waits for room: it takes {format_bytes(needed)}, "
+                f"{format_bytes(free)} are unclaimed there"
             )
+            reason = f"{self.warm_short}; free some space there: shard sets stay on hot until then"
             self._told.trouble(
                 "warm_full", level="error", reason=reason, needed_bytes=needed, free_bytes=free
             )

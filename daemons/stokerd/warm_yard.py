@@ -42,6 +42,14 @@ class WarmYard(Yard):
             self.discard(*found.remove)
         self._told.over("warm_unavailable", tell="warm_available", path=str(self._root))
 
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """As any disk's; one that is mounted read-only is said."""
+        super().hear(message)
+        if message["kind"] == "measured" and self.writable:
+            self._told.over("warm_read_only")
+        elif message["kind"] == "measured":
+            self._told.trouble("warm_read_only", reason=f"{self.trouble}; remount it writable")
+
     def took(self, key16: str) -> None:
         """A proven copy of this set lies there now."""
         self.published.add(key16)

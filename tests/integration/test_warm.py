@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.sources import Source, write_source
-from stoker.observe.ledger import read_claims
+from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.plan.consumption import consumed_body
 from stoker.plan.positions import START
 from stoker.shards.proof import prove_set
-from stoker.store.layout import STAGE_SHARD, WarmLayout
+from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR, WarmLayout
 from stoker.store.record import write_record
 from stoker.store.requests import file_request, read_outcome
 from support.parquet import write_fineweb
@@ -341,7 +341,27 @@ def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Pat
     assert sum(source.hot for source in data.sources().values()) == 1
 
 
-def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(copied: Copied, tmp_path: Path) -> None:
+def test_room_that_another_daemon_claims_is_left_alone_until_it_claims_it_no_more(tmp_path: Path) -> None:
+    data = warm_pipeline(tmp_path)
+    write_fineweb(data.source / "a.parquet", 150, seed=1)
+    assert data.once("download_watchdog").returncode == 0
+    layout, device = data.pipeline.layout, tmp_path.stat().st_dev
+    claim = Claim(device, str(layout.state), "checkpoints", 1 << 50)
+    write_claims(layout, TRAIN_SUPERVISOR, [claim])
+    with at_work(data):
+        short = wait_until(lambda: data.events("stage_shard", "disk_short"), 40.0, "the shortage")
+        assert "1024.0 TiB of that is claimed" in short[0]["reason"]
+        told = wait_until(lambda: data.status().get("waits_for_room"), 40.0, "the status")
+        assert told == short[0]["reason"].split("; free some")[0]
+        assert data.states() == {"a.parquet": "seen"}
+        write_claims(layout, TRAIN_SUPERVISOR, [])
+        wait_until(lambda: data.states() == {"a.parquet": "released"}, 40.0, "the set")
+        wait_until(lambda: data.events("stage_shard", "disk_enough"), 40.0, "the end of it")
+        claims = read_claims(layout, STAGE_SHARD)
+        assert not claims, claims
+
+
+def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(tmp_path: Path) -> None:
     data = make_pipeline(tmp_path, stage__free_floor="1000TiB")
     write_fineweb(data.source / "a.parquet", 60, seed=1)
     assert data.once("download_watchdog").returncode == 0

@@ -6,16 +6,18 @@ import hashlib
 import mmap
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import stoker.shards.moving
 from crash.checker import Crash, CrashFound, check_crashes
+from stoker.corpus.disks import OwnerMark
 from stoker.shards.build_worker import main
 from stoker.shards.moving import Identity, Moved, copy_set, evict_set
 from stoker.shards.proof import prove_set
-from stoker.store.errors import StorageError
+from stoker.store.errors import StorageError, UnavailableError
 from support.builds import Recorder, build_task, set_bytes, small_tokenizer
 from support.text import documents, write_parquet
 
@@ -174,6 +176,35 @@ def test_an_eviction_cut_off_after_its_rename_is_finished_or_taken_back(site: Si
     shutil.rmtree(site.warm(tmp_path))
     with pytest.raises(StorageError, match="mount the warm disk"):
         site.evict(tmp_path)
+
+
+def test_nothing_is_written_where_another_disk_is_mounted_meanwhile(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.put(site.hot(tmp_path))
+    lock = tmp_path / "warm" / ".stoker-owner.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    owner = OwnerMark(str(lock), lock.stat().st_dev, lock.stat().st_ino)
+    marked = replace(site.identity, disks=(owner,))
+    warm, trash = site.warm(tmp_path), tmp_path / ".trash"
+    copy = stoker.shards.moving.copy
+
+    def unmounted(source: Path, target: Path, progress: Callable[[int], None]) -> None:
+        copy(source, target, progress)
+        lock.unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stoker.shards.moving, "copy", unmounted)
+        with pytest.raises(UnavailableError, match="mount the disk again"):
+            copy_set(site.hot(tmp_path), warm, trash, marked, quiet)
+    assert not warm.exists()
+    shutil.rmtree(warm.parent)
+    for move in (copy_set, evict_set):
+        with pytest.raises(UnavailableError):
+            move(site.hot(tmp_path), warm, trash, marked, quiet)
+    assert not warm.parent.exists()
+    assert site.is_whole(site.hot(tmp_path))
 
 
 class TestCutOff:
