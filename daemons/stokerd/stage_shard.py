@@ -6,6 +6,7 @@ what to do, does it, and records each fact after it is durable; so a restart rep
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -37,7 +38,7 @@ from stokerd.source_outcomes import SourceOutcomes
 from stokerd.state_trouble import wait_for_state
 from stokerd.tokenizer_desk import TOKENIZER, TokenizerDesk
 from stokerd.told import Told
-from stokerd.warm_yard import NoWarm, WarmYard
+from stokerd.warm_yard import NoWarm, WarmYard, forget_copies
 from stokerd.yard import Yard
 
 LONGEST_WAIT_S = 5.0
@@ -177,6 +178,8 @@ class StageShard:
             self.take_disks()
             self.begin_new_version()
             self.acquit_for_other_columns()
+            if self.context.pipeline.warm is None:
+                forget_copies(self.book, self.events)
             self.context.ready("looking at hot")
             while not self.context.stopping:
                 try:
@@ -188,6 +191,8 @@ class StageShard:
                     self.warm.look_soon()
         finally:
             self.crew.stop()
+            with contextlib.suppress(StorageError):  # the next start counts anew
+                self.space.refresh(linked=self.outcomes.linked)
         return 0
 
     def turn(self) -> bool:
@@ -332,7 +337,7 @@ class StageShard:
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
         disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
-        standing = self.space.short or self.warm.trouble
+        standing = self.space.short or self.warm.trouble or self.space.warm_short
         self.board.show(self.book.sources, self.pinning.pin, self.yard.trouble, standing, disks)
 
     def wait(self) -> None:

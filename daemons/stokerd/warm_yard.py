@@ -8,10 +8,12 @@ from typing import Any
 
 from stoker.corpus.disks import WarmSeen
 from stoker.corpus.reconcile import reconcile_warm
+from stoker.kit.events import Events
 from stoker.kit.worker import WorkerExit
 from stoker.observe.ledger import Disk
 from stoker.store.layout import WarmLayout
 from stokerd.crew import Job
+from stokerd.source_book import SourceBook
 from stokerd.yard import Yard
 
 NAMES = ("published", "temporaries", "trash")
@@ -86,6 +88,20 @@ class WarmYard(Yard):
         if self.known and not self.writable:
             return f"the warm directory {self._root} is mounted read-only: no shard set is copied there"
         return super().trouble
+
+
+def forget_copies(book: SourceBook, events: Events) -> None:
+    """With no warm disk any more its copies are nobody's: sets that were there only are made again."""
+    copied = [source for source in book.sources.values() if source.on_warm]
+    for source in copied:
+        if source.evicted:
+            book.renew(source, "its shard set was on warm only, and no warm is configured now")
+        else:
+            book.write(source.moved("proven", on_warm=False, evicting=False))
+    if copied:
+        again = sum(source.evicted for source in copied)
+        advice = f"{again} shard sets were there only and are built again; or set warm again"
+        events.record("warm_forgotten", level="warning", sets=len(copied), message=advice)
 
 
 class NoWarm:
