@@ -12,6 +12,7 @@ from stoker.shards.identity import set_key
 from stoker.store.errors import DataError
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
+from stoker.supervise.lost import by_key, why_lost
 from stoker.supervise.planner import Planner
 
 FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
@@ -75,17 +76,14 @@ class Repairs:
         if not cold or now < self._hope_at:
             return
         self._hope_at = now + HOPE_S
-        by_key = {set_key(sha256, pin.build_id): source for sha256, source in self.planner.contents().items()}
+        sources = by_key(self.planner.sources(), lambda sha256: set_key(sha256, pin.build_id))
         for key in cold:
-            source = by_key.get(key)
-            if source is not None and source.state != "quarantined":
+            why = why_lost(key, sources)
+            if why is None:
                 self._missing.pop(key, None)
                 continue
-            if source is None and now - self._missing.setdefault(key, now) < GONE_S:
+            if key not in sources and now - self._missing.setdefault(key, now) < GONE_S:
                 continue
-            why = "its source has no record any more" if source is None else f"{source.path} is quarantined"
-            if source is not None and source.reason:
-                why += f" ({source.reason})"
             raise SetLost(
                 f"shard set {key[:16]}, which the plan names, is neither on hot nor on warm, and {why}. Put "
                 "the source file back, then start again; or give its tokens up for good with `stoker "

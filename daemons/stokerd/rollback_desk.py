@@ -8,25 +8,30 @@ from typing import Any
 from stoker.checkpoints.select import abandoned, candidates, counts, find_checkpoints
 from stoker.kit.context import DaemonContext
 from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines
+from stoker.shards.identity import set_key
 from stoker.store.errors import DataError, Transient
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request, finish_request, pending_requests
 from stoker.supervise.forking import Moved, finish, restore_lost, roll_back, standing
+from stoker.supervise.lost import by_key, require_lost
 from stoker.supervise.planner import Planner
 from stoker.supervise.rollback import (
     Ask,
     RollbackRefused,
+    Standing,
     already,
     decide,
+    lost_key,
     outcome_of,
     parse_ask,
+    parse_skip_set,
     possible,
 )
 from stokerd.checkpoint_desk import CheckpointDesk
 from stokerd.run_book import RunBook
 from stokerd.turns import Turns
 
-VERB = "rollback"
+VERBS = ("rollback", "skip_set")
 
 
 class RollbackDesk:
@@ -46,7 +51,7 @@ class RollbackDesk:
         if request.id in self._coming:
             return None
         try:
-            ask = parse_ask(request.args, request.condition, request.id)
+            ask = self._ask(request)
             if already(ask, read_timelines(self.run.timelines)) is None:
                 self._check(ask)
         except (RollbackRefused, DataError) as refusal:
@@ -69,7 +74,7 @@ class RollbackDesk:
         if abandoned(find_checkpoints(self.run.checkpoints), ancestry(timelines)):
             self.desk.let_go()
             self._tell_moved(timelines.forks[-1], finish(self.run, self.budget))
-        asked = [one for one in pending_requests(self.layout, TRAIN_SUPERVISOR) if one.verb == VERB]
+        asked = [one for one in pending_requests(self.layout, TRAIN_SUPERVISOR) if one.verb in VERBS]
         self._coming |= {request.id for request in asked}
         made = [self._act(request) for request in asked]
         return any(made)
@@ -78,7 +83,7 @@ class RollbackDesk:
         """Make one rollback, or refuse it; whether it was made."""
         made = True
         try:
-            ask = parse_ask(request.args, request.condition, request.id)
+            ask = self._ask(request)
             timelines = read_timelines(self.run.timelines)
             fork = already(ask, timelines)
             if fork is not None:
@@ -104,6 +109,19 @@ class RollbackDesk:
         self._coming.discard(request.id)
         return made
 
+    def _ask(self, request: Request) -> Ask:
+        if request.verb == "rollback":
+            return parse_ask(request.args, request.condition, request.id)
+        steps = standing(self.run, self.planner.plan, self.config.global_batch).steps
+        return parse_skip_set(request.args, request.condition, steps, request.id)
+
+    def _decide(self, ask: Ask, found: Standing) -> Timeline:
+        if ask.lost and (pin := self.planner.pin()) is not None:
+            build_id = pin.build_id
+            sources = by_key(self.planner.sources(), lambda sha256: set_key(sha256, build_id))
+            require_lost(lost_key(ask, found), sources)
+        return decide(ask, found)
+
     def _check(self, ask: Ask) -> None:
         """RollbackRefused where it can be seen already that it cannot be made."""
         if self.book.record is None:
@@ -112,7 +130,7 @@ class RollbackDesk:
         here = ask.to in found.steps or ask.to == 0
         if not here and ask.to in self._mirrored(found.timelines):
             ask = Ask(0, (), ask.reason, ask.timeline)  # the rest is judged once it was fetched
-        decide(ask, found)
+        self._decide(ask, found)
 
     def _decided(self, ask: Ask, timelines: Timelines) -> Timeline:
         """The line, once the checkpoint gone back to is here and proven: nothing is given up for less."""
@@ -121,7 +139,7 @@ class RollbackDesk:
         found = standing(self.run, self.planner.plan, self.config.global_batch)
         if ask.to and ask.to not in found.steps and self.desk.fetch_step(ask.to, ancestry(timelines)):
             found = standing(self.run, self.planner.plan, self.config.global_batch)
-        fork = decide(ask, found)
+        fork = self._decide(ask, found)
         for one in self._candidates() if fork.from_step else ():
             if one.step == fork.from_step and self.desk.prove_now(one.path) != "proven":
                 left = set(found.steps) - {one.step}

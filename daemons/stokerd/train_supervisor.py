@@ -32,6 +32,7 @@ from stoker.supervise.meters import Meters
 from stoker.supervise.planner import Planner
 from stoker.supervise.policy import after_exit
 from stoker.supervise.snapshot import snapshot, status_text
+from stokerd import rollback_desk
 from stokerd.checkpoint_desk import CheckpointDesk
 from stokerd.crew import Crew
 from stokerd.ground import Ground
@@ -88,7 +89,8 @@ class TrainSupervisor:
         self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
         self.rollbacks = RollbackDesk(context, self.turns, self.desk, self.book, self.planner)
-        self.requests = RequestDesk(context, self.turns, {"rollback": self.rollbacks.consider})
+        verbs = dict.fromkeys(rollback_desk.VERBS, self.rollbacks.consider)
+        self.requests = RequestDesk(context, self.turns, verbs)
         self.watch: LaunchWatch | None = None
         self.last: Exit | None = None  # how the last launch ended, until that was answered
         self.at_rest = False  # finished, and nothing will be launched any more

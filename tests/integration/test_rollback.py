@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.sources import write_source
 from stoker.kit.process import signal_process
+from stoker.plan.log import read_plan
 from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request, read_outcome
@@ -30,9 +34,9 @@ def outcome(run: TrainPipeline, request: str, timeout_s: float = 60.0) -> dict[s
     return wait_until(lambda: read_outcome(layout, request), timeout_s, "the answer to the request")
 
 
-def command(run: TrainPipeline, *words: str) -> subprocess.CompletedProcess[str]:
+def command(run: TrainPipeline, *words: str, verb: str = "rollback") -> subprocess.CompletedProcess[str]:
     code = "import sys; from stoker.cli.main import main; main(sys.argv[1:])"
-    line = [sys.executable, "-P", "-c", code, "rollback", str(run.data.file), *words, "--json"]
+    line = [sys.executable, "-P", "-c", code, verb, str(run.data.file), *words, "--json"]
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -115,4 +119,30 @@ def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
     same = [{**row, "timeline": 0} for row in history(run)]
     assert same == [row for row in finished.rows() if "loss" in row]
     assert run.tensors() == finished.tensors()
+    assert audit_run(run.data.pipeline).findings == ()
+
+
+def test_a_set_whose_source_is_gone_too_fails_the_run_until_an_operator_gives_it_up(
+    finished: TrainPipeline, tmp_path: Path
+) -> None:
+    run = make_training(finished.data.home, tmp_path / "lost", train__steps=66, plan__epochs=1)
+    entry = read_plan(run.run.plan).segments[0]
+    key = entry.sets[0][0]
+    not_lost = command(run, key[:16], verb="skip-set")
+    assert not_lost.returncode == 65 and "is not lost" in not_lost.stdout
+    (source,) = [one for one in run.data.sources().values() if one.key == key]
+    shutil.rmtree(run.data.pipeline.hot_layout.shard_set("prose", key))
+    gone = replace(source, state="quarantined", key=None, reason="page_corrupt")
+    write_source(run.data.pipeline.layout, gone)
+    ended = run.once()
+    assert ended.returncode == 65 and f"skip-set FILE {key[:16]}" in ended.stderr
+    assert (run.record()["state"], "page_corrupt" in run.record()["reason"]) == ("failed", True)
+    done = command(run, key[:16], verb="skip-set")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["skipped_windows"] == entry.windows - 60 * 4
+    assert run.once().returncode == 0
+    assert [row["step"] for row in history(run)] == list(range(1, 67))
+    assert {row["position"][0] for row in history(run)[60:]} <= {
+        segment.n for segment in read_plan(run.run.plan).segments[1:]
+    }
     assert audit_run(run.data.pipeline).findings == ()

@@ -21,6 +21,7 @@ COMMANDS = {
     "events": ("stoker.cli.events", "events", "Show what happened, oldest first."),
     "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
     "rollback": ("stoker.cli.rollback", "rollback", "Go back to an earlier checkpoint and go on from there."),
+    "skip-set": ("stoker.cli.rollback", "skip_set", "Give up a shard set that is lost for good."),
     "replay": ("stoker.cli.replay", "replay", "Train a recorded run again, and compare it bit by bit."),
     "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
     "plan": ("stoker.cli.plan", "plan", "Show the order of training data, and how far it is read."),

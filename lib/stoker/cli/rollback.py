@@ -1,4 +1,4 @@
-"""`stoker rollback`: asks the train supervisor, or does its work where it is not running."""
+"""`stoker rollback` and `stoker skip-set`: ask the train supervisor, or do its work where there is none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,31 @@ from stoker.checkpoints.select import candidates, find_checkpoints
 from stoker.cli.options import json_option, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import read_pin
+from stoker.corpus.sources import read_sources
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment
-from stoker.plan.log import read_plan
+from stoker.plan.log import Plan, read_plan
 from stoker.plan.timelines import ancestry, read_timelines
+from stoker.shards.identity import set_key
 from stoker.store.errors import DataError, LockHeld, StorageError, Transient, UnavailableError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
 from stoker.supervise.forking import finish, prove_target, restore_lost, roll_back, standing
+from stoker.supervise.lost import by_key, require_lost
 from stoker.supervise.mirror_fetch import fetch_step
 from stoker.supervise.record import RunRecord, reset_record
-from stoker.supervise.rollback import Ask, RollbackRefused, already, decide, outcome_of, parse_ask
+from stoker.supervise.rollback import (
+    Ask,
+    RollbackRefused,
+    already,
+    decide,
+    lost_key,
+    outcome_of,
+    parse_ask,
+    parse_skip_set,
+)
 
 POLL_S = 0.2
 TRAINER_PATIENCE_S = 20.0  # a daemon that starts meanwhile waits 30 s for a command
@@ -66,7 +79,28 @@ def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json
     run = pipeline.layout.run(pipeline.train.run)
     args = {"to": step, "skip": spans, "reason": reason}
     condition = {"timeline": read_timelines(run.timelines).current}
-    outcome = _see_to(pipeline, args, condition, quiet=as_json)
+    return _tell(_see_to(pipeline, "rollback", args, condition, quiet=as_json), as_json=as_json)
+
+
+@click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
+@pipeline_file
+@click.argument("key")
+@click.option("--reason", default=None, help="What to write down as the reason.")
+@json_option
+def skip_set(file: Path, key: str, reason: str | None, as_json: bool) -> int:
+    """Give up a shard set that is lost: on hot, on warm, and its source too.
+
+    Refused while it can be restored. The run goes on from its newest checkpoint, and passes over what is left
+    of the planned entries that name the set; their other sets are read again in the next epoch.
+    """
+    pipeline = load_pipeline(file)
+    run = pipeline.layout.run(pipeline.train.run)
+    condition = {"timeline": read_timelines(run.timelines).current}
+    args = {"key": key} if reason is None else {"key": key, "reason": reason}
+    return _tell(_see_to(pipeline, "skip_set", args, condition, quiet=as_json), as_json=as_json)
+
+
+def _tell(outcome: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
         print_json(outcome)
     if "refused" in outcome:
@@ -84,7 +118,7 @@ def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json
 
 
 def _see_to(
-    pipeline: Pipeline, args: Mapping[str, Any], condition: Mapping[str, Any], *, quiet: bool
+    pipeline: Pipeline, verb: str, args: Mapping[str, Any], condition: Mapping[str, Any], *, quiet: bool
 ) -> dict[str, Any]:
     """Have it done by the supervisor, or do it where there is none; returns the outcome.
 
@@ -99,14 +133,14 @@ def _see_to(
             lock = Lock.acquire(pipeline.layout.lock(TRAIN_SUPERVISOR), purpose=COMMAND_PURPOSE)
         except LockHeld:
             if asked is None:
-                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, "rollback", args, condition)
+                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, verb, args, condition)
                 if not quiet:
                     click.echo(f"asked the train supervisor (request {asked}); waiting for it", err=True)
             time.sleep(POLL_S)
             continue
         with lock:
             if asked is None:
-                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, "rollback", args, condition)
+                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, verb, args, condition)
             for request in pending_requests(pipeline.layout, TRAIN_SUPERVISOR):
                 if request.id == asked:
                     _do_it(pipeline, request)
@@ -117,11 +151,11 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
     run = pipeline.layout.run(pipeline.train.run)
     with _nothing_alive(pipeline):
         try:
-            ask = parse_ask(request.args, request.condition, request.id)
-            record = reset_record(run.record, ask.to)
+            record = reset_record(run.record, 0)
             restore_lost(run)
             finish(run, pipeline.quarantine)
             plan = read_plan(run.plan, record.identity.run_id)
+            ask = _ask(pipeline, request, plan)
             fork = already(ask, read_timelines(run.timelines))
             moved: tuple[str, ...] = ()
             if fork is None:
@@ -134,6 +168,19 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
         except (RollbackRefused, DataError) as refusal:
             outcome = {"refused": str(refusal)}
     finish_request(pipeline.layout, TRAIN_SUPERVISOR, request, outcome)
+
+
+def _ask(pipeline: Pipeline, request: Request, plan: Plan) -> Ask:
+    """What the request asks for; RollbackRefused for a shard set that is not lost."""
+    if request.verb == "rollback":
+        return parse_ask(request.args, request.condition, request.id)
+    found = standing(pipeline.layout.run(pipeline.train.run), plan, pipeline.train.global_batch)
+    ask = parse_skip_set(request.args, request.condition, found.steps, request.id)
+    pin = read_pin(pipeline.layout, pipeline.dataset.name)
+    if pin is not None and already(ask, found.timelines) is None:
+        sources = read_sources(pipeline.layout, pipeline.dataset.name).values()
+        require_lost(lost_key(ask, found), by_key(sources, lambda sha256: set_key(sha256, pin.build_id)))
+    return ask
 
 
 def _fetch_if_mirrored(pipeline: Pipeline, ask: Ask, record: RunRecord) -> None:

@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Timeline:
     """A fork: steps of `parent` after `from_step` are given up, and the `skip` ranges passed over.
 
-    `request` is the id of the request that asked for it, empty where nobody did.
+    `request` is the id of the request that asked for it, empty where nobody did; `lost` the key of the shard
+    set that it gives up, if any.
     """
 
     number: int
@@ -27,11 +28,12 @@ class Timeline:
     skip: tuple[Skip, ...]
     reason: str
     request: str = ""
+    lost: str = ""
 
     def body(self) -> dict[str, Any]:
-        asked = {"request": self.request} if self.request else {}
+        told = {"request": self.request, "lost": self.lost}
         return {
-            **asked,
+            **{name: value for name, value in told.items() if value},
             "v": 1,
             "timeline": self.number,
             "parent": self.parent,
@@ -179,4 +181,5 @@ def _parse(body: Mapping[str, Any]) -> Timeline:
         skip=tuple((Position.parse(first), Position.parse(last)) for first, last in spans),
         reason=str(body.get("reason", "")),
         request=str(body.get("request", "")),
+        lost=str(body.get("lost", "")),
     )

@@ -236,6 +236,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
     known = {
         source.key: source for source in view.sources.values() if source.key and source.state in PUBLISHED
     }
+    given_up = {fork.lost for fork in view.timelines.forks}
     named: dict[tuple[int, str], tuple[int, int]] = {}
     epoch = 0
     for entry in view.plan.segments:
@@ -254,6 +255,8 @@ def _plan_findings(view: _View) -> Iterator[str]:
                     "its windows would be applied twice"
                 )
             source = known.get(key)
+            if source is None and key in given_up:
+                continue
             if source is None:
                 yield f"{where}: names set {key[:16]}, which no published source record has"
             elif source.manifest_sha256 != manifest:

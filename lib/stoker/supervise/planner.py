@@ -192,13 +192,9 @@ class Planner:
         cold = [key for key in needed if key not in self._hot]
         self.wants = tuple(dict.fromkeys((*cold, *(key for key, _ in self._named))))
 
-    def contents(self) -> dict[str, Source]:
-        """Every source record by its content's sha256, one that tells the most where several have it."""
-        known: dict[str, Source] = {}
-        for source in self._sources().values():
-            if source.sha256 not in known or source.state != "duplicate":
-                known[source.sha256] = source
-        return known
+    def sources(self) -> list[Source]:
+        """Every source record as it is now."""
+        return list(self._sources().values())
 
     def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
         """Append what is due of proven sets, durably, and return it."""

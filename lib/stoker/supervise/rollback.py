@@ -5,15 +5,18 @@ The steps after the one gone back to are given up; what the rollbacks before it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.plan.log import Plan
-from stoker.plan.positions import Position, Skip, linear
+from stoker.plan.positions import START, Position, Skip, linear
+from stoker.plan.residency import reaching
 from stoker.plan.timelines import Timeline, Timelines
 from stoker.store.errors import DataError, UsageError
 
+_KEY = re.compile(r"[0-9a-f]{16,64}")
 MOST_TOLD = 20  # possible steps named in a refusal
 
 
@@ -24,13 +27,18 @@ class RollbackRefused(UsageError):
 @dataclass(frozen=True)
 class Ask:
     """Go back to step `to` (0: the beginning) and pass over the windows of the steps from < s <= to of each
-    pair in `skip`, steps of the timeline left; only if `timeline` is the current one. `request` is an id."""
+    pair in `skip`, steps of the timeline left; only if `timeline` is the current one. `request` is an id.
+
+    With `lost`, the key of a shard set or its first 16 digits or more, `to` is the newest checkpoint's step
+    and what is passed over is the rest of the planned entries that name the set.
+    """
 
     to: int
     skip: tuple[tuple[int, int], ...] = ()
     reason: str = "operator"
     timeline: int | None = None
     request: str = ""
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,31 @@ def parse_ask(args: Mapping[str, Any], condition: Mapping[str, Any] | None, requ
     return Ask(int(to or 0), tuple((span[0], span[1]) for span in spans), reason, wanted, request)
 
 
+def parse_skip_set(
+    args: Mapping[str, Any], condition: Mapping[str, Any] | None, steps: Collection[int], request: str = ""
+) -> Ask:
+    """A request to give up a lost shard set; `steps` are those of the checkpoints on the current history."""
+    key, wanted = args.get("key"), (condition or {}).get("timeline")
+    if unknown := sorted({*args} - {"key", "reason"} | {*(condition or {})} - {"timeline"}):
+        raise RollbackRefused(f"skip_set has no {unknown[0]!r}; it has key, reason, and if timeline")
+    if not (isinstance(key, str) and _KEY.fullmatch(key)):
+        raise RollbackRefused(f"key={key!r} is no shard set's: name 16 to 64 of its hex digits")
+    if wanted is not None and not _is_step(wanted):
+        raise RollbackRefused(f"timeline={wanted!r} is no timeline")
+    reason = str(args.get("reason") or f"shard set {key[:16]} is lost")[:500]
+    return Ask(max(steps, default=0), (), reason, wanted, request, key)
+
+
+def lost_key(ask: Ask, run: Standing) -> str:
+    """The whole key of the set that is to be given up; RollbackRefused when nothing planned reads it."""
+    position = run.place(ask.to) or START
+    for segment in reaching(run.plan, position):
+        for key, _ in segment.sets:
+            if key.startswith(ask.lost):
+                return key
+    raise RollbackRefused(f"no planned entry from step {ask.to} on names a shard set {ask.lost[:16]}")
+
+
 def decide(ask: Ask, run: Standing) -> Timeline:
     """The line that makes the rollback; RollbackRefused where it cannot be."""
     current = run.timelines.current
@@ -74,9 +107,10 @@ def decide(ask: Ask, run: Standing) -> Timeline:
         number=current + 1,
         parent=current,
         from_step=ask.to,
-        skip=tuple(_range(first, last, ask.to, run) for first, last in ask.skip),
+        skip=_rest_of_entries(ask, run) if ask.lost else _spans(ask, run),
         reason=ask.reason,
         request=ask.request,
+        lost=lost_key(ask, run) if ask.lost else "",
     )
 
 
@@ -110,6 +144,27 @@ def skipped_windows(plan: Plan, skip: Sequence[Skip]) -> int:
         count += max(0, last - max(first, reached))
         reached = max(reached, last)
     return count
+
+
+def _rest_of_entries(ask: Ask, run: Standing) -> tuple[Skip, ...]:
+    """What is left, from the step gone back to on, of the planned entries that name the lost set.
+
+    Its tokens are in windows all over an entry, as the order is a permutation: hundreds of thousands of
+    single windows. The entry's other sets are read again in the next epoch.
+    """
+    key, position = lost_key(ask, run), run.place(ask.to) or START
+    return tuple(
+        (
+            position if position.entry == segment.n else Position(segment.n, 0),
+            Position(segment.n, segment.windows),
+        )
+        for segment in reaching(run.plan, position)
+        if any(named == key for named, _ in segment.sets)
+    )
+
+
+def _spans(ask: Ask, run: Standing) -> tuple[Skip, ...]:
+    return tuple(_range(first, last, ask.to, run) for first, last in ask.skip)
 
 
 def _range(first: int, last: int, to: int, run: Standing) -> Skip:
