@@ -42,6 +42,8 @@ class RunAccounts:
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
         self._told: tuple[Any, ...] = ()
+        self._seen: tuple[Any, ...] = ()
+        self._mark = START
         self._claimed: int | None = None
 
     def timelines(self) -> Timelines:
@@ -120,14 +122,7 @@ class RunAccounts:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
         history = ancestry(self.timelines())
         self.timeline = history[0][0]
-        low_water = mark(
-            self.run.checkpoints,
-            history,
-            self.planner.plan,
-            keep_last=self.config.checkpoint.keep_last,
-            resumed=self.resumed,
-            newest=checkpoint.step if checkpoint else 0,
-        )
+        low_water = self._low_water(history, checkpoint)
         finished, wants = self.over(checkpoint), self.planner.wants
         rate = self.pace.windows_per_s
         newest = (checkpoint.path, checkpoint.step) if checkpoint else None
@@ -149,6 +144,22 @@ class RunAccounts:
         write_record(self.run.consumed, books)
         self._told = (*told, rate)
         self._claim(checkpoint, finished)
+
+    def _low_water(self, history: list[tuple[int, int | None]], checkpoint: Checkpoint | None) -> Position:
+        """The low-water mark, found anew when checkpoints came or went."""
+        newest = checkpoint.step if checkpoint else 0
+        seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest, self.resumed)
+        if seen != self._seen:
+            self._mark = mark(
+                self.run.checkpoints,
+                history,
+                self.planner.plan,
+                keep_last=self.config.checkpoint.keep_last,
+                resumed=self.resumed,
+                newest=newest,
+            )
+            self._seen = seen
+        return self._mark
 
     def _claim(self, checkpoint: Checkpoint | None, finished: str | None) -> None:
         """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""

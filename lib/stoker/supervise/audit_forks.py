@@ -12,7 +12,7 @@ from stoker.plan.timelines import Timelines, ancestry, committed
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.supervise.audit_rows import Row
-from stoker.supervise.launches import Launched, launch_of
+from stoker.supervise.launches import Launched, Makers
 
 
 def fork_findings(layout: RunLayout, rows: Sequence[Row], plan: Plan, timelines: Timelines) -> Iterator[str]:
@@ -68,6 +68,7 @@ def launch_findings(
         return  # a run that began before there was such a log
     trained = [row for row in rows if row.position is not None]
     steps = {row.step for row in committed(trained, ancestry(timelines), lambda row: (*row.key, True))}
-    unknown = [step for step in sorted(steps) if launch_of(launches, timelines, step) is None]
+    makers = Makers(launches, timelines)
+    unknown = [step for step in sorted(steps) if makers.of(step) is None]
     if unknown:
         yield f"{layout.launches}: {len(unknown)} steps from {unknown[0]} on were made by no launch it has"

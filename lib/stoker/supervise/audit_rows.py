@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from stoker.plan.log import Plan
 from stoker.plan.positions import START, Accounts, Position
 from stoker.plan.timelines import Timelines, ancestry, committed, skips
 from stoker.store.errors import DataError
-from stoker.supervise.launches import Launched, launch_of
+from stoker.supervise.launches import Launched, Makers
 
 Key = tuple[int, int]  # (timeline, step)
 
@@ -46,10 +46,13 @@ class Ground:
     global_batch: int
     log_every: int = 1
     launches: Sequence[Launched] = ()
+    _makers: dict[int, Makers] = field(default_factory=dict)
 
     def batch_of(self, row: Row) -> int | None:
         """The global batch of the launch that made a row's step; None where no launch is known of."""
-        launch = launch_of(self.launches, self.timelines, row.step, row.timeline)
+        if row.timeline not in self._makers:
+            self._makers[row.timeline] = Makers(self.launches, self.timelines, row.timeline)
+        launch = self._makers[row.timeline].of(row.step)
         batch = launch.settings.get("global_batch") if launch else None
         return batch if type(batch) is int else None
 

@@ -4,17 +4,17 @@ it was interrupted. Whoever does this holds the run's trainer.lock, or nothing o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stoker.checkpoints.format import BODY, TIMELINES_COPY, checkpoint_name, read_body
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.select import Found, abandoned, candidates, find_checkpoints
+from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, advance
@@ -22,7 +22,6 @@ from stoker.plan.timelines import (
     Timeline,
     Timelines,
     ancestry,
-    committed,
     read_timelines,
     restore_timelines,
     skips,
@@ -32,10 +31,11 @@ from stoker.store.files import make_dir, move_durably, remove_tree, unlink_durab
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
-from stoker.supervise.launches import Launched, launch_of, read_launches
+from stoker.supervise.launches import Makers, read_launches
 from stoker.supervise.rollback import RollbackRefused, Standing
 
 _LEFT = re.compile(r"t(\d+)")
+_STEP, _TIMELINE = re.compile(rb'"step": ?(\d+)'), re.compile(rb'"timeline": ?(\d+)')
 
 
 @dataclass(frozen=True)
@@ -128,55 +128,66 @@ def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
 
 
 class _Places:
-    """The positions after steps of a history: from its log's rows and its checkpoints, else recounted."""
+    """The positions after steps of a history: from its checkpoints, else its log's rows, else recounted."""
 
     def __init__(self, run: RunLayout, timelines: Timelines, plan: Plan, global_batch: int) -> None:
         self._run, self._timelines, self._plan = run, timelines, plan
+        self._history = ancestry(timelines)
         self._global_batch = global_batch
-        self._known: dict[int, Position] = {}
-        self._launches: Sequence[Launched] = ()
 
     def after(self, step: int) -> Position | None:
-        if not self._known:
-            self._read()
-        last = max((one for one in self._known if one <= step), default=0)
-        position: Position | None = self._known.get(last, START)
+        sealed = self._sealed()
+        if step in sealed:
+            return sealed[step]
+        row = _row_of(self._run.metrics, self._history, step)
+        return row if row is not None else self._recounted(step, sealed)
+
+    def _sealed(self) -> dict[int, Position]:
+        found = candidates(find_checkpoints(self._run.checkpoints), self._history)
+        known = [one for one in found if one.timeline is not None]
+        places = {one.step: read_body((one.path / BODY).read_bytes()).position for one in known}
+        return {0: START, **{step: Position(*place) for step, place in places.items()}}
+
+    def _recounted(self, step: int, sealed: Mapping[int, Position]) -> Position | None:
+        """From the last checkpoint before, batch by batch; None where the plan does not reach that far."""
+        makers = Makers(read_launches(self._run.launches)[0], self._timelines)
+        last = max(one for one in sealed if one <= step)
+        position: Position | None = sealed[last]
         while position is not None and last < step:
             last += 1
-            launch = launch_of(self._launches, self._timelines, last)
+            launch = makers.of(last)
             batch = launch.settings.get("global_batch") if launch else None
             count = batch if type(batch) is int else self._global_batch
             position = advance(self._plan, position, count, skips(self._timelines))
         return position
 
-    def _read(self) -> None:
-        history = ancestry(self._timelines)
-        self._launches, _ = read_launches(self._run.launches)
-        self._known = {0: START}
-        rows = [row for row in map(_row, _lines(self._run.metrics)) if row is not None]
-        for _, step, position in committed(rows, history, lambda row: (row[0], row[1], True)):
-            self._known[step] = position
-        for one in candidates(find_checkpoints(self._run.checkpoints), history):
-            if one.timeline is not None:
-                self._known[one.step] = Position(*read_body((one.path / BODY).read_bytes()).position)
 
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-
-
-def _row(line: bytes) -> tuple[int, int, Position] | None:
-    """(timeline, step, position) of a row of a training step; None for any other line."""
-    try:
-        row: Any = json.loads(line)
-        if "loss" not in row:
-            return None
-        return int(row["timeline"]), int(row["step"]), Position.parse(row["position"])
-    except (ValueError, KeyError, TypeError, DataError):
-        return None
+def _row_of(metrics: Path, history: History, step: int) -> Position | None:
+    """The position after a step by its row in the training log, which has a month of them: read in passing."""
+    rows: dict[int, Position] = {}  # timeline -> position
+    first: dict[int, int] = {}  # timeline -> the first step it trained
+    wanted = {number for number, _ in history}
+    with contextlib.suppress(FileNotFoundError), metrics.open("rb") as lines:
+        for line in lines:
+            timeline, trained = _TIMELINE.search(line), _STEP.search(line)
+            if timeline is None or trained is None or b'"loss"' not in line:
+                continue
+            number, made = int(timeline[1]), int(trained[1])
+            if number not in wanted:
+                continue
+            first.setdefault(number, made)
+            if made == step:
+                with contextlib.suppress(ValueError, KeyError, DataError):
+                    rows[number] = Position.parse(json.loads(line)["position"])
+    before: int | None = None
+    for number, upto in history:
+        limit = min((one for one in (upto, before) if one is not None), default=None)
+        if number in rows and (limit is None or step <= limit):
+            return rows[number]
+        before = min(
+            (one for one in (limit, first.get(number, 0) - 1) if one is not None and one >= 0), default=None
+        )
+    return None
 
 
 def _of_later_timeline(run: RunLayout, timelines: Timelines) -> list[Found]:

@@ -6,7 +6,8 @@ began before it; `stoker replay` and the audit go by them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,21 +75,39 @@ def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
     return launches, tuple(damage)
 
 
+class Makers:
+    """Which launch made each committed step (from 1) of a timeline's history (default: the current's).
+
+    A later launch makes again what it begins before; `of` takes a few comparisons.
+    """
+
+    def __init__(
+        self, launches: Iterable[Launched], timelines: Timelines, timeline: int | None = None
+    ) -> None:
+        self._upto = dict(ancestry(timelines, timeline))
+        self._launches: list[Launched] = []  # by the step they began at, each up to the next one
+        for one in launches:
+            if one.timeline not in self._upto:
+                continue
+            while self._launches and self._launches[-1].resume_step >= one.resume_step:
+                self._launches.pop()
+            self._launches.append(one)
+        self._begun = [one.resume_step for one in self._launches]
+
+    def of(self, step: int) -> Launched | None:
+        """The launch that made a step; None where the log does not know it."""
+        place = bisect_left(self._begun, step) - 1
+        if place < 0:
+            return None
+        upto = self._upto[self._launches[place].timeline]
+        return self._launches[place] if upto is None or step <= upto else None
+
+
 def launch_of(
     launches: Sequence[Launched], timelines: Timelines, step: int, timeline: int | None = None
 ) -> Launched | None:
-    """The launch that made a committed step (from 1) of a timeline's history (default: the current's).
-
-    None where the log does not know it.
-    """
-    history = dict(ancestry(timelines, timeline))
-    for one in reversed(launches):
-        if one.timeline not in history or one.resume_step >= step:
-            continue
-        upto = history[one.timeline]
-        if upto is None or step <= upto:
-            return one
-    return None
+    """The launch that made one committed step; for many of them make a `Makers`."""
+    return Makers(launches, timelines, timeline).of(step)
 
 
 def _parse(body: Mapping[str, Any]) -> Launched:
