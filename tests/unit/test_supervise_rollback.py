@@ -149,6 +149,17 @@ def test_steps_without_a_row_are_recounted(run: Run) -> None:
     assert run.standing().place(33) == Position(1, 92)  # from the checkpoint of step 30
 
 
+def test_a_step_that_two_timelines_made_has_the_place_of_the_one_that_counts(run: Run) -> None:
+    run.roll_back(20, (20, 25))
+    with run.layout.metrics.open("ab") as rows:  # its checkpoint was lost: it began again at 10
+        for step in range(11, 34):
+            row = {"step": step, "timeline": 1, "loss": 1.0, "position": [1, 100 + step]}
+            rows.write(json.dumps(row).encode() + b"\n")
+    place = run.standing().place
+    assert place(15) == Position(1, 115) and place(33) == Position(1, 133)
+    assert place(9) == run.at[9]
+
+
 def test_the_beginning_is_always_possible(run: Run) -> None:
     run.roll_back(0)
     assert run.here() == []

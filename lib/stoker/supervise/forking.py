@@ -163,7 +163,7 @@ class _Places:
 
 
 def _row_of(metrics: Path, history: History, step: int) -> Position | None:
-    """The position after a step by its row in the training log, which has a month of them: read in passing."""
+    """The position after a step by its row in the training log; there may be a month of them to pass by."""
     rows: dict[int, Position] = {}  # timeline -> position
     first: dict[int, int] = {}  # timeline -> the first step it trained
     wanted = {number for number, _ in history}
@@ -184,9 +184,8 @@ def _row_of(metrics: Path, history: History, step: int) -> Position | None:
         limit = min((one for one in (upto, before) if one is not None), default=None)
         if number in rows and (limit is None or step <= limit):
             return rows[number]
-        before = min(
-            (one for one in (limit, first.get(number, 0) - 1) if one is not None and one >= 0), default=None
-        )
+        begun = first.get(number)
+        before = limit if begun is None or (limit is not None and begun > limit) else begun - 1
     return None
 
 
