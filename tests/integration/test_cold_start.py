@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.plan.consumption import read_holdings
+from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.audit import audit_run
@@ -56,4 +57,11 @@ def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(tmp_
             if daemon is not None and daemon.process.poll() is None:
                 daemon.stop()
     assert audit_run(second.data.pipeline).findings == ()
+    # Each has a plan of its own, over the same sets; the plan of one is no plan for the other.
+    before = first.run.plan.read_bytes()
+    ours, theirs = read_plan(first.run.plan).segments[0], read_plan(layout.plan).segments[0]
+    assert (ours.sets, ours.run_id != theirs.run_id) == (theirs.sets, True)
+    layout.plan.write_bytes(before)
+    ended = second.once()
+    assert ended.returncode == 65 and "another run" in ended.stderr
     assert read_record(layout.record)["heldout"]["windows"] > 0
