@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload, claims_of, measured_ratio
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Disk, claimed_bytes, others_claims, room, write_claims
-from stoker.store.layout import STAGE_SHARD
+from stoker.store.layout import DAEMONS, STAGE_SHARD
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
@@ -20,7 +21,6 @@ from stokerd.told import Told
 from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import Yard
 
-OTHERS_EVERY_S = 1.0
 KEPT_REACHED = 1000
 TOLD_AFTER_S = 60.0  # of waiting while something goes on that may make room
 
@@ -49,7 +49,7 @@ class DiskSpace:
         self._mine: list[Claim] = []
         self._written: list[Claim] | None = None
         self._others: tuple[Claim, ...] = ()
-        self._others_due = 0.0
+        self._others_seen: object = None
         self._counted: tuple[int, bool] | None = None
         self.estimate = Estimate(2, None)
         self._linked = False  # whether staging is by hard links, as the last one was
@@ -72,9 +72,18 @@ class DiskSpace:
         if self._mine != self._written:
             write_claims(self._layout, STAGE_SHARD, self._mine)
             self._written = self._mine
-        if time.monotonic() >= self._others_due:
-            self._others = others_claims(self._layout, STAGE_SHARD)
-            self._others_due = time.monotonic() + OTHERS_EVERY_S
+        written = self._others_written()
+        if written != self._others_seen:
+            self._others, self._others_seen = others_claims(self._layout, STAGE_SHARD), written
+
+    def _others_written(self) -> object:
+        """Changes when another daemon writes its claims."""
+        found = []
+        for daemon in DAEMONS:
+            with contextlib.suppress(FileNotFoundError):
+                about = self._layout.ledger(daemon).stat()
+                found.append((daemon, about.st_ino, about.st_mtime_ns))
+        return tuple(found)
 
     def _measure_ratio(self) -> None:
         pin = self._pinning.pin

@@ -146,9 +146,9 @@ class SetMoves:
     def _rotten(self, source: Source, reason: str) -> None:
         """There is no right copy of the set left: it is made again, and then copied over the wrong one."""
         self.rotten.add(str(source.key))
+        self._book.renew(source, "its copy on warm is wrong, and no other is on record", level="warning")
         key = str(source.key)[:16]
         self._events.record("warm_copy_rotten", level="error", path=source.path, key=key, reason=reason)
-        self._book.renew(source, "its copy on warm is wrong, and no other is on record", level="warning")
 
     def _look_again(self, activity: str, source: Source, reason: str) -> None:
         """What should have been copied is not there: a look at that disk brings the records in line."""

@@ -209,10 +209,11 @@ class StageShard:
     # Beginning
 
     def watch_state(self) -> None:
-        """Wake up when a receipt, the listing or a request is written."""
+        """Wake up when a receipt, the listing, a request, a claim or what a run holds is written."""
         for directory in (self.layout.receipts, self.layout.receipts / "listings"):
             self.context.waiter.watch(directory)
         self.context.waiter.watch(self.layout.requests(STAGE_SHARD))
+        self.context.waiter.watch(self.layout.ledger(STAGE_SHARD).parent)
         self.residence.watch()
 
     def take_disks(self) -> None:
@@ -256,16 +257,11 @@ class StageShard:
     # Acting
 
     def act(self) -> None:
-        """Move sets, then do what the schedule says until it says no more; then room, tidiness, the pin."""
+        """Do what is to be done until there is no more of it; then tidiness, room and the pin."""
         if not self.yard.known or self.warm.undecided:
             return
         self.residence.choose(self.view.doing("hydrate"))
-        for move in decide_moves(self.view.situation(), self.view.shelves(), time.monotonic()):
-            self.moves.do(move)
-        self.space.refresh(linked=self.outcomes.linked)
-        while actions := decide(self.view.situation(), time.monotonic()):
-            for action in actions:
-                self.actions.do(action, self.view.receipts.get(action.path))
+        while self.takes_a_step():
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
         self.tokenizer.start_if_ready()
@@ -274,6 +270,19 @@ class StageShard:
         self.make_room()
         self.tell_changed()
         self.pinning.keep_listing(self.view.listing, self.book.sources)
+
+    def takes_a_step(self) -> bool:
+        """Begin the moves that may begin, then do what the schedule says; False when there is nothing."""
+        now = time.monotonic()
+        moves = decide_moves(self.view.situation(), self.view.shelves(), now)
+        for move in moves:
+            self.moves.do(move)
+        if moves:
+            self.space.refresh(linked=self.outcomes.linked)
+        actions = decide(self.view.situation(), now)
+        for action in actions:
+            self.actions.do(action, self.view.receipts.get(action.path))
+        return bool(moves or actions)
 
     def make_room(self) -> None:
         """Have sets leave hot for what waits for room, and say so where none can."""

@@ -80,7 +80,8 @@ class WarmYard(Yard):
     def undecided(self) -> bool:
         """Whether it has not said yet what it holds, nor that it cannot."""
         silent = time.monotonic() - self._born < ANSWERS_WITHIN_S
-        return silent and not self._agreed and not self._patience.failures(self.lister)
+        known = self._agreed and self.disk is not None
+        return silent and not known and not self._patience.failures(self.lister)
 
     @property
     def trouble(self) -> str:

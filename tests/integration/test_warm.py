@@ -155,7 +155,7 @@ def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_ba
     want(data, [str(two.key)])
     with at_work(data):
         wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 40.0, "the rotten copy")
-        wait_until(lambda: data.states()[two.path] == "released", 40.0, "the set built anew")
+        wait_until(lambda: data.sources()[two.path].on_warm, 40.0, "the set built anew and copied")
         assert data.sets() == sets
         assert is_proven(warm_set(data, two), two)
     data = copied.again(tmp_path, evict=EVERYTHING_OFF)
