@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from stoker.kit.context import DaemonContext
@@ -38,7 +37,6 @@ class RunAccounts:
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         rate = before.get("windows_per_s")
         self.pace = Pace(float(rate) if isinstance(rate, int | float) else None)
-        self.resumed: Path | None = None
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
         self._told: tuple[Any, ...] = ()
@@ -62,7 +60,6 @@ class RunAccounts:
 
     def settle(self, checkpoint: Checkpoint | None) -> None:
         """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
-        self.resumed = checkpoint.path if checkpoint else None
         if checkpoint is None:
             return
         if self.book.record is None:
@@ -148,14 +145,13 @@ class RunAccounts:
     def _low_water(self, history: list[tuple[int, int | None]], checkpoint: Checkpoint | None) -> Position:
         """The low-water mark, found anew when checkpoints came or went."""
         newest = checkpoint.step if checkpoint else 0
-        seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest, self.resumed)
+        seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest)
         if seen != self._seen:
             self._mark = mark(
                 self.run.checkpoints,
                 history,
                 self.planner.plan,
                 keep_last=self.config.checkpoint.keep_last,
-                resumed=self.resumed,
                 newest=newest,
             )
             self._seen = seen

@@ -11,6 +11,7 @@ from stoker.plan.timelines import (
     Timeline,
     Timelines,
     ancestry,
+    committed,
     on_history,
     parse_timelines,
     read_timelines,
@@ -94,3 +95,24 @@ def test_another_history_is_not_restored(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two histories"):
         restore_timelines(here, read_timelines(tmp_path / "copy.jsonl"))
     assert here.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # (timeline, step, trained): timeline 1 forked from 0 at 2, timeline 2 from 1 at 3
+        ([(0, 1, True), (0, 2, True), (0, 3, True), (1, 3, True), (1, 4, True), (2, 4, True)], [0, 0, 1, 2]),
+        # nothing was trained on the newest yet
+        ([(0, 1, True), (0, 2, True), (0, 3, True), (1, 3, True), (1, 4, True)], [0, 0, 1]),
+        # timeline 1 had to begin a step before its fork, and 2 was evaluated where it begins
+        (
+            [(0, 1, True), (0, 2, True), (1, 2, True), (1, 3, True), (2, 3, False), (2, 4, True)],
+            [0, 1, 1, 2, 2],
+        ),
+    ],
+)
+def test_each_committed_step_has_the_row_of_the_newest_timeline_that_made_it(
+    rows: list[tuple[int, int, bool]], expected: list[int]
+) -> None:
+    history = [(2, None), (1, 3), (0, 2)]
+    assert [timeline for timeline, _, _ in committed(rows, history, lambda row: row)] == expected

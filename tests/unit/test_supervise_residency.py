@@ -13,7 +13,7 @@ from stoker.config.schema import Train
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.sources import Source, read_sources, write_source
 from stoker.plan.growth import GrowthPolicy
-from stoker.plan.log import Segment
+from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
@@ -80,6 +80,16 @@ def test_the_plan_names_no_set_that_is_not_on_hot_and_asks_for_it_instead(corpus
     assert corpus.planner.wants == (sha("keyb"), sha("keyc"))
     corpus.move("b", evicted=False)
     assert corpus.grow() == ["b", "c"]
+
+
+def test_a_set_on_warm_is_waited_for_and_never_passed_over_as_missing(corpus: Corpus) -> None:
+    policy = replace(POLICY, order="arrival", hold_s=0.0)
+    corpus.move("a", evicted=True)
+    wanted = corpus.planner.to_prove(corpus.pin, OUTLOOK, policy, 0.0)
+    for key, digest in wanted.items():
+        corpus.planner.proven(key, digest)
+    entries = corpus.planner.grow(corpus.pin, OUTLOOK, policy, 9.0)
+    assert not any(isinstance(entry, Passed) for entry in entries)
 
 
 def test_what_is_about_to_leave_counts_as_gone(corpus: Corpus) -> None:
@@ -157,15 +167,13 @@ def test_the_low_water_mark_counts_only_from_the_newest_proven_checkpoint(tmp_pa
     for step in (10, 20, 30, 40):
         seal(tmp_path, step)
 
-    def low(keep_last: int, newest: int, resumed: Path | None = None) -> Position:
-        history = [(0, None)]
-        return mark(tmp_path, history, plan, keep_last=keep_last, resumed=resumed, newest=newest)
+    def low(keep_last: int, newest: int) -> Position:
+        return mark(tmp_path, [(0, None)], plan, keep_last=keep_last, newest=newest)
 
     assert low(2, newest=40) == Position(0, 30 * 16)
     assert low(2, newest=30) == Position(0, 20 * 16)  # 40 may be found bad
-    assert low(1, newest=40, resumed=tmp_path / "step-000000010") == Position(0, 160)
     assert low(9, newest=40) == Position(0, 160)
-    assert mark(tmp_path / "none", [(0, None)], plan, keep_last=1, resumed=None, newest=0) == START
+    assert mark(tmp_path / "none", [(0, None)], plan, keep_last=1, newest=0) == START
     (tmp_path / "step-000000040" / "checkpoint.json").write_bytes(b"?")
     assert low(1, newest=40) == START
 

@@ -12,19 +12,16 @@ from stoker.plan.residency import low_water
 from stoker.store.errors import DataError
 
 
-def mark(
-    checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, resumed: Path | None, newest: int
-) -> Position:
-    """Over the last `keep_last` checkpoints of a history, those sealed after the `newest` proven step, which
-    may yet be found bad, not counted but included, and the one `resumed` from. START when there is none, or
-    one of them does not tell."""
+def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, newest: int) -> Position:
+    """Over the last `keep_last` checkpoints of a history; those sealed after the `newest` proven step may yet
+    be found bad, and are taken besides. START when there is none, or one of them does not tell.
+
+    The one a launch resumed from is the newest then; a milestone that stays for ever holds nothing for ever.
+    """
     found = candidates(find_checkpoints(checkpoints_dir), history)
     later = sum(one.step > newest for one in found)
-    paths = {one.path for one in found[: later + keep_last]}
-    if resumed is not None and resumed.exists():
-        paths.add(resumed)
     try:
-        return low_water(plan, [_position(path) for path in paths])
+        return low_water(plan, [_position(one.path) for one in found[: later + keep_last]])
     except (OSError, DataError):
         return START
 
