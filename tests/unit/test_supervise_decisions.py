@@ -88,6 +88,29 @@ def test_bad_data_asks_for_the_proof_of_what_was_read_and_ends_with_its_own_code
     assert after(ExitClass.BAD_DATA, fruitless=2) == (65, 3)
 
 
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (Ending(None, 7, stop_asked=False, hung=False), ExitClass.BAD_DATA),  # SIGBUS: a map is cut short
+        (
+            Ending(74, None, False, False, "OSError: [Errno 5] Input/output error: '/hot/t.bin'"),
+            ExitClass.STORAGE,
+        ),
+    ],
+)
+def test_data_that_could_not_be_read_is_proven_before_the_next_launch(
+    ending: Ending, kind: ExitClass
+) -> None:
+    exit_ = classify(ending)
+    assert exit_.kind is kind
+    assert after_exit(exit_, progressed=True, fruitless=0, most_fruitless=3).prove_data
+
+
+def test_a_full_disk_casts_no_doubt_on_the_data() -> None:
+    full = classify(Ending(74, None, False, False, "StorageError: cannot write: No space left on device"))
+    assert not after_exit(full, progressed=True, fruitless=0, most_fruitless=3).prove_data
+
+
 LIMITS = limits_for(900.0)
 
 
