@@ -110,9 +110,9 @@ class Provisions:
             self.events.record("plan_grown", **words)
         self._rest_until = now + RESTS * (time.monotonic() - now)
 
-    def need(self, position: Position, skips: Sequence[Skip]) -> None:
+    def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> None:
         """Take down what training on from here reads of what is planned: it is proven before growth is."""
-        self.needed = self.planner.needed(position, skips)
+        self.needed = self.planner.needed(position, skips, upto=reach)
 
     def lacking(self, pin: DatasetPin) -> str:
         """What a launch would lack of what it needs, in words: nothing when all is on hot and proven.

@@ -35,7 +35,8 @@ class RunAccounts:
         self.run = context.layout.run(self.config.run)
         self.book, self.planner = book, planner
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
-        rate = before.get("windows_per_s")
+        rate, reach = before.get("windows_per_s"), before.get("reach")
+        self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
         self.pace = Pace(float(rate) if isinstance(rate, int | float) else None)
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
@@ -123,7 +124,7 @@ class RunAccounts:
         finished, wants = self.over(checkpoint), self.planner.wants
         rate = self.pace.windows_per_s
         newest = (checkpoint.path, checkpoint.step) if checkpoint else None
-        told = (history, newest, low_water, finished, () if finished else wants)
+        told = (history, newest, low_water, self.reach, finished, () if finished else wants)
         if self._told[:-1] == told and not _differs(self._told[-1], rate):
             return
         body = checkpoint.body if checkpoint else {"step": 0, "position": START.as_list(), "tokens": 0}
@@ -137,6 +138,7 @@ class RunAccounts:
             low_water=low_water,
             wants=() if finished else wants,
             windows_per_s=None if rate is None else round(rate, 3),
+            reach=self.reach,
         )
         write_record(self.run.consumed, books)
         self._told = (*told, rate)

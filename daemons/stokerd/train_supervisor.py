@@ -25,7 +25,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.names import new_id, utc_now
 from stoker.store.record import write_record
 from stoker.supervise.checkpoints import Checkpoint
-from stoker.supervise.exits import Exit, classify
+from stoker.supervise.exits import Exit, ExitClass, classify
 from stoker.supervise.launch import Launch, launch_body
 from stoker.supervise.launches import launched_body, note_launch
 from stoker.supervise.meters import Meters
@@ -37,6 +37,7 @@ from stokerd.checkpoint_desk import CheckpointDesk
 from stokerd.crew import Crew
 from stokerd.ground import Ground
 from stokerd.launch_watch import LaunchWatch
+from stokerd.parts import Parts
 from stokerd.provisions import Provisions
 from stokerd.repairs import SetLost
 from stokerd.request_desk import RequestDesk
@@ -88,6 +89,7 @@ class TrainSupervisor:
         self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan, run_id)
         self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
+        self.parts = Parts(context, self.planner, self.accounts.reach)
         self.rollbacks = RollbackDesk(context, self.turns, self.desk, self.book, self.planner)
         verbs = dict.fromkeys(rollback_desk.VERBS, self.rollbacks.consider)
         self.requests = RequestDesk(context, self.turns, verbs)
@@ -176,7 +178,9 @@ class TrainSupervisor:
         step, position = (checkpoint.step, checkpoint.position) if checkpoint else (0, START)
         mended = self.provisions.repairs.mended
         while True:
-            self.provisions.need(position, self.accounts.skips())
+            self.parts.look(position, self.accounts.skips())
+            self.accounts.reach = self.parts.reach
+            self.provisions.need(position, self.accounts.skips(), self.parts.reach)
             pin = self.keep_planned(step, position, checkpoint)
             if self.accounts.windows_left(checkpoint) >= self.train_config.global_batch:
                 lacking = self.provisions.lacking(pin) if pin is not None else "waiting for the dataset's pin"
@@ -215,9 +219,9 @@ class TrainSupervisor:
             self.book.check_pin(pin)
             outlook = self.accounts.outlook(step, position, self.accounts.steps(newest))
             self.provisions.keep_planned(pin, outlook)
-        self.planner.note_wants(
-            self.planner.needed(newest.position if newest else START, self.accounts.skips())
-        )
+        here, reach, skips = newest.position if newest else START, self.parts.reach, self.accounts.skips()
+        later = () if reach is None else self.planner.needed(reach, skips)
+        self.planner.note_wants(self.planner.needed(here, skips, upto=reach), later)
         self.accounts.keep(newest)
         return pin
 
@@ -228,11 +232,13 @@ class TrainSupervisor:
         pin = self.planner.pin()
         if pin is None:
             raise DataError(f"{self.layout.datasets} has no pin any more; start the stage-shard loop")
+        step, position = (checkpoint.step, checkpoint.position) if checkpoint else (0, START)
         launch = Launch(
             launch=new_id(),
             timeline=self.accounts.timelines().current,
             resume_from=checkpoint.path if checkpoint else None,
-            resume_step=checkpoint.step if checkpoint else 0,
+            resume_step=step,
+            until=self.parts.until(step, position, self.accounts.skips()),
             notify_socket=self.context.runtime.notify_socket(self.train_config.run),
         )
         self.book.launching()
@@ -241,7 +247,9 @@ class TrainSupervisor:
         line = launched_body(body, resume_step=launch.resume_step, time=utc_now())
         if damage := note_launch(self.run.launches, line):
             self.events.record("launch_log_damaged", "warning", message=damage[0])
-        self.events.record("trainer_launched", launch=launch.launch, resume_step=launch.resume_step)
+        words: dict[str, Any] = {"launch": launch.launch, "resume_step": launch.resume_step}
+        words |= {} if launch.until is None else {"until": launch.until}
+        self.events.record("trainer_launched", **words)
         self.turns.doing = "training"
         self.watch = LaunchWatch(self.context, self.turns, launch)
         self.provisions.needed = {}  # proven now; what leaves and comes back is no trouble to who has it open
@@ -307,6 +315,8 @@ class TrainSupervisor:
             return self.fail(following.exit_code, following.reason)
         if progressed:
             self.backoff.reset()
+        if last.kind is ExitClass.FINISHED and self.watch.launch.until is not None:
+            return None  # a part of the plan is done; the next one
         if following.prove_data:  # and a launch waits until they are
             self.provisions.doubt(checkpoint.position if checkpoint else START, self.accounts.skips())
         self.turns.pause(self.backoff.next(), f"the trainer ended ({following.reason}); starting")

@@ -19,6 +19,7 @@ from stoker.plan.residency import (
     low_water,
     next_use,
     planned,
+    reach_from,
     reaching,
     to_evict,
     to_hydrate,
@@ -258,3 +259,40 @@ def test_an_entry_is_due_when_the_windows_before_it_are_used_up() -> None:
     skipped = [(Position(0, 5), Position(1, 5))]
     assert due_s(three, Position(0, 4), 2, 2.0, skipped) == pytest.approx(3.0)
     assert due_s(plan_of(), START, 0, 2.0) == 0.0
+
+
+PARTS = plan_of(*(segment(n, 10, sets=[fake_set(f"part-{n}")]) for n in range(6)))
+
+
+@pytest.mark.parametrize(
+    ("position", "hot", "least", "reach"),
+    [
+        (START, "012345", 5, None),  # nothing lacks: as far as the plan goes
+        (START, "0", 5, Position(1, 0)),  # the first is enough
+        (START, "", 5, Position(1, 0)),  # what is needed at least, though it has to come back first
+        (START, "012", 5, Position(3, 0)),  # and on while all is there
+        (START, "0123", 15, Position(4, 0)),
+        (START, "1234", 5, Position(1, 0)),  # what lies behind a gap does not count
+        (START, "02345", 15, Position(2, 0)),
+        (Position(1, 6), "1", 5, Position(3, 0)),  # four windows of it are left: the next is needed too
+        (Position(4, 0), "4", 99, None),  # the whole rest is needed
+    ],
+)
+def test_where_hot_cannot_hold_the_plan_a_launch_reaches_as_far_as_it_does(
+    position: Position, hot: str, least: int, reach: Position | None
+) -> None:
+    found = reach_from(PARTS, position, lambda one: str(one.n) in hot, least_windows=least)
+    assert found == reach
+
+
+def test_what_is_skipped_does_not_count_for_a_launchs_reach() -> None:
+    skip = (Position(0, 0), Position(1, 8))
+    found = reach_from(PARTS, START, lambda one: False, least_windows=5, skips=[skip])
+    assert found == Position(3, 0)
+
+
+def test_planned_sets_beyond_a_runs_reach_may_leave() -> None:
+    run = Holdings("main", PARTS, Position(1, 3), reach=Position(3, 0))
+    assert planned([run]) == {fake_set(f"part-{n}")[0] for n in (1, 2)}
+    uses = next_use([run], [])
+    assert uses[fake_set("part-5")[0]] > uses[fake_set("part-3")[0]], "it is still known when each is due"

@@ -1,6 +1,7 @@
 """consumed.json: what a run has trained on, and what of the hot disk it holds on to. The supervisor's word.
 
-The evictor goes by it: nothing at or beyond `low_water` in the plan, and nothing in `wants`, leaves hot.
+The evictor goes by it: nothing from `low_water` on to `reach` in the plan leaves hot; what is in `wants` does
+only for a more urgent want.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Holdings:
 
     `low_water` is the least position any checkpoint of its resume horizon stands at; `wants` are keys (64
     hex) of sets that coming entries will name or a resume will read, most urgent first; a finished run holds
-    nothing. `windows_per_s` is the measured rate, None before it is known.
+    nothing. `reach` is where the run will stop before it goes on, where hot cannot hold all that is planned;
+    None: it may train on to the plan's end. `windows_per_s` is the measured rate, None before it is known.
     """
 
     run: str
@@ -30,6 +32,7 @@ class Holdings:
     wants: tuple[str, ...] = ()
     finished: bool = False
     windows_per_s: float | None = None
+    reach: Position | None = None
 
 
 def consumed_body(
@@ -42,6 +45,7 @@ def consumed_body(
     wants: tuple[str, ...],
     finished: str | None,
     windows_per_s: float | None,
+    reach: Position | None = None,
 ) -> dict[str, Any]:
     """The record's body; `body` is the newest proven checkpoint.json, or says where the run begins."""
     return {
@@ -53,6 +57,7 @@ def consumed_body(
         "tokens": body["tokens"],
         **books,
         "low_water": low_water.as_list(),
+        "reach": None if reach is None else reach.as_list(),
         "wants": list(wants),
         "finished": finished,
         "windows_per_s": windows_per_s,
@@ -76,7 +81,7 @@ def _holdings(layout: StateLayout, name: str) -> Holdings:
     plan = read_plan(run.plan)
     try:
         body = read_record(run.consumed)
-        rate = body.get("windows_per_s")
+        rate, reach = body.get("windows_per_s"), body.get("reach")
         return Holdings(
             name,
             plan,
@@ -84,6 +89,7 @@ def _holdings(layout: StateLayout, name: str) -> Holdings:
             tuple(str(key) for key in body["wants"]),
             body.get("finished") is not None,
             None if rate is None else float(rate),
+            None if reach is None else Position.parse(reach),
         )
     except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
         return Holdings(name, plan)

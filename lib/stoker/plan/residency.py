@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -49,12 +49,41 @@ def reaching(plan: Plan, position: Position) -> Iterator[Segment]:
     )
 
 
+def reach_from(
+    plan: Plan,
+    position: Position,
+    is_hot: Callable[[Segment], bool],
+    *,
+    least_windows: int,
+    skips: Sequence[Skip] = (),
+) -> Position | None:
+    """How far a run may train from a position where hot cannot hold all that is planned: to the end of the
+    segments that give `least_windows`, and on as long as all are on hot. None: to the plan's end."""
+    left, all_hot = left_after(plan, position, skips), True
+    for segment in reaching(plan, position):
+        begins = Position(segment.n, 0)
+        before = left - left_after(plan, begins if segment.n > position.entry else position, skips)
+        hot = is_hot(segment)
+        if before >= least_windows and not (all_hot and hot):
+            return begins
+        all_hot = all_hot and hot
+    return None
+
+
 def planned(holdings: Iterable[Holdings]) -> frozenset[str]:
-    """Keys of the sets that planned entries of unfinished runs name beyond their low-water marks.
+    """Keys of the sets that planned entries of unfinished runs name from their low-water marks on to where
+    they reach.
 
     Where the plan has lost the place of the mark, which the next start restores, all it names counts.
     """
-    return frozenset(key for run in holdings if not run.finished for key, _ in _planned(run))
+    return frozenset(
+        key
+        for run in holdings
+        if not run.finished
+        for segment in _planned(run)
+        if run.reach is None or segment.n < run.reach.entry
+        for key, _ in segment.sets
+    )
 
 
 def held(holdings: Iterable[Holdings]) -> frozenset[str]:
@@ -224,17 +253,16 @@ def _why_it_stays(one: ShardSet, kept: Collection[str], wants: Collection[str]) 
     return "wanted next" if one.key in wants else "kept by the floors"
 
 
-def _planned(run: Holdings) -> Iterator[tuple[str, str]]:
+def _planned(run: Holdings) -> Iterator[Segment]:
     try:
-        segments = reaching(run.plan, run.low_water)
+        return reaching(run.plan, run.low_water)
     except DataError:
-        segments = iter(run.plan.segments)
-    return (pair for segment in segments for pair in segment.sets)
+        return iter(run.plan.segments)
 
 
 def _uses(run: Holdings, listing_keys: Sequence[str]) -> Iterator[str]:
     yield from run.wants
-    yield from (key for key, _ in _planned(run))
+    yield from (key for segment in _planned(run) for key, _ in segment.sets)
     if run.plan.ended:
         return
     segments = run.plan.segments

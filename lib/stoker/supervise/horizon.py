@@ -58,6 +58,7 @@ def consumed(
     low_water: Position = START,
     wants: tuple[str, ...] = (),
     windows_per_s: float | None = None,
+    reach: Position | None = None,
 ) -> dict[str, Any]:
     """consumed.json at a proven checkpoint: what of the plan is trained on, and what never will be."""
     account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
@@ -75,6 +76,7 @@ def consumed(
         wants=wants,
         finished=finished,
         windows_per_s=windows_per_s,
+        reach=reach,
     )
 
 

@@ -27,12 +27,13 @@ from stoker.plan.log import Entry, Plan, PlanWriter, Segment, read_plan
 from stoker.plan.packed import SetPair
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.plan.reconciliation import restore
-from stoker.plan.residency import reaching
+from stoker.plan.residency import reach_from, reaching
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged
 from stoker.supervise.gates import DataInView
 
 SETTLED_NS = 1_000_000_000  # a folder's time stamp stands still for some milliseconds while it changes
+MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
 RETRY_S = 60.0  # before a set that could not be proven is read once more
 
 
@@ -159,12 +160,29 @@ class Planner:
         return key in self._hot
 
     def needed(
-        self, position: Position, skips: Sequence[Skip] = (), segments: int | None = None
+        self,
+        position: Position,
+        skips: Sequence[Skip] = (),
+        segments: int | None = None,
+        upto: Position | None = None,
     ) -> dict[str, str]:
         """The sets, key to manifest sha256, that training on from a position reads of what is planned, or
-        of the next so many segments."""
-        read = (one for one in reaching(self.plan, position) if _is_read(self.plan, one, position, skips))
+        of the next so many segments, or of those before the entry that `upto` begins."""
+        read = (
+            one
+            for one in reaching(self.plan, position)
+            if (upto is None or one.n < upto.entry) and _is_read(self.plan, one, position, skips)
+        )
         return dict(pair for segment in islice(read, segments) for pair in segment.sets)
+
+    def reach(self, position: Position, skips: Sequence[Skip], least_windows: int) -> Position | None:
+        """How far a launch may go by what is on hot; see plan.residency.reach_from."""
+
+        def is_hot(segment: Segment) -> bool:
+            read = _is_read(self.plan, segment, position, skips)
+            return not read or all(key in self._hot for key, _ in segment.sets)
+
+        return reach_from(self.plan, position, is_hot, least_windows=least_windows, skips=skips)
 
     def cold(self, needed: Iterable[str]) -> list[str]:
         """Those that are not on hot to stay, looked at where no evictor can be deciding about them."""
@@ -187,10 +205,12 @@ class Planner:
             self._proven.pop(key, None)
             self._refused.pop(key, None)
 
-    def note_wants(self, needed: Iterable[str]) -> None:
-        """Take down what is needed hot: what is not there now comes first."""
+    def note_wants(self, needed: Iterable[str], later: Iterable[str] = ()) -> None:
+        """Take down what is needed hot: what is not there now comes first, then what is planned for later."""
         cold = [key for key in needed if key not in self._hot]
-        self.wants = tuple(dict.fromkeys((*cold, *(key for key, _ in self._named))))
+        self.wants = tuple(
+            dict.fromkeys((*cold, *islice(later, MOST_LATER), *(key for key, _ in self._named)))
+        )
 
     def sources(self) -> list[Source]:
         """Every source record as it is now."""
