@@ -36,8 +36,8 @@ class Parts:
             self.reach = None
         elif self.reach is not None or now - self._since >= STALL_S:
             in_parts = self.reach is not None
-            least = AHEAD_BATCHES * self.batch
-            self.reach = self.planner.reach(position, skips, least)
+            still = now - self._since >= 2 * STALL_S  # not even the few batches a launch is worth fit
+            self.reach = self.planner.reach(position, skips, (1 if still else AHEAD_BATCHES) * self.batch)
             if not in_parts and self.reach is not None:
                 advice = "hot does not hold all that is planned from here; it is trained on in parts"
                 self.events.record("plan_in_parts", "warning", cold_sets=cold, message=advice)

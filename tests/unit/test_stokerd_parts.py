@@ -25,21 +25,20 @@ PLAN = plan_of(*(segment(n, WINDOWS, sets=[fake_set(str(n))]) for n in range(3))
 class Hot:
     """A planner whose sets are on hot by their segments' numbers; and a clock."""
 
-    plan = PLAN
-
     def __init__(self) -> None:
+        self.plan = PLAN
         self.there: set[int] = set()
         self.now = 100.0
         self.told: list[str] = []
 
     def needed(self, position: Position, skips: Any) -> list[int]:
-        return [one.n for one in PLAN.segments]
+        return [one.n for one in self.plan.segments]
 
     def cold(self, needed: list[int]) -> list[int]:
         return [n for n in needed if n not in self.there]
 
     def reach(self, position: Position, skips: Any, least: int) -> Position | None:
-        return reach_from(PLAN, position, lambda one: one.n in self.there, least_windows=least)
+        return reach_from(self.plan, position, lambda one: one.n in self.there, least_windows=least)
 
 
 @pytest.fixture
@@ -77,6 +76,16 @@ def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none
     one.look(START, ())
     assert one.reach is None
     assert hot.told == ["plan_in_parts"]
+
+
+def test_where_not_even_a_few_batches_fit_a_launch_makes_one(hot: Hot) -> None:
+    small = plan_of(*(segment(n, BATCH, sets=[fake_set(str(n))]) for n in range(AHEAD_BATCHES + 2)))
+    hot.plan = small
+    one = over(hot)
+    for waited, reach in ((0.0, None), (STALL_S, Position(AHEAD_BATCHES, 0)), (STALL_S, Position(1, 0))):
+        hot.now += waited
+        one.look(START, ())
+        assert one.reach == reach
 
 
 def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Any) -> None:
