@@ -189,6 +189,7 @@ def test_a_set_that_is_lost_or_wrong_on_hot_comes_back_from_warm(copied: Copied,
     assert data.sets() == sets
     assert data.sources() == {source.path: source for source in (one, two, three)}
     assert [reason["reason"] for reason in data.reasons().values()] == ["set_invalid"]
+    assert not data.events("stage_shard", "source_renewed")
 
 
 def test_sets_whose_records_are_lost_are_taken_from_warm_as_they_are(copied: Copied, tmp_path: Path) -> None:
