@@ -140,7 +140,9 @@ class Provisions:
         ended = self.turns.errand("prove", SETS, PROOF_WORKER, self._proof_task(sets), quiet_s=PROOF_QUIET_S)
         found = list(self._verdicts(sets, ended))
         for key, path, why in found:
-            if why.startswith("invalid"):
+            if not why:
+                self.repairs.whole(key)
+            elif why.startswith("invalid"):
                 self.repairs.report(key, path, why)
         return [f"{path}: {why}" for _, path, why in found if why]
 
