@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +143,11 @@ class Training:
     def _micro_batches(self, batch: Batch) -> list[Tensor]:
         """A batch as windows (b, seq_len + 1) that go through the model together."""
         groups = (torch.from_numpy(group).to(self.compute.device) for group in batch.groups)
-        return [part for group in groups for part in torch.split(group, self._micro_batch(group.shape[1] - 1))]
+        return [part for group in groups for part in self._split(group)]
+
+    def _split(self, group: Tensor) -> Sequence[Tensor]:
+        """Windows (b, seq_len + 1) of one length as micro-batches."""
+        return torch.split(group, self._micro_batch(group.shape[1] - 1))
 
     def _micro_batch(self, seq_len: int) -> int:
         """Windows of that length in a forward pass; by the length alone, so that a step stays the same."""
