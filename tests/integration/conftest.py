@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from support.training import TrainPipeline, make_shard_sets, make_training
-from support.warm_ground import Ground
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +24,3 @@ def finished(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     return run
-
-
-@pytest.fixture(scope="session")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """Sets on hot and warm, and a run over them that was left in peace. Tests work on copies."""
-    return Ground(tmp_path_factory.mktemp("ground"))

@@ -196,8 +196,8 @@ class TinyDiskScenario(SmallDiskScenario):
     longest_s = 8.0
     limit_s = 300.0
     pause_s = 5.0
-    rollbacks = (0.6,)
-    shrinks = (0.4,)
+    rollbacks = (0.4,)
+    shrinks = (0.6,)
 
 
 class SiegeJob(Job):
