@@ -5,7 +5,7 @@ Nothing here uses the arithmetic of positions, skips or residency that the world
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position, books
@@ -22,20 +22,35 @@ def windows_before(plan: Plan, position: Position) -> int:
     return before + position.offset
 
 
-def needed_keys(run: Run, position: Position) -> set[str]:
-    """Sets of segments with windows at or behind a position."""
-    start, end, found = windows_before(run.plan, position), 0, set()
+def keys_between(run: Run, windows: int, upto: Position | None) -> set[str]:
+    """Sets of segments with windows beyond so many, of entries before the one that `upto` begins."""
+    end, found = 0, set()
     for entry in run.plan.segments:
         end += entry.windows
-        if end > start:
+        if entry.windows and end > windows and (upto is None or entry.n < upto.entry):
             found |= {key for key, _ in entry.sets}
     return found
 
 
-def marked(run: Run) -> int:
-    """Windows before the low-water mark."""
+def needed_keys(run: Run, position: Position) -> set[str]:
+    """Sets that a trainer at a position reads as far as its launch goes."""
+    return keys_between(run, windows_before(run.plan, position), run.reach)
+
+
+def kept_keys(run: Run) -> set[str]:
+    """Sets that must not leave: of segments from the low-water mark on to where a launch goes."""
     marks = [windows_before(run.plan, one.position) for one in run.checkpoints[-run.keep_last :]]
-    return min(marks, default=0)
+    return keys_between(run, min(marks, default=0), run.reach)
+
+
+def least_keys(run: Run) -> set[str]:
+    """Sets without which the run cannot go on: from its low-water mark on to where a batch is full."""
+    begin = windows_before(run.plan, run.committed.position)
+    ahead = [window for window in windows_in_order(run.plan)[begin:] if window not in run.skipped]
+    batch = ahead[: run.policy.global_batch]
+    enough = len(batch) == run.policy.global_batch
+    marks = [windows_before(run.plan, one.position) for one in run.checkpoints[-run.keep_last :]]
+    return keys_between(run, min(marks, default=0), Position(batch[-1][0] + 1, 0) if enough else None)
 
 
 def check_history(run: Run) -> None:
@@ -120,7 +135,7 @@ def check_needs_are_told(world: World, run: Run) -> None:
     """What a resume reads is on hot, or on its way there: asked for, leaving first, or being rebuilt."""
     if run.finished:
         return
-    for key in needed_keys(run, run.committed.position):
+    for key in keys_between(run, windows_before(run.plan, run.committed.position), None):
         source = world.source(key)
         coming = key in run.wants or key in world.hydrating
         assert source.hot or source.state == "pending" or coming, "nobody asks for a set that is needed"
@@ -141,7 +156,7 @@ def check_evicted(world: World, keys: list[str]) -> None:
     """What was chosen to leave may leave: proven on warm, planned by nobody, within the floors."""
     chosen = [world.source(key) for key in keys]
     assert all(source.hot and source.warm for source in chosen)
-    kept = {key for run in world.runs if not run.finished for key in _kept(run)}
+    kept = {key for run in world.runs if not run.finished for key in kept_keys(run)}
     assert not kept & set(keys), "a planned set leaves hot"
     hot = [source for source in world.sources if source.hot]
     if chosen:
@@ -155,14 +170,14 @@ def check_evicted(world: World, keys: list[str]) -> None:
         assert lacking, "a wanted set leaves though none is missing"
 
 
-def evictable(world: World, urgent: Collection[str] | None = None) -> list[WorldSource]:
-    """Sets that may leave by the letter of the rule: neither planned nor wanted, and the floors hold.
-
-    With `urgent` only these keys count as wanted.
-    """
+def evictable(
+    world: World,
+    wanted: Callable[[Run], Collection[str]] = lambda run: run.wants,
+    kept: Callable[[Run], Collection[str]] = kept_keys,
+) -> list[WorldSource]:
+    """Sets that may leave by the letter of the rule: neither planned nor wanted, and the floors hold."""
     going = [run for run in world.runs if not run.finished]
-    wanted = {key for run in going for key in run.wants} if urgent is None else set(urgent)
-    kept = wanted | {key for run in going for key in _kept(run)}
+    stay = {key for run in going for key in (*wanted(run), *kept(run))}
     hot = [source for source in world.sources if source.hot]
     tokens = sum(source.tokens for source in hot) - world.floors.min_active_tokens
     if len(hot) <= world.floors.keep_hot_sets:
@@ -170,15 +185,5 @@ def evictable(world: World, urgent: Collection[str] | None = None) -> list[World
     return [
         source
         for source in hot
-        if source.warm and source.key not in kept and (source.tokens == 0 or source.tokens <= tokens)
+        if source.warm and source.key not in stay and (source.tokens == 0 or source.tokens <= tokens)
     ]
-
-
-def _kept(run: Run) -> set[str]:
-    """Sets of segments with windows at or behind the run's low-water mark."""
-    start, end, found = marked(run), 0, set()
-    for entry in run.plan.segments:
-        end += entry.windows
-        if end > start:
-            found |= {key for key, _ in entry.sets}
-    return found

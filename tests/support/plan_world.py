@@ -77,7 +77,7 @@ class Checkpoint:
 
 @dataclass
 class Run:
-    """A run as its supervisor has it; `low_water`, `wants` and `finished` are what consumed.json says."""
+    """A run as its supervisor has it, from `low_water` on as consumed.json says."""
 
     name: str
     policy: GrowthPolicy
@@ -91,7 +91,9 @@ class Run:
     skipped: set[Window] = field(default_factory=set)
     running: bool = False
     waiting: dict[str, float] = field(default_factory=dict)
+    until: int | None = None  # the launch's last step, where it reads but a part of the plan
     low_water: Position = START
+    reach: Position | None = None
     wants: tuple[str, ...] = ()
     finished: str | None = None
 
@@ -106,7 +108,8 @@ class Run:
 
     @property
     def holdings(self) -> Holdings:
-        return Holdings(self.name, self.plan, self.low_water, self.wants, self.finished is not None)
+        over = self.finished is not None
+        return Holdings(self.name, self.plan, self.low_water, self.wants, over, reach=self.reach)
 
     def append(self, entry: Entry) -> None:
         line = canonical_json({**entry.body(), "prev": self.plan.head})
@@ -201,7 +204,7 @@ class World:
     def rot(self, source: WorldSource) -> None:
         """A set on hot turns out damaged: trainers that read it die, and it is restored."""
         for run in self.runs:
-            if run.running and source.key in self.keys_from(run, run.position):
+            if run.running and source.key in self.keys_from(run, run.position, run.reach):
                 self.crash(run)
         if source.warm:
             source.evicted, source.here = True, False
@@ -236,11 +239,14 @@ class World:
         )
 
     def tell_wants(self, run: Run) -> None:
-        """Write consumed.json: what is needed hot, most urgent first."""
-        needed = dict.fromkeys(self.keys_from(run, run.committed.position))
+        """Write consumed.json: how far a launch will go, and what is needed hot, most urgent first."""
+        if not run.running:
+            run.reach = self._reach(run)
+        needed = dict.fromkeys(self.keys_from(run, run.committed.position, run.reach))
         cold = [key for key in needed if not self.source(key).hot]
+        later = [] if run.reach is None else self.keys_from(run, run.reach)
         named = [key for key, _ in self.decide(run, hopeful=True).sets]
-        run.wants = () if run.finished else tuple(dict.fromkeys((*cold, *named)))
+        run.wants = () if run.finished else tuple(dict.fromkeys((*cold, *later, *named)))
 
     def grow(self, run: Run) -> tuple[Entry, ...]:
         """Append what may be named now."""
@@ -252,16 +258,22 @@ class World:
 
     def launch(self, run: Run) -> bool:
         """Start the trainer if all that it will read is on hot."""
-        if not all(self.source(key).hot for key in self.keys_from(run, run.committed.position)):
+        begin, passed_over = run.committed, skips(run.timelines)
+        if not all(self.source(key).hot for key in self.keys_from(run, begin.position, run.reach)):
             return False
-        run.running = True
+        run.running, run.until = True, None
+        if run.reach is not None:
+            windows = left_after(run.plan, begin.position, passed_over)
+            windows -= left_after(run.plan, run.reach, passed_over)
+            run.until = begin.step + windows // run.policy.global_batch
         return True
 
     def train(self, run: Run, steps: int) -> int:
         """Make up to so many steps; returns how many there was data for."""
         passed_over = skips(run.timelines)
+        last = run.steps if run.until is None else min(run.steps, run.until)
         for made in range(steps):
-            if len(run.history) >= run.steps:
+            if len(run.history) >= last:
                 return made
             pieces = take(run.plan, run.position, run.policy.global_batch, passed_over)
             if pieces is None:
@@ -275,8 +287,10 @@ class World:
         if run.committed.step < len(run.history):
             run.checkpoints.append(Checkpoint(len(run.history), run.position, run.plan))
         self._account(run)
+        if run.finished or len(run.history) == run.until:
+            run.running = False
         if run.finished:
-            run.running, run.wants = False, ()
+            run.wants = ()
 
     def crash(self, run: Run) -> None:
         """The trainer dies: all after the newest checkpoint is lost; the plan is compared with its copy."""
@@ -343,9 +357,19 @@ class World:
         leaving = sum(source.bytes for source in self.sources if source.evicting)
         return room(self.disk(), self.claims()) + leaving
 
-    def keys_from(self, run: Run, position: Position) -> list[str]:
+    def keys_from(self, run: Run, position: Position, upto: Position | None = None) -> list[str]:
         segments = residency.reaching(run.plan, position)
-        return [key for segment in segments for key, _ in segment.sets]
+        return [key for one in segments if upto is None or one.n < upto.entry for key, _ in one.sets]
+
+    def _reach(self, run: Run) -> Position | None:
+        """How far a launch goes by what is on hot: at least a batch, which is what it takes to go on."""
+        return residency.reach_from(
+            run.plan,
+            run.committed.position,
+            lambda segment: all(self.source(key).hot for key, _ in segment.sets),
+            least_windows=run.policy.global_batch,
+            skips=skips(run.timelines),
+        )
 
     def _to_hydrate(self) -> tuple[list[str], int]:
         return residency.to_hydrate(

@@ -113,6 +113,7 @@ def test_reaching_passes_over_entries_without_windows() -> None:
     assert [entry.n for entry in reaching(mixed, Position(0, 4))] == [2]
     assert list(reaching(mixed, Position(3, 0))) == []
     assert list(reaching(plan_of(), START)) == []
+    assert [entry.n for entry in reaching(plan_of(segment(0, 0), segment(1, 4), segment(2, 0)), START)] == [1]
 
 
 def test_the_next_use_goes_by_wants_then_the_plan_then_this_epoch_and_the_next() -> None:

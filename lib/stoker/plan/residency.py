@@ -40,12 +40,15 @@ class Floors:
 
 
 def reaching(plan: Plan, position: Position) -> Iterator[Segment]:
-    """Planned segments with windows beyond a position, in order; DataError when it is not in the plan."""
+    """Planned segments with windows beyond a position, in order; DataError when it is not in the plan.
+
+    A segment too small for a window is not among them: nobody ever reads it.
+    """
     begun = linear(plan, position)
     return (
         entry
         for entry in plan.entries[position.entry :]
-        if isinstance(entry, Segment) and plan.starts[entry.n + 1] > begun
+        if isinstance(entry, Segment) and entry.windows and plan.starts[entry.n + 1] > begun
     )
 
 
