@@ -185,9 +185,9 @@ class DiskSpace:
         return yard.disk if yard.known and yard.measured else None
 
     def tell_waiting(self, *, staging: list[Source], building: list[Source], cold: int, stuck: bool) -> None:
-        """Say once, with the numbers, what waits for room on hot.
+        """Say once, with the numbers, what waits for room on hot: at once if `stuck`, else after a while.
 
-        `cold` are bytes of sets to be brought back; `stuck`: nothing goes on that may make room.
+        `cold` are bytes of sets to be brought back.
         """
         disk = self._known(self._hot)
         if disk is None:
@@ -215,7 +215,7 @@ class DiskSpace:
                 "claimed_bytes": claimed,
             }
             reason = f"{self.short}; free some space: it goes on by itself"
-            self._told.trouble("disk_short", place="hot", reason=reason, **figures)
+            self._told.trouble("disk_short", repeat=False, place="hot", reason=reason, **figures)
 
     def tell_warm_full(self, waiting: list[Source]) -> None:
         """Say that warm has no room for the copy that is waited for."""

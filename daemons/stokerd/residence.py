@@ -22,7 +22,7 @@ from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, held, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
 from stokerd.crew import Patience
-from stokerd.disk_space import DiskSpace
+from stokerd.disk_space import TOLD_AFTER_S, DiskSpace
 from stokerd.pinning import Pinning
 from stokerd.source_book import SourceBook
 from stokerd.told import Told
@@ -63,6 +63,7 @@ class Residence:
     _seen: object = None
     _again_at: float = 0.0
     _tried: int = -1
+    _blocked_since: float = 0.0
 
     def watch(self) -> None:
         """Wake up when a run's needs change, a new run's too."""
@@ -162,9 +163,12 @@ class Residence:
         return [paths[key] for key in keys]
 
     def tell_too_small(self) -> None:
-        """Say what to change when what the runs hold leaves no room for what they want next."""
+        """Say what to change when what the runs hold long leaves no room for what they want next."""
         wanted = self.wants.cold_bytes
+        now = time.monotonic()
         if not self.wants.blocked or not self.why:
+            self._blocked_since = now
+        if now - self._blocked_since < TOLD_AFTER_S:
             return
         holding = held(self.holdings)
         held_bytes = sum(one.bytes for one in self._sets()[0] if one.hot and one.key in holding)
@@ -175,6 +179,11 @@ class Residence:
             "lower plan.segment_tokens or train.checkpoint.keep_last, or give hot more room"
         )
         self.told.trouble("hot_too_small", level="error", reason=reason, **figures)
+
+    @property
+    def consumed(self) -> bool:
+        """Whether some run goes on, which gives room by and by."""
+        return any(run.plan.windows and not run.finished for run in self.holdings)
 
     @property
     def tried(self) -> bool:

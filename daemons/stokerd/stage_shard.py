@@ -295,11 +295,10 @@ class StageShard:
         stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
         if stuck and building and self.yard.measured:
             self.actions.unstage(building[0])
-        cold = cold if self.residence.wants.blocked else 0
+        cold, stuck = cold if self.residence.wants.blocked else 0, stuck and not self.residence.consumed
         self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
         self.space.tell_warm_full(unsynced(sources)[:1])
-        if stuck:
-            self.residence.tell_too_small()
+        self.residence.tell_too_small()
 
     def tell_changed(self) -> None:
         """Say once of each file that it changed after its set was proven: the set stays what it is."""

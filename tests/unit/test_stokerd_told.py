@@ -1,0 +1,41 @@
+"""A trouble that lasts is said once or now and then, and its end only if it was said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import stokerd.told
+from stokerd.told import Told
+
+
+class Heard:
+    """Stands in for the events."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def record(self, event: str, level: str = "info", **_: Any) -> None:
+        self.words.append(event)
+
+
+def test_it_is_told_once_a_while_and_a_new_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(stokerd.told.time, "monotonic", lambda: clock[0])
+    heard = Heard()
+    told = Told(heard, repeat_s=10.0)  # type: ignore[arg-type]
+    for clock[0] in (100.0, 105.0, 111.0):
+        told.trouble("away")
+        told.trouble("short", repeat=False)
+    told.trouble("away", "other")
+    assert heard.words == ["away", "short", "away", "away"]
+    told.over("short", tell="enough")
+    told.over("short", tell="enough")
+    told.over("never", tell="nothing")
+    told.trouble("short", repeat=False)
+    assert heard.words[4:] == ["enough", "short"]
+    told.over("short", tell="enough")
+    told.trouble("short", repeat=False)  # too soon to be news
+    told.over("short", tell="enough")
+    assert heard.words[6:] == ["enough"]
