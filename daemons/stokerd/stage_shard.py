@@ -272,8 +272,8 @@ class StageShard:
         self.pinning.keep_listing(self.view.listing, self.book.sources)
 
     def takes_a_step(self) -> bool:
-        """Begin the moves that may begin, then do what the schedule says; False when there is nothing."""
-        now = time.monotonic()
+        """Begin the moves that may begin, then do what the schedule says; False when that changed nothing."""
+        now, before = time.monotonic(), (self.book.changes, self.crew.busy)
         moves = decide_moves(self.view.situation(), self.view.shelves(), now)
         for move in moves:
             self.moves.do(move)
@@ -282,7 +282,7 @@ class StageShard:
         actions = decide(self.view.situation(), now)
         for action in actions:
             self.actions.do(action, self.view.receipts.get(action.path))
-        return bool(moves or actions)
+        return (self.book.changes, self.crew.busy) != before
 
     def make_room(self) -> None:
         """Have sets leave hot for what waits for room, and say so where none can."""
