@@ -14,7 +14,7 @@ import pytest
 from support.mounts import WHY_NOT, apart
 
 TESTS = Path(__file__).parent.parent
-KILLS, LIMIT_S = 5, 400
+KILLS, LIMIT_S = 5, 600
 
 
 @pytest.mark.root

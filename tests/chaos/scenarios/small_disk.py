@@ -143,6 +143,8 @@ class SmallDiskScenario(Scenario):
         assert figures["windows"] == audit["plan"]["windows"]
         self.check_hot()
         assert self.watch.most_trainers == 1
+        ends = {event["exit_class"] for event in self.training.events("trainer_exited")}
+        assert "bad_data" not in ends, "a set was taken away while it was needed"
         outcomes = [read_outcome(data.pipeline.layout, asked) for asked in self.asked]
         assert all(outcome and "refused" not in outcome for outcome in outcomes), outcomes
         assert not (found := leftovers(data)), found
