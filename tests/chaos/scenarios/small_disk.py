@@ -31,6 +31,7 @@ from support.waiting import wait_until
 
 # A short-lived victim is waited for so long; then the next worker is taken for it.
 PATIENCE_S = 6.0
+FEW = 4  # kills without rollbacks and the like among them
 # Who is killed inside a call, in turn: daemons are started under strace, to workers it is attached.
 TRACED = (
     *("stage_shard", "move", "train_supervisor", "move", "mirror"),
@@ -85,8 +86,8 @@ class SmallDiskScenario(Scenario):
         return job
 
     def at(self, shares: tuple[float, ...]) -> list[int]:
-        """Before which strikes: `shares` of all of them."""
-        return [int(share * self.kills) for share in shares]
+        """Before which strikes: `shares` of all of them, unless they are too few."""
+        return [int(share * self.kills) for share in shares] if self.kills >= FEW else []
 
     def await_progress(self, share: float) -> None:
         """Wait for the training that is due before this share of the strikes: a quarter falls before any."""
