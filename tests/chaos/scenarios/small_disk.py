@@ -74,12 +74,14 @@ class SmallDiskScenario(Scenario):
         return make_small_disk(directory, self.sizes)
 
     def step(self, launch: Launch) -> Job:
+        self.shrink(False)  # or what is waited for now might find no room
         share = self._steps / max(1, self.kills)
         if self._steps < self.kills:
             self.await_progress(share)
         if self._steps in self.at(self.rollbacks):
             self.roll_back()
-        self.shrink(self._steps in self.at(self.shrinks))
+        if self._steps in self.at(self.shrinks):
+            self.shrink(True)
         self._steps += 1
         job = SiegeJob(self, launch)
         self._traced += launch.in_call is not None
