@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.arrivals import Desk, vanished, watch
-from stoker.corpus.folder import FileSeen
 from stoker.corpus.disks import HotSeen
+from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import parquet_name, reconcile_hot
