@@ -161,6 +161,15 @@ def test_rows_of_the_history_are_compared_and_no_others(tmp_path: Path) -> None:
     assert list(row_differences(*rows)) == []
 
 
+def test_a_held_out_loss_may_have_been_taken_on_either_side_of_a_fork(tmp_path: Path) -> None:
+    before = {"step": 0, "timeline": 0, "val_loss": 5.5}
+    recorded = write_rows(tmp_path / "a", [before, row(1, 2.5, 1)])
+    repeated = write_rows(tmp_path / "b", [{**before, "timeline": 1}, row(1, 2.5, 1)])
+    rows = [read_rows(path, ancestry(forked((0, 0))), 4) for path in (recorded, repeated)]
+    assert [key for each in rows for key in each] == [(0, False), (1, True)] * 2
+    assert list(row_differences(*rows)) == []
+
+
 def test_each_difference_of_the_rows_is_told_with_both_values(tmp_path: Path) -> None:
     held = {"step": 2, "timeline": 0, "val_loss": 3.0}
     recorded = write_rows(tmp_path / "a", [row(1), row(2, 2.0000000000000004), held, {**held, "step": 3}])

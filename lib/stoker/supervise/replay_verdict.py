@@ -88,7 +88,8 @@ def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) ->
 def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
     """What differs in the rows, by step. Held-out losses are compared where both have one.
 
-    When they are taken depends on how launches ended, which a replay does not repeat; what they are does not.
+    When they are taken, and on which side of a fork, depends on how launches ended, which a replay does not
+    repeat; what they are does not.
     """
     for key in sorted(recorded.keys() | repeated.keys()):
         step, trained = key
@@ -98,7 +99,7 @@ def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
                 yield f"step {step}: {missing} has no row"
             continue
         one, other = recorded[key], repeated[key]
-        for name in sorted((one.keys() | other.keys()) - TIMED):
+        for name in sorted((one.keys() | other.keys()) - (TIMED if trained else TIMED | {"timeline"})):
             if one.get(name) != other.get(name):
                 yield f"step {step}: {name} is {one.get(name)} in the record, {other.get(name)} in the replay"
 
