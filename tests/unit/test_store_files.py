@@ -57,6 +57,11 @@ def test_modes_are_the_ones_asked_for_whatever_the_umask(tmp_path: Path) -> None
     assert mode(tmp_path / "d" / "e") == 0o2770
 
 
+def test_a_file_system_that_takes_no_directories_is_a_storage_error() -> None:
+    with pytest.raises(StorageError, match="/proc/nothing"):
+        make_dir(Path("/proc/nothing/below"))
+
+
 def test_a_failed_write_leaves_the_old_content_and_no_temporary(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a", b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -70,8 +70,13 @@ def make_dir(path: Path, mode: int = DIR_MODE) -> None:
             if path.parent == path:
                 raise
             make_dir(path.parent, DIR_MODE)
-            make_dir(path, mode)  # not mkdir: another worker may have made it meanwhile
-            return
+            try:
+                os.mkdir(
+                    path, mode
+                )  # once: a file system that takes no directories, like /proc, says the same
+            except FileExistsError:  # another worker made it meanwhile
+                make_dir(path, mode)
+                return
         except FileExistsError:
             if not path.is_dir():
                 raise
