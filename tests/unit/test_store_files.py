@@ -57,8 +57,8 @@ def test_modes_are_the_ones_asked_for_whatever_the_umask(tmp_path: Path) -> None
     assert mode(tmp_path / "d" / "e") == 0o2770
 
 
-def test_a_file_system_that_takes_no_directories_is_a_storage_error() -> None:
-    with pytest.raises(StorageError, match="/proc/nothing"):
+def test_a_file_system_that_takes_no_directories_is_told_with_the_path() -> None:
+    with pytest.raises(FileNotFoundError, match="/proc/nothing"):
         make_dir(Path("/proc/nothing/below"))
 
 
