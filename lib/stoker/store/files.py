@@ -71,7 +71,7 @@ def make_dir(path: Path, mode: int = DIR_MODE) -> None:
                 raise
             make_dir(path.parent, DIR_MODE)
             try:
-                os.mkdir(path, mode)  # no third time: /proc, which takes no directories, says the same for ever
+                os.mkdir(path, mode)  # no third time: /proc, which takes none, says the same for ever
             except FileExistsError:  # another worker made it meanwhile
                 make_dir(path, mode)
                 return
