@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.kit.poll import readable
 from stoker.kit.process import ProcessId, children_tree, signal_process
 from support.waiting import LONG_S, wait_until
 
@@ -84,8 +84,8 @@ def start_daemon(
         os.close(writing)
     daemon = RunningDaemon(process, errors)
     try:
-        readable, _, _ = select.select([reading], [], [], timeout_s)
-        word = os.read(reading, 64) if readable else b""
+        said = readable(reading, timeout_s=timeout_s)
+        word = os.read(reading, 64) if said else b""
     finally:
         os.close(reading)
     if word != b"READY\n":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def test_data_claimed_before_it_is_durable_would_be_found(
 ) -> None:
     def forget(self: GrowingFile, *, close: bool) -> None:
         if close:
-            os.close(self.descriptor)
+            self.close()
 
     monkeypatch.setattr(GrowingFile, "make_durable", forget)
     with pytest.raises(CrashFound):

@@ -20,13 +20,13 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
 from types import FrameType
 from typing import Any
 
+from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper, set_death_signal
 from stoker.kit.process import ProcessId, children_tree, signal_process
 
@@ -155,7 +155,7 @@ class Guard:
         if self._kill_at is not None:
             left = self._kill_at - time.monotonic()
             timeout = KILLING_S if left <= 0 else min(STOPPING_S, left)
-        select.select([self._wake], [], [], timeout)
+        readable(self._wake, timeout_s=timeout)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake, 4096):
                 pass

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stoker.kit.lines import LineBuffer
+from stoker.kit.poll import readable
 from stoker.kit.worker_main import LINE_LIMIT, PARENT_VARIABLE
 
 STDERR_LINES, STDERR_LINE_BYTES = 40, 4096
@@ -225,7 +226,7 @@ class Worker:
         give_up = time.monotonic() + grace_s + KILL_WAIT_S
         while (ended := self.poll()) is None and (now := time.monotonic()) < give_up:
             due = give_up if self._kill_at is None or self._kill_at < now else self._kill_at
-            select.select([self._epoll], [], [], min(due - now, 0.5))
+            readable(self._epoll.fileno(), timeout_s=min(due - now, 0.5))
         return ended
 
     @property
@@ -244,7 +245,7 @@ class Worker:
             os.killpg(self.pid, signum)
 
     def _ended(self) -> bool:
-        return bool(select.select([self._pidfd], [], [], 0)[0])
+        return bool(readable(self._pidfd, timeout_s=0))
 
     def _reap(self) -> WorkerExit:
         self._signal_group(signal.SIGKILL)  # helpers it left behind in its group

@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from stoker.kit.lines import LineBuffer
+from stoker.kit.poll import readable
 from stoker.kit.prctl import set_death_signal
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
@@ -64,7 +64,7 @@ class Report:
         while not self._received:
             if self.stopping:
                 return None
-            ready, _, _ = select.select([0, self._wake_read], [], [], timeout_s)
+            ready = readable(0, self._wake_read, timeout_s=timeout_s)
             if 0 in ready:
                 data = os.read(0, 1 << 16)
                 self._received += self._lines.feed(data) if data else self._lines.finish()

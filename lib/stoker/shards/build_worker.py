@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,9 @@ def _build(task: BuildTask, report: Reporter) -> Published:
                 "restore it, or raise dataset.version to build anew"
             )
         build = Build(task, make_engine(task.engine, tokenizer))
-        build.run(report)
-        seal(build, report)
+        with closing(build.set):
+            build.run(report)
+            seal(build, report)
     return publish(task, report)
 
 

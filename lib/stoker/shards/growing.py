@@ -45,7 +45,13 @@ class GrowingFile:
         with storage_errors("sync", self.path):
             os.fdatasync(self.descriptor)
             if close:
-                os.close(self.descriptor)
+                self.close()
+
+    def close(self) -> None:
+        """Let go of the file; what is not durable yet may be lost."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _digest_kept(self) -> None:
         with opened(self.path, os.O_RDONLY) as descriptor:
@@ -135,6 +141,11 @@ class GrowingSet:
     def files(self) -> Iterable[GrowingFile]:
         """Every file of the set."""
         return (file for split in self.splits.values() for shard in split.files for file in shard)
+
+    def close(self) -> None:
+        """Let go of every file: a worker may build more than one set."""
+        for file in self.files:
+            file.close()
 
     def lengths(self) -> dict[str, int]:
         """Every file's length in bytes, as of now."""

@@ -1,0 +1,18 @@
+"""Waiting for descriptors whatever their number: select(2) knows none above 1,023.
+
+The guard imports this: standard library only, and none of its big modules.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+
+
+def readable(*descriptors: int, timeout_s: float | None = None) -> set[int]:
+    """Those that can be read or are at their end, after at most timeout_s seconds (None: for ever)."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    wait_ms = None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)
+    return {descriptor for descriptor, _ in poll.poll(wait_ms)}
