@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from stoker.corpus.receipts import Receipt
@@ -80,17 +81,19 @@ class SourceActions:
             case Release():
                 self._start("release", source, {"remove": [self._tasks.parquet(source)]})
 
-    def unstage(self, building: Source) -> None:
-        """Give back the room of one staged file, for a build that cannot end without it. It comes back later.
+    def unstage(self, first: Source, keep: Collection[str]) -> None:
+        """Give back the room of one staged file, which comes back later; a hard link gives none.
 
-        A hard link gives no room back.
+        For a build that cannot end without it, or for a file that the tokenizer waits for; `keep` are the
+        contents it is trained on.
         """
         sources = self._book.sources.values()
-        staged = [one for one in sources if one.state == "staged" and one is not building]
-        if staged and self._pinning.pin is not None and not self._outcomes.linked:
-            source = max(staged, key=lambda one: one.path)
+        staged = [one for one in sources if one.state == "staged" and one is not first]
+        spare = [one for one in staged if one.sha256 not in keep]
+        if spare and not self._outcomes.linked:
+            source = max(spare, key=lambda one: one.path)
             self._yard.discard(self._tasks.parquet(source))
-            self._book.renew(source, f"building {building.path} needs its room")
+            self._book.renew(source, f"{first.path} needs its room first")
 
     def key(self, source: Source) -> str:
         """The key of the source's set in the pinned build."""

@@ -293,8 +293,9 @@ class StageShard:
         needed = cold + sum(self.space.stage_needs(source) for source in staging)
         self.residence.make_room(needed, self.view.doing("hydrate"))
         stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
-        if stuck and building and self.yard.measured:
-            self.actions.unstage(building[0])
+        first = building or [source for source in staging if source.path in situation.wanted]
+        if stuck and first and self.yard.measured:
+            self.actions.unstage(first[0], self.tokenizer.contents)
         cold, stuck = cold if self.residence.wants.blocked else 0, stuck and not self.residence.consumed
         self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
         self.space.tell_warm_full(unsynced(sources)[:1])

@@ -39,6 +39,11 @@ class TokenizerDesk:
         self._pinning, self._tasks, self._book, self._outcomes = pinning, tasks, book, outcomes
         self.training: TrainingSet | None = None
 
+    @property
+    def contents(self) -> frozenset[str]:
+        """The contents on hot that the tokenizer is to be trained on."""
+        return frozenset(sha256 for _, sha256 in self.training.files) if self.training else frozenset()
+
     def choose(self, listing: Listing | None) -> frozenset[str]:
         """Choose the files to train on; returns the paths that are not readable yet."""
         self.training = self._pinning.training_set(listing, self._book.sources)

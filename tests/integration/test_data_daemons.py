@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stoker.corpus.reconcile import parquet_name
+from stoker.corpus.sources import Source, write_source
 from stoker.kit.lock import read_holder
 from stoker.kit.process import children_tree, signal_process
 from stoker.kit.worker import Worker
@@ -549,5 +551,41 @@ def test_a_full_hot_disk_pauses_the_work_which_goes_on_when_there_is_room(tmp_pa
         finally:
             assert daemon.stop() == 0
         assert not data.reasons()
+    finally:
+        subprocess.run(["umount", "-l", str(hot)], check=False)
+
+
+@pytest.mark.root
+def test_what_was_staged_too_early_makes_room_for_the_file_the_tokenizer_waits_for(tmp_path: Path) -> None:
+    """Before the listing is known any file is staged; on a disk that is nearly full nothing else went on."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a small tmpfs")
+    hot = tmp_path / "small"
+    hot.mkdir()
+    data = make_pipeline(tmp_path, hot=str(hot), stage__free_floor="0B")
+    early = write_fineweb(data.source / "001.parquet", 400, seed=2)
+    size = write_fineweb(data.source / "000.parquet", 400, seed=1).stat().st_size
+    room = 2.5 * early.stat().st_size + 40_960 + 0.9 * size  # the early one, its set, and not the other
+    options = f"size={int(room)}"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(hot)], check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        assert data.once("download_watchdog").returncode == 0
+        receipt = data.receipts()["001.parquet"]
+        assert receipt.sha256 is not None
+        source = Source("prose", "001.parquet", receipt.size, receipt.sha256)
+        place = data.pipeline.hot_layout.parquet / parquet_name(source)
+        place.parent.mkdir()
+        shutil.copyfile(early, place)
+        write_source(data.pipeline.layout, source.moved("staged"))
+        (hot / ".stoker-owner.lock").touch()  # or the records would speak of another disk
+        ended = data.once("stage_shard")
+        assert ended.returncode == 74, ended.stderr  # there is no room for both sets
+        renewed = data.events("stage_shard", "source_renewed")
+        assert [(each["path"], each["reason"]) for each in renewed] == [
+            ("001.parquet", "000.parquet needs its room first")
+        ]
+        assert data.states() == {"000.parquet": "released", "001.parquet": "seen"}
+        assert data.pin().tokenizer_trained_on == (("000.parquet", data.sources()["000.parquet"].sha256),)
     finally:
         subprocess.run(["umount", "-l", str(hot)], check=False)
