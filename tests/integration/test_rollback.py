@@ -11,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from stoker.cli.main import exit_code
 from stoker.corpus.sources import write_source
 from stoker.kit.process import signal_process
 from stoker.plan.log import read_plan
@@ -18,6 +21,7 @@ from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.audit import audit_run
+from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
@@ -146,3 +150,14 @@ def test_a_set_whose_source_is_gone_too_fails_the_run_until_an_operator_gives_it
         segment.n for segment in read_plan(run.run.plan).segments[1:]
     }
     assert audit_run(run.data.pipeline).findings == ()
+
+
+@pytest.mark.parametrize("words", [("rollback", "3"), ("skip-set", "826ae25e2e7c26a6")])
+def test_a_run_that_has_not_begun_is_said_to_be_none(
+    tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_pipeline(tmp_path)
+    verb, what = words
+    assert exit_code([verb, str(data.file), what]) == 64
+    assert "no run of this name has begun" in capsys.readouterr().err
+    assert not data.pipeline.state.exists()

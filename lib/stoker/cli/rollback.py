@@ -13,6 +13,7 @@ import click
 
 from stoker.checkpoints.select import candidates, find_checkpoints
 from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.runs import read_identity
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import read_pin
@@ -79,7 +80,9 @@ def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json
     run = pipeline.layout.run(pipeline.train.run)
     args = {"to": step, "skip": spans, "reason": reason}
     condition = {"timeline": read_timelines(run.timelines).current}
-    return _tell(_see_to(pipeline, "rollback", args, condition, quiet=as_json), as_json=as_json)
+    return _tell(
+        _see_to(pipeline, "rollback", args, condition, quiet=as_json), "rolled back", as_json=as_json
+    )
 
 
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
@@ -97,15 +100,15 @@ def skip_set(file: Path, key: str, reason: str | None, as_json: bool) -> int:
     run = pipeline.layout.run(pipeline.train.run)
     condition = {"timeline": read_timelines(run.timelines).current}
     args = {"key": key} if reason is None else {"key": key, "reason": reason}
-    return _tell(_see_to(pipeline, "skip_set", args, condition, quiet=as_json), as_json=as_json)
+    return _tell(_see_to(pipeline, "skip_set", args, condition, quiet=as_json), "given up", as_json=as_json)
 
 
-def _tell(outcome: Mapping[str, Any], *, as_json: bool) -> int:
+def _tell(outcome: Mapping[str, Any], what: str, *, as_json: bool) -> int:
     if as_json:
         print_json(outcome)
     if "refused" in outcome:
         if not as_json:
-            click.echo(f"stoker: not rolled back: {outcome['refused']}", err=True)
+            click.echo(f"stoker: not {what}: {outcome['refused']}", err=True)
         return 65
     if not as_json:
         moved, windows = len(outcome["moved"]), outcome["skipped_windows"]
@@ -122,8 +125,11 @@ def _see_to(
 ) -> dict[str, Any]:
     """Have it done by the supervisor, or do it where there is none; returns the outcome.
 
-    A supervisor that ends before it has answered leaves the request to us.
+    A supervisor that ends before it has answered leaves the request to us. Raises UsageError for a run that
+    has not begun.
     """
+    if not pipeline.layout.run(pipeline.train.run).root.exists():
+        read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun
     become_owner(pipeline.state)
     asked: str | None = None
     while True:
