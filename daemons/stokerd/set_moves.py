@@ -178,6 +178,8 @@ class SetMoves:
         wait_s = self._patience.failed(paused(activity))
         self._warm.look_soon()
         self._told.trouble(f"{activity}_failed", path=source.path, reason=reason, retry_in_s=round(wait_s, 1))
+        if activity == "hydrate":  # nobody may want it any more, and what came of it takes room on hot
+            self._hot.discard(self._tasks.coming(source))
         doubted = self._patience.failures(source.path) >= DOUBTS and "page cache only" in reason
         if activity == "hydrate" and doubted:
             self._rotten(source, reason)

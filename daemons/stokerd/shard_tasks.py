@@ -132,6 +132,10 @@ class ShardTasks:
             names.add(str(self._warm.shard_set(source.dataset, source.key)))
         return {name for each in names for name in (each, temporary_of(each))}
 
+    def coming(self, source: Source) -> str:
+        """Where the source's set lies on hot while it is being brought back."""
+        return temporary_of(self._places(source)[0])
+
     def _places(self, source: Source) -> tuple[str, str]:
         assert source.key is not None  # it has a set
         sets = (layout.shard_set(source.dataset, source.key) for layout in (self._hot, self._warm))

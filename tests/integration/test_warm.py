@@ -325,6 +325,32 @@ def test_a_kill_in_any_phase_of_a_move_loses_nothing(
         assert is_proven(warm_set(data, source), source)
 
 
+DIES_BEFORE_THE_RENAME = """
+import os, signal, sys
+if "stoker.shards.move_worker" in sys.orig_argv:
+    from stoker.shards import moving
+    moving.move_durably = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_worker_left_of_a_set_that_nobody_wants_any_more_goes(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
+    keys = [str(source.key) for source in data.sources().values()]
+    want(data, [])
+    with at_work(data):
+        wait_until(lambda: all_evicted(data), 40.0, "an empty hot")
+    (tmp_path / "sitecustomize.py").write_text(DIES_BEFORE_THE_RENAME)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    want(data, keys)
+    shards = data.pipeline.hot_layout.shards(data.pipeline.dataset.name)
+    with at_work(data):
+        wait_until(lambda: "hydrate_failed" in (data.home / "stage_shard.err").read_text(), 40.0, "a death")
+        want(data, [])
+        wait_until(lambda: not list(shards.glob(".tmp-*")), 40.0, "a tidy hot")
+
+
 def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Path) -> None:
     data = copied.copy(tmp_path, evict={**EVERYTHING_OFF, "keep_hot_sets": 1})
     lock = data.pipeline.layout.shard_sets_lock
