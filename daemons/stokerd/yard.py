@@ -6,6 +6,7 @@ What differs between hot and warm is in hot_yard.py and warm_yard.py.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
 TRIES_ONCE = 5
 
 
-class Yard:
+class Yard(ABC):
     """Owns a disk; `known` while it is owned and the records agree with what lies there.
 
     `published` are the first 16 digits of the keys of the sets there, `disk` is its size as last measured.
@@ -78,9 +79,9 @@ class Yard:
         undecided = not self._owned and not self._why
         return undecided and not self._context.stopping and time.monotonic() < since + OWNER_WAIT_S
 
+    @abstractmethod
     def _expected(self) -> int:
         """How many sources have something there by the records."""
-        raise NotImplementedError
 
     # Looking and measuring
 
@@ -130,9 +131,9 @@ class Yard:
                 self.measured = message["number"] >= self._needs
                 self._silent_since = None if message["number"] == self._number else time.monotonic()
 
+    @abstractmethod
     def _agree(self, message: Mapping[str, Any]) -> None:
         """Bring the records in line with what was seen."""
-        raise NotImplementedError
 
     def _untouched(self) -> dict[str, Source]:
         """The records nobody touched since the look began: only they can be held against what it saw."""
@@ -193,8 +194,9 @@ class Yard:
             self._told.trouble("sweep_failed", self.place, place=self.place, reason=ended.reason())
             self._give_up_once(self.sweeper, ended.reason())
 
+    @abstractmethod
     def _tell_unavailable(self, reason: str) -> None:
-        raise NotImplementedError
+        """Say that the disk is away, and what to do."""
 
     def _give_up_once(self, subject: str, reason: str) -> None:
         if self._context.once and self._patience.failures(subject) >= TRIES_ONCE:
