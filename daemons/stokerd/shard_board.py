@@ -13,7 +13,7 @@ from stoker.kit.daemon import DaemonContext
 from stokerd.crew import Crew, Job
 
 ACTIVITIES = (
-    *("stage", "tokenizer", "build", "prove", "quarantine", "release"),
+    *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
     *("sync", "evict", "hydrate", "recall"),
 )
 RATE_OVER_S = 30.0

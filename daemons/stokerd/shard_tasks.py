@@ -24,6 +24,7 @@ FLAW_FIELDS = ("reason", "row_group", "column", "detail")
 # all the time; training a tokenizer is silent while it merges.
 MODULES: Mapping[str, tuple[str, float]] = {
     "stage": ("stoker.corpus.stage_worker", 300.0),
+    "sample": ("stoker.shards.engine_worker", 300.0),
     "build": ("stoker.shards.build_worker", 300.0),
     "prove": ("stoker.shards.proof_worker", 300.0),
     "quarantine": ("stoker.corpus.quarantine_worker", 300.0),
@@ -80,6 +81,16 @@ class ShardTasks:
             "decode": decode,
         }
 
+    def sample(self, source: Source, pin: DatasetPin) -> dict[str, Any]:
+        """Try the engines on a sample of the source's text."""
+        return {
+            "parquet": self.parquet(source),
+            "source": {"path": source.path, "size": source.size, "sha256": source.sha256},
+            "text_column": self._pipeline.dataset.text_column,
+            "tokenizer_file": str(self._layout.datasets / pin.tokenizer.file),
+            "read_rows": READ_ROWS,
+        }
+
     def build(self, source: Source, pin: DatasetPin) -> dict[str, Any]:
         """Make the source's shard set; after a death each row group is committed, to blame one."""
         assert source.key is not None
@@ -97,7 +108,8 @@ class ShardTasks:
             "read_rows": READ_ROWS,
             "commit": {"every_s": commit.every, "bytes": commit.bytes},
             "commit_every_row_group": bool(source.deaths),
-            "engine": self._pipeline.tokenizer.engine,
+            "engine": source.engine or "tokenizers",
+            "memory": self._pipeline.shard.memory.model_dump(),
         }
 
     def prove(self, source: Source, key: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from stoker.corpus.schedule import (
     QuarantineSet,
     Release,
     Renew,
+    Sample,
     Stage,
     Withdraw,
 )
@@ -66,6 +67,9 @@ class SourceActions:
             case Stage(decode=decode):
                 assert receipt is not None  # nothing else is staged
                 self._start("stage", source, self._tasks.stage(source, receipt, decode=decode))
+            case Sample():
+                assert self._pinning.pin is not None  # there is a tokenizer to try
+                self._start("sample", source, self._tasks.sample(source, self._pinning.pin))
             case Build():
                 self._start_build(source)
             case Prove():

@@ -87,6 +87,8 @@ class SourceOutcomes:
                 if result["how"] != "kept":
                     self.linked = result["how"] == "link"
                 self._book.write(source.moved("staged", attempts=0, deaths=(), reason=None))
+            case ("sample", _):
+                self._sampled(source, str(result["engine"]), str(result.get("reason") or ""))
             case ("build", "target_invalid"):
                 return self.set_invalid(source, str(result["reason"]))
             case ("build", _):
@@ -102,6 +104,13 @@ class SourceOutcomes:
                 self._book.write(source.moved("released"))
                 self._events.record("source_released", path=source.path)
         return self._patience.succeeded(source.path)
+
+    def _sampled(self, source: Source, engine: str, reason: str) -> None:
+        self._book.write(replace(source, engine=engine))
+        if reason:
+            self._events.record(
+                "engine_refused", level="warning", path=source.path, used=engine, reason=reason
+            )
 
     def _take_proof(self, job: Job, source: Source, key: str, proof: Mapping[str, Any]) -> None:
         if proof["verdict"] == "proven":

@@ -7,29 +7,30 @@ what to do, does it, and records each fact after it is durable; so a restart rep
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import time
 from typing import Any
 
 from stoker.corpus.listing import read_listing
-from stoker.corpus.moves import decide_moves, unsynced
+from stoker.corpus.moves import decide_moves
 from stoker.corpus.receipts import receipt_shelf
-from stoker.corpus.schedule import Limits, buildable, changed_after_build, decide, stageable
-from stoker.corpus.sources import TERMINAL
+from stoker.corpus.schedule import Limits, changed_after_build, decide
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
 from stokerd.crew import Crew, Job, Patience
 from stokerd.disk_board import DiskBoard
 from stokerd.disk_space import DiskSpace
+from stokerd.drain import Drain
+from stokerd.fresh_start import acquit_for_other_columns, begin_new_version
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
 from stokerd.residence import Residence
+from stokerd.room_desk import RoomDesk
 from stokerd.set_moves import MOVES, SetMoves
 from stokerd.set_requests import SetRequests
-from stokerd.shard_board import ShardBoard, Totals
+from stokerd.shard_board import ShardBoard
 from stokerd.shard_tasks import ShardTasks
 from stokerd.shard_view import ShardView
 from stokerd.source_actions import SourceActions
@@ -72,6 +73,7 @@ class StageShard:
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
             release=pipeline.shard.release,
+            sample=False,
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
         self.patience, self.told = Patience(), Told(self.events)
@@ -168,6 +170,8 @@ class StageShard:
             moves=self.moves,
             tokenizer=self.tokenizer,
         )
+        self.room_desk = RoomDesk(self.view, self.actions)
+        self.drain = Drain(self.context, self.view)
 
     def run(self) -> int:
         """The loop; returns the exit code."""
@@ -176,15 +180,15 @@ class StageShard:
         self.watch_state()
         try:
             self.take_disks()
-            self.begin_new_version()
-            self.acquit_for_other_columns()
+            begin_new_version(self.book, self.pinning, self.yard)
+            acquit_for_other_columns(self.book, self.tasks.columns_read)
             if self.context.pipeline.warm is None:
                 forget_copies(self.book, self.events)
             self.context.ready("looking at hot")
             while not self.context.stopping:
                 try:
                     if self.turn():
-                        return self.farewell()
+                        return self.drain.farewell()
                 except StorageError as problem:
                     wait_for_state(self.context, problem)
                     self.yard.look_soon()
@@ -200,7 +204,7 @@ class StageShard:
         self.observe()
         self.act()
         self.tell()
-        if self.context.once and self.is_drained():
+        if self.context.once and self.drain.is_over():
             return True
         self.wait()
         self.hear_workers()
@@ -224,22 +228,6 @@ class StageShard:
                 yard.keep_owned()
             self.context.waiter.wait(0.1)
             self.hear_workers()
-
-    def begin_new_version(self) -> None:
-        """Start every source anew when dataset.version was raised: the sets there are are another build's."""
-        if self.pinning.earlier is None or self.pinning.pin is not None:
-            return
-        for source in list(self.book.sources.values()):
-            if source.state in TERMINAL or source.state == "building":
-                self.yard.discard_build(source)
-                self.book.renew(source, "new dataset version")
-
-    def acquit_for_other_columns(self) -> None:
-        """Start sources anew that were quarantined for a column which the configuration no longer reads."""
-        for source in list(self.book.sources.values()):
-            blamed = source.column if source.state == "quarantined" else None
-            if blamed is not None and blamed not in self.tasks.columns_read:
-                self.book.renew(source, f"it was quarantined for column {blamed!r}, which is not read now")
 
     # Observing
 
@@ -267,7 +255,7 @@ class StageShard:
         self.tokenizer.start_if_ready()
         for yard in (self.yard, self.warm):
             yard.sweep()
-        self.make_room()
+        self.room_desk.make_room()
         self.tell_changed()
         self.pinning.keep_listing(self.view.listing, self.book.sources)
 
@@ -283,23 +271,6 @@ class StageShard:
         for action in actions:
             self.actions.do(action, self.view.receipts.get(action.path))
         return (self.book.changes, self.crew.busy) != before
-
-    def make_room(self) -> None:
-        """Have sets leave hot for what waits for room, and say so where none can."""
-        situation, now = self.view.situation(), time.monotonic()
-        cold, sources = self.residence.wants.cold_bytes, self.book.sources
-        staging = [sources[path] for path in stageable(situation, now)[:1]]
-        building = [sources[path] for path in buildable(situation, now)[:1]]
-        needed = cold + sum(self.space.stage_needs(source) for source in staging)
-        self.residence.make_room(needed, self.view.doing("hydrate"))
-        stuck = not self.crew.busy.keys() - {self.yard.lister, self.warm.lister}
-        first = building or [source for source in staging if source.path in situation.wanted]
-        if stuck and first and self.yard.measured:
-            self.actions.unstage(first[0], self.tokenizer.contents)
-        cold, stuck = cold if self.residence.wants.blocked else 0, stuck and not self.residence.consumed
-        self.space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
-        self.space.tell_warm_full(unsynced(sources)[:1])
-        self.residence.tell_too_small()
 
     def tell_changed(self) -> None:
         """Say once of each file that it changed after its set was proven: the set stays what it is."""
@@ -356,40 +327,6 @@ class StageShard:
         if self.book.changes != self.decided_on:  # an intent was written: it is acted on at once
             later.append(now)
         self.context.waiter.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))
-
-    def is_drained(self) -> bool:
-        """Whether nothing is going on, and nothing would be done however long one waited."""
-        seen = self.yard.known and self.yard.measured and self.yard.tidy
-        if self.warm.configured:
-            seen = seen and self.warm.known and self.warm.measured and self.warm.tidy
-            seen = seen and (self.residence.tried or not self.space.short)
-        if not seen or self.crew.busy.keys() - {self.yard.lister, self.warm.lister}:
-            return False
-        situation = self.view.situation()
-        nothing = not decide(situation, math.inf) and not decide_moves(
-            situation, self.view.shelves(), math.inf
-        )
-        return nothing and self.tokenizer.task() is None
-
-    def farewell(self) -> int:
-        """The last line of --once."""
-        left = []
-        beyond = self.view.beyond()
-        open_ = sorted(
-            path
-            for path, source in self.book.sources.items()
-            if source.state not in TERMINAL and path not in beyond
-        )
-        if self.tokenizer.training is not None:
-            left.append("the tokenizer waits until enough of the listing is here")
-        if open_:
-            left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
-        if self.warm.configured and (behind := unsynced(self.book.sources)):
-            left.append(f"{len(behind)} not copied to warm")
-        if self.space.short:
-            raise StorageError(f"{self.space.short}; free some space, then start again")
-        self.context.log.info("drained", message=Totals.of(self.book.sources).summary(left))
-        return 0
 
 
 if __name__ == "__main__":

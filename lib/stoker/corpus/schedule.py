@@ -10,13 +10,28 @@ from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import PUBLISHED, Source
 
 Activity = Literal[
-    "stage", "tokenizer", "build", "prove", "quarantine", "release", "sync", "evict", "hydrate", "recall"
+    "stage",
+    "tokenizer",
+    "sample",
+    "build",
+    "prove",
+    "quarantine",
+    "release",
+    "sync",
+    "evict",
+    "hydrate",
+    "recall",
 ]
+
+SAMPLERS = 1  # one keeps ahead of many builders: a sample is some 0.1 s of work
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may go on at once; `queue_*` bound what is staged ahead of the builders."""
+    """How much may go on at once; `queue_*` bound what is staged ahead of the builders.
+
+    `sample` says that a file's engine is chosen by trying a sample of it, before it is built.
+    """
 
     stagers: int
     builders: int
@@ -24,6 +39,7 @@ class Limits:
     queue_files: int
     queue_bytes: int
     release: Literal["never", "after_proof", "after_sync"]
+    sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,13 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Encode a sample of the path's file with every engine: the fast one builds it only if they agree."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Build:
     """Make the path's shard set, or go on making it."""
 
@@ -138,7 +161,7 @@ class Withdraw:
     path: str
 
 
-Action = Renew | Withdraw | Duplicate | Stage | Build | Prove | Quarantine | QuarantineSet | Release
+Action = Renew | Withdraw | Duplicate | Stage | Sample | Build | Prove | Quarantine | QuarantineSet | Release
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -157,6 +180,7 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
         *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
         *_proofs(situation, now),
         *_stages(situation, now),
+        *_samples(situation, now),
         *_builds(situation, now),
         *_releases(situation, now),
     )
@@ -294,19 +318,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
 
 def buildable(situation: Situation, now: float) -> list[str]:
     """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
-    if situation.key_of is None:
-        return []
-    ready = [
-        path
-        for path, source in situation.sources.items()
-        if source.state in ("staged", "building")
-        and path not in situation.beyond
-        and not _is_published(situation, source)
-        and _open(situation, path, "build", now)
-    ]
-    ready.sort(
-        key=lambda path: (path not in situation.urgent, situation.sources[path].state != "building", path)
-    )
+    ready = _ready(situation, "build", now)
     chosen: list[str] = []
     claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
     for path in ready:
@@ -316,6 +328,31 @@ def buildable(situation: Situation, now: float) -> list[str]:
             chosen.append(path)
             claimed.add(situation.sources[path].sha256)
     return chosen
+
+
+def _ready(situation: Situation, activity: Literal["sample", "build"], now: float) -> list[str]:
+    """The staged paths that wait for this activity, in the order in which they are to be built."""
+    if situation.key_of is None:
+        return []
+    sampling = situation.limits.sample
+    ready = [
+        path
+        for path, source in situation.sources.items()
+        if source.state in ("staged", "building")
+        and (sampling and source.engine is None) == (activity == "sample")
+        and path not in situation.beyond
+        and not _is_published(situation, source)
+        and _open(situation, path, activity, now)
+    ]
+    first = situation.urgent
+    return sorted(
+        ready, key=lambda path: (path not in first, situation.sources[path].state != "building", path)
+    )
+
+
+def _samples(situation: Situation, now: float) -> Iterator[Sample]:
+    for path in _ready(situation, "sample", now)[: slots(situation, "sample", SAMPLERS)]:
+        yield Sample(path)
 
 
 def _stages(situation: Situation, now: float) -> Iterator[Stage]:

@@ -41,7 +41,8 @@ class Source:
     a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
     why it was quarantined, and which column was to blame. `on_warm`: a copy of its shard set was proven
     there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
-    whatever happens; `evicted`: it is on warm only.
+    whatever happens; `evicted`: it is on warm only. `engine`: what encodes its text, None until a sample of
+    it was tried.
     """
 
     dataset: str
@@ -59,6 +60,7 @@ class Source:
     column: str | None = None
     evicting: bool = False
     on_warm: bool = False
+    engine: str | None = None
 
     @property
     def hot(self) -> bool:
@@ -89,6 +91,7 @@ class Source:
             column=record.get("column"),
             evicting=bool(record.get("evicting", False)),
             on_warm=bool(record.get("on_warm", record["evicted"] or state == "synced")),
+            engine=record.get("engine"),
         )
 
     def to_record(self) -> dict[str, Any]:

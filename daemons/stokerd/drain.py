@@ -1,0 +1,53 @@
+"""The end of --once: whether anything is left to do, and the last line."""
+
+from __future__ import annotations
+
+import math
+
+from stoker.corpus.moves import decide_moves, unsynced
+from stoker.corpus.schedule import decide
+from stoker.corpus.sources import TERMINAL
+from stoker.kit.daemon import DaemonContext
+from stoker.store.errors import StorageError
+from stokerd.shard_board import Totals
+from stokerd.shard_view import ShardView
+
+
+class Drain:
+    """Looks at the loop's view."""
+
+    def __init__(self, context: DaemonContext, view: ShardView) -> None:
+        self._context, self._view = context, view
+
+    def is_over(self) -> bool:
+        """Whether nothing is going on, and nothing would be done however long one waited."""
+        view = self._view
+        hot, warm = view.hot, view.warm
+        seen = hot.known and hot.measured and hot.tidy
+        if warm.configured:
+            seen = seen and warm.known and warm.measured and warm.tidy
+            seen = seen and (view.residence.tried or not view.space.short)
+        if not seen or view.crew.busy.keys() - {hot.lister, warm.lister}:
+            return False
+        situation = view.situation()
+        nothing = not decide(situation, math.inf) and not decide_moves(situation, view.shelves(), math.inf)
+        return nothing and view.tokenizer.task() is None
+
+    def farewell(self) -> int:
+        """Say what was done and what was not; returns the exit code."""
+        left = []
+        view = self._view
+        beyond, sources = view.beyond(), view.book.sources
+        open_ = sorted(
+            path for path, source in sources.items() if source.state not in TERMINAL and path not in beyond
+        )
+        if view.tokenizer.training is not None:
+            left.append("the tokenizer waits until enough of the listing is here")
+        if open_:
+            left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
+        if view.warm.configured and (behind := unsynced(sources)):
+            left.append(f"{len(behind)} not copied to warm")
+        if view.space.short:
+            raise StorageError(f"{view.space.short}; free some space, then start again")
+        self._context.log.info("drained", message=Totals.of(sources).summary(left))
+        return 0
