@@ -141,7 +141,6 @@ def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str
         ("steps: 10", "steps: 10\n  on_checkpoint: echo", "train.on_checkpoint"),
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
         ("steps: 10", "steps: 10\n  launcher: {devices: [0, 1]}", "train.launcher.devices"),
-        ("train:", "tokenizer: {engine: fastokens}\ntrain:", "tokenizer.engine"),
         ("train:", "notify: [mail]\ntrain:", "notify"),
     ],
 )

@@ -73,6 +73,11 @@ def _source(pipeline: Pipeline) -> Iterator[Fault]:
         for key in ("repo", "endpoint", "token_file", "urls_file"):
             if getattr(source, key) is not None:
                 yield Fault((*at, key), "means nothing for kind: folder; remove it")
+    memory = pipeline.shard.memory
+    if memory.soft > memory.hard:
+        yield Fault(
+            ("shard", "memory", "soft"), f"{memory.soft} bytes are above hard ({memory.hard}); lower it"
+        )
     filters = pipeline.dataset.filters
     if filters.max_chars is not None and (filters.min_chars or 0) > filters.max_chars:
         yield Fault(
@@ -161,8 +166,6 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Fault]:
         yield _later(
             ("dataset", "source", "kind"), f"does not fetch from {source.kind} yet; use kind: folder"
         )
-    if pipeline.tokenizer.engine == "fastokens":
-        yield _later(("tokenizer", "engine"), "has no fastokens engine yet; write auto")
     if train.launcher.processes > 1:
         yield _later(("train", "launcher", "processes"), "trains in one process only; write 1")
     if train.launcher.devices != "auto":

@@ -124,6 +124,13 @@ class Commit(Section):
     bytes: PositiveSize = 64 * 2**20
 
 
+class BuilderMemory(Section):
+    """Resident bytes of a builder: above `soft` another takes over at a commit, above `hard` it is killed."""
+
+    soft: Size = 320 * 2**20
+    hard: Size = 2**30
+
+
 class Shard(Section):
     """How shard sets are built; `shard_tokens` is tokens a file."""
 
@@ -131,6 +138,7 @@ class Shard(Section):
     shard_tokens: Positive = 100_000_000
     workers: AutoOrCount = "auto"
     commit: Commit = Commit()
+    memory: BuilderMemory = BuilderMemory()
     release: Literal["never", "after_proof", "after_sync"] = "after_proof"
 
 
@@ -262,10 +270,16 @@ class Supervise(Section):
 
 
 class Quarantine(Section):
-    """The budget of what is kept for a look: the newest stays, older ones go."""
+    """The budget of what is kept for a look: the newest stays, older ones go.
+
+    `keep_files` and `keep_bytes` hold for each kind of thing but checkpoints, which have `keep_checkpoints`;
+    `revalidate` is how often a quarantined file is decoded again, None for never.
+    """
 
     keep_checkpoints: Natural = 3
+    keep_files: Natural = 100
     keep_bytes: Size = 20 * 2**30
+    revalidate: PositiveSeconds | None = 86_400.0
 
 
 class Ports(Section):
