@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.corpus.sources import PUBLISHED, Source
@@ -20,7 +20,10 @@ PROVE_SET = "prove_set"
 
 
 class SetRequests:
-    """`to_prove` are the paths whose set on hot somebody wants proven."""
+    """`to_prove` are the paths whose set on hot somebody wants proven.
+
+    `verbs` are the other desks': each answers a request at once, or None while it is being acted on.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class SetRequests:
         self._layout, self._book, self._yard, self._pinning = layout, book, yard, pinning
         self._outcomes, self._patience = outcomes, patience
         self._asked: dict[str, list[Request]] = {}
+        self.verbs: dict[str, Callable[[Request], Mapping[str, Any] | None]] = {}
 
     @property
     def to_prove(self) -> frozenset[str]:
@@ -44,6 +48,11 @@ class SetRequests:
         """Answer at once what can be; the rest waits for a proof."""
         self._asked = {}
         for request in pending_requests(self._layout, STAGE_SHARD):
+            if request.verb in self.verbs:
+                answer = self.verbs[request.verb](request)
+                if answer is not None:
+                    self._finish(request, answer)
+                continue
             if request.verb != PROVE_SET:
                 self._finish(request, {"refused": f"unknown verb {request.verb}"})
                 continue
