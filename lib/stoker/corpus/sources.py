@@ -42,7 +42,8 @@ class Source:
     why it was quarantined, and which column was to blame. `on_warm`: a copy of its shard set was proven
     there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
     whatever happens; `evicted`: it is on warm only. `engine`: what encodes its text, None until a sample of
-    it was tried.
+    it was tried. `imported`: its set was taken over as tokens; no file and no receipt stand behind it, and
+    `size` and `sha256` are those of the tokens.
     """
 
     dataset: str
@@ -61,6 +62,7 @@ class Source:
     evicting: bool = False
     on_warm: bool = False
     engine: str | None = None
+    imported: bool = False
 
     @property
     def hot(self) -> bool:
@@ -92,6 +94,7 @@ class Source:
             evicting=bool(record.get("evicting", False)),
             on_warm=bool(record.get("on_warm", record["evicted"] or state == "synced")),
             engine=record.get("engine"),
+            imported=bool(record.get("imported", False)),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class Source:
         """This source from the start, for the content given."""
         if self.state != "seen" and "seen" not in TRANSITIONS[self.state]:
             raise DataError(f"source {self.path}: no way leads from {self.state} to seen")
-        return Source(self.dataset, self.path, size, sha256, reason=reason)
+        return Source(self.dataset, self.path, size, sha256, reason=reason, imported=self.imported)
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
