@@ -105,7 +105,7 @@ def _contents(
     """The sets, documents and, with a decoder, the text of a range of an entry's tokens."""
     sets, ids = [], []
     for key, stream, low, high in layout.parts(first, stop):
-        source = library.source_of(key)
+        source, found = library.source_of(key), library.open(key)
         documents = [
             {
                 "document": document.number,
@@ -119,9 +119,9 @@ def _contents(
             {
                 "set": key,
                 "source": None if source is None else source.path,
-                "place": library.open(key).place,
+                "place": found.place,
                 "tokens": [low, high],
-                "documents": documents,
+                "documents": documents if found.documents_known else None,
             }
         )
         if decode is not None:
@@ -170,12 +170,21 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _documents(part: Mapping[str, Any]) -> str:
-    from stoker.cli.library import as_ranges
-
-    rows = [document["row"] for document in part["documents"]]
     source = part["source"] or "a source that is no more on record"
     warm = ", read from warm" if part["place"] == "warm" else ""
-    return f"{source}  row{'s' if len(rows) > 1 else ''} {as_ranges(rows)}  set {part['set'][:16]}{warm}"
+    return f"{source}  {_rows(part['documents'])}  set {part['set'][:16]}{warm}"
+
+
+def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
+    """Which they are: by row, else by number; of imported tokens neither may be known."""
+    from stoker.cli.library import as_ranges
+
+    if documents is None:
+        return "imported, documents not known"
+    s = "s" * (len(documents) > 1)
+    if any(document["row"] is None for document in documents):
+        return f"document{s} {as_ranges([document['document'] for document in documents])} (imported)"
+    return f"row{s} {as_ranges([document['row'] for document in documents])}"
 
 
 def printable(text: str) -> str:

@@ -25,10 +25,10 @@ Split = Literal["train", "val"]
 
 
 class Document(NamedTuple):
-    """A document of a split: its number in it, its row in the source, its tokens in the split's stream."""
+    """A document of a split: its number in it, its row in the source (None: not known), its tokens."""
 
     number: int
-    row: int
+    row: int | None
     first: int
     stop: int
 
@@ -84,7 +84,7 @@ class Stream:
         before = int(ends[number - 1]) if number else 0
         return Document(
             self._document_starts[part] + number,
-            int(self._rows[part][number]),
+            int(self._rows[part][number]) if self._rows else None,
             start + before,
             start + int(ends[number]),
         )
@@ -99,6 +99,12 @@ class OpenSet:
     manifest: Manifest
     train: Stream
     val: Stream
+
+    @property
+    def documents_known(self) -> bool:
+        """Whether its streams tell documents; where they are not known they show one a file."""
+        imported = self.manifest.imported
+        return imported is None or imported.end_of_text is not None
 
     @classmethod
     def at(cls, path: Path, key: str, place: Place) -> OpenSet:

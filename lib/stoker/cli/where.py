@@ -118,10 +118,15 @@ def _twin(source: Source, sources: Mapping[str, Source]) -> Source | None:
 def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], Document | None]:
     """What a build made of a row, and the document if it is one to train on.
 
-    Raises UsageError for a row that the source has not, UnavailableError where its set is not to be had.
+    Raises UsageError for a row that the source has not or nobody knows, UnavailableError where its set is not
+    to be had.
     """
+    from stoker.shards.manifest import ImportedBooks
+
     found = library.open(library.key_of(source))
     books = found.manifest.books
+    if isinstance(books, ImportedBooks):
+        raise UsageError(f"{source.path} was imported: which rows its documents were is not known")
     if row >= books.rows:
         has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"
         raise UsageError(f"{source.path} has no row {row}; {has}")

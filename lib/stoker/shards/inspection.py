@@ -88,27 +88,36 @@ def _file_findings(path: Path, names: set[str], manifest: Manifest) -> Iterator[
         else:
             right.add(name)
     for split in SPLITS:
-        for name, file in manifest.bins(split):
+        bins = manifest.bins(split)
+        for name, file in bins:
             index = beside(name, "idx")
-            if {name, index} <= right and file.documents:
-                yield from _document_findings(path, name, index, file.documents, manifest)
+            if {name, index} <= right and file.tokens:
+                yield from _document_findings(path, name, index, manifest, last_file=name == bins[-1][0])
             if (rows := beside(name, "row")) in right:
                 yield from _hash_findings(path, rows, manifest)
 
 
 def _document_findings(
-    path: Path, name: str, index: str, documents: int, manifest: Manifest
+    path: Path, name: str, index: str, manifest: Manifest, *, last_file: bool
 ) -> Iterator[str]:
-    """The last offset, and an end-of-text before sampled ones: another file's tokens have none there."""
-    width = TOKEN_BYTES[manifest.dtype]
+    """The last offset, and end-of-text where sampled ones say: another file's tokens have none there."""
+    width, file = TOKEN_BYTES[manifest.dtype], manifest.files[name]
+    documents = file.documents or 1  # not known: the whole file stands as one
+    imported = manifest.imported
     with opened(path / name, os.O_RDONLY) as tokens, opened(path / index, os.O_RDONLY) as ends:
         last = _number(ends, documents - 1, OFFSET_BYTES)
-        if last != manifest.files[name].tokens:
-            yield f"{index}: ends at token {last}, the manifest says {manifest.files[name].tokens}"
+        if last != file.tokens:
+            yield f"{index}: ends at token {last}, the manifest says {file.tokens}"
             return
-        for document in sorted({number * documents // SAMPLES for number in range(SAMPLES)}):
+        where = "after" if imported is None else imported.end_of_text
+        for document in sorted({number * documents // SAMPLES for number in range(SAMPLES)}) if where else ():
+            begin = _number(ends, document - 1, OFFSET_BYTES) if document else 0
             end = _number(ends, document, OFFSET_BYTES)
-            if not 0 < end <= last or _number(tokens, end - 1, width) != manifest.eot:
+            place = begin if where == "before" else end - 1
+            # What was imported may begin, or end, within a document.
+            torn = document == 0 if where == "before" else last_file and document == documents - 1
+            excused = imported is not None and torn
+            if not 0 <= place < last or (_number(tokens, place, width) != manifest.eot and not excused):
                 yield f"{name}: document {document} does not end at token {end}, where {index} says"
                 return
     yield from _hash_findings(path, index, manifest)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from stoker.shards.identity import dtype_for, set_key
 from stoker.store.errors import DataError
@@ -18,6 +18,7 @@ SUMS = "SHA256SUMS"
 BUILD_NOTE = "build.json"
 SPLITS = ("train", "val")
 KINDS = ("bin", "idx", "row")  # a shard's files: tokens, document ends, row numbers in the source
+IMPORTED_KINDS = ("bin", "idx")
 OFFSET_BYTES = 8  # an .idx entry: uint64, little-endian
 ROW_BYTES = 8  # a .row entry: uint64, little-endian
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
@@ -78,9 +79,70 @@ class Books:
         }
 
 
+EndOfText = Literal["after", "before"]  # of each document in its stream
+
+
+@dataclass(frozen=True)
+class ImportedBooks:
+    """What is known of tokens that were taken over: rows, dropped and chars never are.
+
+    `documents` are counted where end-of-text stands between them, else None in both splits.
+    """
+
+    documents: Mapping[str, int | None]
+    tokens: Mapping[str, int]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> ImportedBooks:
+        """Read and balance them; raises ManifestInvalid."""
+        try:
+            books = cls(
+                documents={split: _count_or_none(values[split]["documents"]) for split in SPLITS},
+                tokens={split: _count(values[split]["tokens"]) for split in SPLITS},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ManifestInvalid(f"books: {error!r}") from error
+        if books.to_mapping() != values:
+            raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
+        return books
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The books as they stand in a manifest: null is not known."""
+        counted = [count for count in self.documents.values() if count is not None]
+        return {
+            "rows": None,
+            "documents": sum(counted) if len(counted) == len(SPLITS) else None,
+            "dropped": None,
+            "chars": None,
+            "tokens": sum(self.tokens.values()),
+            **{split: {"documents": self.documents[split], "tokens": self.tokens[split]} for split in SPLITS},
+        }
+
+
+def parse_books(values: Mapping[str, Any]) -> Books | ImportedBooks:
+    """The books of a manifest or a record; raises ManifestInvalid where they do not balance."""
+    imported = isinstance(values, Mapping) and "rows" in values and values["rows"] is None
+    return (ImportedBooks if imported else Books).from_mapping(values)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """That a set's tokens were taken over, and where in them end-of-text stands; None: in no place."""
+
+    end_of_text: EndOfText | None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Imported:
+        """Read it; raises ValueError, KeyError or TypeError."""
+        end_of_text = values["end_of_text"]
+        if end_of_text is not None and end_of_text not in get_args(EndOfText):
+            raise ValueError(f"end_of_text {end_of_text!r}")
+        return cls(cast("EndOfText | None", end_of_text))
+
+
 @dataclass(frozen=True)
 class DataFile:
-    """One data file: size in bytes, hash; tokens and documents of a .bin (None for the others)."""
+    """One data file: size in bytes, hash; tokens and, where known, documents of a .bin (else None)."""
 
     size: int
     sha256: str
@@ -90,7 +152,10 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A shard set as its manifest tells it; `files` are the data files by name."""
+    """A shard set as its manifest tells it; `files` are the data files by name.
+
+    One that was imported has no row numbers, and where documents are not known one entry a shard in its .idx.
+    """
 
     dataset: str
     key: str
@@ -101,8 +166,9 @@ class Manifest:
     vocab_size: int
     eot: int
     dtype: str
-    books: Books
+    books: Books | ImportedBooks
     files: Mapping[str, DataFile]
+    imported: Imported | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -121,15 +187,9 @@ class Manifest:
                 vocab_size=_count(body["tokenizer"]["vocab_size"]),
                 eot=_count(body["tokenizer"]["eot"]),
                 dtype=str(body["dtype"]),
-                books=Books.from_mapping(body["books"]),
-                files={
-                    str(name): DataFile(
-                        _count(entry["size"]),
-                        _hex64(entry["sha256"]),
-                        *([_count(entry["tokens"]), _count(entry["documents"])] if "tokens" in entry else []),
-                    )
-                    for name, entry in body["files"].items()
-                },
+                books=parse_books(body["books"]),
+                files={str(name): _data_file(entry) for name, entry in body["files"].items()},
+                imported=Imported.from_mapping(body["imported"]) if "imported" in body else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ManifestInvalid(f"does not parse: {error!r}") from error
@@ -156,6 +216,7 @@ class Manifest:
                 "streams": ["tokens"],
                 "books": self.books.to_mapping(),
                 "files": {name: _entry(file) for name, file in self.files.items()},
+                **({} if self.imported is None else {"imported": {"end_of_text": self.imported.end_of_text}}),
             }
         )
 
@@ -171,25 +232,29 @@ class Manifest:
             raise ManifestInvalid(
                 f"{self.dtype} or end-of-text {self.eot} does not fit {self.vocab_size} ids"
             )
+        if isinstance(self.books, Books) != (self.imported is None):
+            raise ManifestInvalid("books and `imported` do not fit each other")
+        counted = self.imported is None or self.imported.end_of_text is not None
         expected: set[str] = set()
         for split in SPLITS:
             bins = self.bins(split)
             for number, (name, file) in enumerate(bins):
-                names = [data_name(split, number, kind) for kind in KINDS]
+                names = [data_name(split, number, kind) for kind in self.kinds]
                 if name != names[0] or not set(names) <= set(self.files):
                     raise ManifestInvalid(
                         f"files of {split} are not numbered without a gap, .bin beside .idx and .row"
                     )
-                if file.tokens is None or file.documents is None:
+                if file.tokens is None or (file.documents is None) == counted:
                     raise ManifestInvalid(f"{name} says no tokens or documents")
                 if file.size != file.tokens * TOKEN_BYTES[self.dtype]:
                     raise ManifestInvalid(f"{name}: {file.size} bytes cannot hold {file.tokens} tokens")
-                for other, width in zip(names[1:], (OFFSET_BYTES, ROW_BYTES), strict=True):
-                    if self.files[other].size != file.documents * width:
-                        raise ManifestInvalid(f"{other}: size does not fit {file.documents} documents")
+                ends = file.documents if file.documents is not None else min(1, file.tokens)
+                for other, width in zip(names[1:], (OFFSET_BYTES, ROW_BYTES), strict=False):
+                    if self.files[other].size != ends * width:
+                        raise ManifestInvalid(f"{other}: size does not fit {ends} documents")
                 expected |= set(names)
             tokens = sum(file.tokens or 0 for _, file in bins)
-            documents = sum(file.documents or 0 for _, file in bins)
+            documents = sum(file.documents or 0 for _, file in bins) if counted else None
             if not bins or (documents, tokens) != (self.books.documents[split], self.books.tokens[split]):
                 raise ManifestInvalid(
                     f"files of {split} hold {documents} documents and {tokens} tokens, the books say "
@@ -197,6 +262,11 @@ class Manifest:
                 )
         if set(self.files) != expected:
             raise ManifestInvalid(f"{sorted(set(self.files) - expected)} are no data files")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The files of a shard: row numbers are not known of what was imported."""
+        return KINDS if self.imported is None else IMPORTED_KINDS
 
     def bins(self, split: str) -> list[tuple[str, DataFile]]:
         """The split's token files in order."""
@@ -242,8 +312,19 @@ def parse_sums(data: bytes) -> dict[str, str]:
 def _entry(file: DataFile) -> dict[str, Any]:
     entry: dict[str, Any] = {"size": file.size, "sha256": file.sha256}
     if file.tokens is not None:
-        entry.update(tokens=file.tokens, documents=file.documents)
+        entry["tokens"] = file.tokens
+    if file.documents is not None:
+        entry["documents"] = file.documents
     return entry
+
+
+def _data_file(entry: Mapping[str, Any]) -> DataFile:
+    told = (_count_or_none(entry.get(name)) for name in ("tokens", "documents"))
+    return DataFile(_count(entry["size"]), _hex64(entry["sha256"]), *told)
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else _count(value)
 
 
 def _count(value: Any) -> int:

@@ -40,13 +40,13 @@ class ShardSet:
                 )
 
     def rows(self, split: str) -> Iterator[npt.NDArray[np.uint64]]:
-        """For each shard, the row number of each document in the source file."""
-        for name, _ in self.manifest.bins(split):
+        """For each shard, the row number of each document in the source file; none of an imported set."""
+        for name, _ in self.manifest.bins(split) if self.manifest.imported is None else ():
             with storage_errors("map", self.path / name):
                 yield _mapped(self.path / beside(name, "row"), np.dtype("<u8"))
 
     def documents(self, split: str) -> Iterator[Tokens]:
-        """The tokens of each document in order, its end-of-text last."""
+        """The tokens of each document in order, its end-of-text last; a file where they are not known."""
         for tokens, ends in self.shards(split):
             start = 0
             for end in ends.tolist():

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stoker.shards.manifest import ROW_BYTES, Manifest, beside
+from stoker.shards.manifest import ROW_BYTES, ImportedBooks, Manifest, beside
 
 _PIECE = 1 << 16  # numbers looked at in one go
 
@@ -24,6 +24,9 @@ def row_flaw(
 
     Files have the sizes that the manifest tells; `open_file` is given their names. Raises OSError.
     """
+    books = manifest.books
+    if isinstance(books, ImportedBooks):
+        return None  # it has none
     last = -1
     for tokens, _ in manifest.bins(split):
         name, place = beside(tokens, "row"), 0
@@ -33,8 +36,8 @@ def row_flaw(
                     return name, f"row numbers do not rise from document {place} on"
                 last = numbers[-1]
                 place += len(numbers)
-        if last >= manifest.books.rows:
-            return name, f"row {last}, the source has {manifest.books.rows} rows"
+        if last >= books.rows:
+            return name, f"row {last}, the source has {books.rows} rows"
     return None
 
 
