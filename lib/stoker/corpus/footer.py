@@ -1,0 +1,152 @@
+"""Opening a parquet file that nobody vouches for: its ends, its footer's size, and what reading it may cost.
+
+A footer of some megabytes can claim lists that take gigabytes, and one with encrypted columns ends the whole
+process when they are asked about; so both are told before Arrow is let near them.
+Heavy (pyarrow): for workers and the command line, never for a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_MAGIC, _MAGIC_ENCRYPTED = b"PAR1", b"PARE"
+_SMALLEST = 12  # both magics and the footer's length
+_DETAIL_CHARS = 1000  # a finding quotes names, and a name may be megabytes
+_SIGNATURE_BYTES = 28  # what follows the footer where columns are encrypted: a nonce and a tag
+
+# A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. One that
+# is made to hurt needs three, and Arrow about a kilobyte for each: lists are bounded, and the memory for all.
+FOOTER_BYTES = 64 << 20
+FOOTER_MEMORY_BYTES = 768 << 20
+THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_limit": 16 << 20}
+
+# Opens a file for Arrow: its path, or an object to read from.
+Reader = Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Why a file cannot be built: a stable word, where it was found, and the reader's own words."""
+
+    reason: str
+    detail: str
+    row_group: int | None = None
+    column: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As the fields of a worker's result."""
+        return {**asdict(self), "detail": self.detail[:_DETAIL_CHARS]}
+
+
+class FlawError(Exception):
+    """The file is not what it should be; never leaves this room."""
+
+    def __init__(self, flaw: Flaw) -> None:
+        super().__init__(flaw.detail)
+        self.flaw = flaw
+
+
+def by_path(path: Path) -> Any:
+    """Let Arrow open the file itself, through the page cache."""
+    return path
+
+
+def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
+    """The file with its footer read; FlawError where that cannot be had, OSError where it cannot be read now.
+
+    MemoryError says something about this machine, nothing about the file.
+    """
+    footer_bytes = _check_ends(path)
+    with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
+        file = pq.ParquetFile(
+            reader(path), pre_buffer=False, page_checksum_verification=True, **THRIFT_LIMITS
+        )
+        file.schema_arrow  # noqa: B018 - what it raises belongs to the footer
+    if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
+        raise FlawError(Flaw("encrypted", "its footer is signed: it has encrypted columns"))
+    return file
+
+
+@contextmanager
+def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
+    """Turn the reader's complaints into a FlawError; what the system or the memory says stays what it is.
+
+    Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
+    """
+    try:
+        yield
+    except (pa.ArrowMemoryError, MemoryError):
+        raise
+    except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise FlawError(Flaw(reason(error), str(error), **place)) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise FlawError(Flaw(reason(error), str(error), **place)) from error
+
+
+def _check_ends(path: Path) -> int:
+    """Both magics and the length of the footer, which is returned."""
+    size = path.stat().st_size
+    if size == 0:
+        raise FlawError(Flaw("zero_bytes", "the file is empty"))
+    with path.open("rb") as file:
+        head = file.read(4)
+        file.seek(-min(8, size), os.SEEK_END)
+        end = file.read(8)
+    tail, length = end[-4:], int.from_bytes(end[:4], "little")
+    if _MAGIC_ENCRYPTED in (head, tail):
+        raise FlawError(Flaw("encrypted", "the footer is encrypted; Stoker reads plain parquet"))
+    if head != _MAGIC:
+        raise FlawError(Flaw("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}"))
+    if tail != _MAGIC or size < _SMALLEST:
+        raise FlawError(Flaw("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}"))
+    if length > size - _SMALLEST:
+        raise FlawError(Flaw("footer_absurd", f"a footer of {length} bytes in a file of {size}"))
+    if length > FOOTER_BYTES:
+        raise FlawError(Flaw("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most"))
+    return length
+
+
+def _footer_reason(error: Exception) -> str:
+    said = str(error).lower()
+    if "encrypt" in said or "decrypt" in said:
+        return "encrypted"
+    # Arrow's own limits, as against what it cannot make sense of.
+    return (
+        "footer_absurd" if "exceeded size limit" in said or "too deeply nested" in said else "footer_corrupt"
+    )
+
+
+@contextmanager
+def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
+    """Bound this process's address space while the footer is read.
+
+    The bound hits the file alone, so it convicts it, as long as the machine has that much memory to spare.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + FOOTER_MEMORY_BYTES
+    bounds = [limit, *(each for each in before if each != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
+            raise
+        if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
+            raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error
+        most = f"more than {FOOTER_MEMORY_BYTES >> 20} MiB of memory"
+        raise FlawError(Flaw("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}")) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
