@@ -6,19 +6,24 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.kit.backoff import Backoff
 from stoker.kit.process import processes_with_environment, signal_process
-from stoker.kit.wait import Waiter
-from stoker.kit.worker import Worker, WorkerExit
+from stoker.kit.sampler import sample_process
+from stoker.kit.wait import Event, FdEvent, Waiter
+from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
 from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
+from stokerd.warm_pool import WarmPool
 
 CREW_VARIABLE = "STOKER_CREW"
 STOP_GRACE_S = 5.0
+STALL_S = 120.0  # with neither a word nor CPU time; a slow disk's longest fsync is shorter
+DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
+ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
 _LEFTOVERS_END_S = 20.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
 
@@ -31,16 +36,29 @@ class Job:
     subject: str
     worker: Worker
     descriptor: int
+    module: str = ""
+    warm: bool = False
     note: dict[str, Any] = field(default_factory=dict)
+    abandoned: bool = False
 
 
 class Crew:
-    """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again."""
+    """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again.
+
+    A worker that stays in the kernel after its SIGKILL is abandoned: its job stays, as the activity
+    `abandoned`, so that nobody else touches what it holds, until it ends at last. `tell` is called with the
+    event word and its fields for what nobody else would say.
+    """
 
     def __init__(self, name: str, waiter: Waiter) -> None:
         self._name = name
         self._waiter = waiter
         self._jobs: dict[str, Job] = {}
+        self._pool = WarmPool(waiter)
+        self._heard_at = time.monotonic()
+        self.recycle_rss_bytes: int | None = None  # a warm worker larger than that is not kept
+        self.most_rss_bytes: Mapping[str, int] = {}  # what a worker may take at most, by activity
+        self.tell: Callable[..., None] = lambda event, **fields: None
 
     def start(
         self,
@@ -51,21 +69,47 @@ class Crew:
         *,
         quiet_s: float,
         keep_open: bool = False,
+        warm: bool = False,
     ) -> Job:
-        """Start a worker; it is killed once it has said nothing for quiet_s seconds."""
+        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or has neither
+        spoken nor computed for STALL_S, or takes more memory than its activity may.
+
+        warm: an idle worker of that module takes it if there is one, and is idle again after its result.
+        keep_open is for a conversation: one that waits for a word of ours is not stalled.
+        """
         assert subject not in self._jobs, f"{subject} is being worked on"
-        worker = Worker.start(
-            module,
-            task,
-            name=f"{activity} {subject}",
-            deadline_s=None,
-            quiet_deadline_s=quiet_s,
-            environ={CREW_VARIABLE: self._name},
-            keep_open=keep_open,
-        )
-        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno())
+        name = f"{activity} {subject}"
+        bounds: dict[str, Any] = {
+            "quiet_deadline_s": quiet_s,
+            "stall_s": None if keep_open else STALL_S,
+            "most_rss_bytes": self.most_rss_bytes.get(activity),
+        }
+        worker = self._pool.take(module) if warm else None
+        if worker is None:
+            worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds)
+        else:
+            worker.give(task, name=name, **bounds)
+        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
         self._waiter.add_fd(job.descriptor, subject)
         return job
+
+    def warm_up(self, module: str, count: int = 1) -> None:
+        """Have so many idle workers of a module, its imports done, for tasks that are about to come."""
+        while self._pool.idle(module) < count:
+            self._pool.put(module, self._start(module, None, f"idle {module}", keep_open=True))
+
+    def _start(
+        self, module: str, task: Mapping[str, Any] | None, name: str, *, keep_open: bool, **bounds: Any
+    ) -> Worker:
+        return Worker.start(
+            module,
+            task,
+            name=name,
+            deadline_s=None,
+            environ={CREW_VARIABLE: self._name},
+            keep_open=keep_open,
+            **bounds,
+        )
 
     def __getitem__(self, subject: str) -> Job:
         return self._jobs[subject]
@@ -74,33 +118,109 @@ class Crew:
         return subject in self._jobs
 
     @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All that is going on."""
+        return tuple(self._jobs.values())
+
+    @property
     def busy(self) -> dict[str, str]:
         """The activity by subject of all that is going on."""
-        return {subject: job.activity for subject, job in self._jobs.items()}
+        return {subject: ABANDONED if job.abandoned else job.activity for subject, job in self._jobs.items()}
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that are waited for here, the idle ones included."""
+        return {job.worker.pid for job in self._jobs.values()} | self._pool.pids
 
     def rss_bytes(self) -> int:
         """Resident bytes of all workers and what they started."""
-        return sum(sample_tree(job.worker.pid) for job in self._jobs.values())
+        return sum(sample_tree(pid) for pid in self.pids)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Wait as the waiter does, but sleep on where a worker only told a sample of itself."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            events = self._waiter.wait(max(0.0, give_up - time.monotonic()))
+            if not events or any(self._matters(event) for event in events) or time.monotonic() >= give_up:
+                return events
+            if self._hold_to_bounds():
+                return events
+
+    def _matters(self, event: Event) -> bool:
+        if not isinstance(event, FdEvent):
+            return True
+        if not isinstance(event.tag, str) or event.tag not in self._jobs:
+            return not self._pool.owns(event.tag)
+        return self._jobs[event.tag].worker.has_news()
+
+    def _hold_to_bounds(self) -> bool:
+        """Do what is due also while only samples come; True when that brought news."""
+        self._tend_pool(time.monotonic())
+        ends = [job.worker.poll() for job in self._jobs.values()]
+        return any(ended is not None for ended in ends)
+
+    def _tend_pool(self, now: float) -> None:
+        for died in self._pool.tend(now):
+            self.tell("idle_worker_died", level="warning", reason=died.reason())
 
     def hear(self) -> Iterator[tuple[Job, list[dict[str, Any]], WorkerExit | None]]:
-        """What each worker said since the last call, and its exit if it ended; then it is forgotten."""
+        """What each worker said since the last call, and its exit if it ended; then it is forgotten.
+
+        A warm worker's finished task is such an end.
+        """
+        now = time.monotonic()
+        deaf, self._heard_at = now - self._heard_at > DEAF_S, now
         for job in list(self._jobs.values()):
+            if deaf:
+                job.worker.forgive_silence()
             # In this order: poll() reads too, and what it read nobody would be woken up for.
-            ended = job.worker.poll(time.monotonic())
+            gone = job.worker.poll(now)
             messages = job.worker.messages()
+            ended = job.worker.take_done() or gone
             if ended is not None:
                 self._waiter.remove_fd(job.descriptor)  # closed by now, so it is known by its number
                 del self._jobs[job.subject]
+                self._put_back(job, gone, ended)
+            elif not job.abandoned:
+                self._abandon_if_stuck(job, now)
             if messages or ended is not None:
                 yield job, messages, ended
+        self._tend_pool(now)
+
+    def _put_back(self, job: Job, gone: WorkerExit | None, ended: WorkerExit) -> None:
+        if job.abandoned:
+            self.tell("worker_came_back", activity=job.activity, path=job.subject, pid=job.worker.pid)
+        if gone is None:
+            recycled = (ended.result or {}).get("status") == "recycled"
+            keep = not recycled and not self._too_big(job.worker)
+            self._pool.put(job.module, job.worker, keep=keep)
+
+    def _too_big(self, worker: Worker) -> bool:
+        most = self.recycle_rss_bytes
+        return most is not None and sample_process(worker.pid).rss_bytes > most
+
+    def _abandon_if_stuck(self, job: Job, now: float) -> None:
+        if job.worker.stuck_s(now) > KILL_WAIT_S:
+            job.abandoned = True
+            self.tell(
+                "worker_stuck",
+                level="error",
+                activity=job.activity,
+                path=job.subject,
+                pid=job.worker.pid,
+                reason="it was killed and the kernel does not let it go: a file system does not answer; "
+                "what it worked on stays reserved and goes on by itself once the mount answers",
+            )
 
     def stop(self) -> None:
-        """Stop every worker and wait for its end."""
-        for job in self._jobs.values():
-            job.worker.ask_to_stop(STOP_GRACE_S)
-        for job in list(self._jobs.values()):
-            job.worker.stop(STOP_GRACE_S)
-            del self._jobs[job.subject]
+        """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
+        workers = [job.worker for job in self._jobs.values()] + self._pool.empty()
+        for worker in workers:
+            worker.ask_to_stop(STOP_GRACE_S)
+        until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
+        for worker in workers:
+            worker.wait(until)
+        self._jobs.clear()
 
     def end_leftovers(self) -> int:
         """Kill what an earlier daemon of this name left at work, and wait until it is gone; returns how many.

@@ -39,6 +39,9 @@ MODULES: Mapping[str, tuple[str, float]] = {
 }
 
 
+WARM = frozenset(("stage", "sample", "build"))  # done by workers that go on to the next task
+
+
 class ShardTasks:
     """Makes tasks; holds nothing but the configuration."""
 
@@ -71,6 +74,7 @@ class ShardTasks:
     def stage(self, source: Source, receipt: Receipt, *, decode: bool) -> dict[str, Any]:
         """Bring the source's file to hot."""
         return {
+            "root": str(self._pipeline.dataset.source.path),
             "file": receipt.file,
             "size": source.size,
             "sha256": source.sha256,

@@ -24,7 +24,7 @@ from stoker.kit.events import Events
 from stokerd.crew import Crew, Job, Patience
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
-from stokerd.shard_tasks import MODULES, ShardTasks
+from stokerd.shard_tasks import MODULES, WARM, ShardTasks
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
 
@@ -107,7 +107,8 @@ class SourceActions:
 
     def _start(self, activity: str, source: Source, task: dict[str, Any]) -> Job:
         module, quiet_s = MODULES[activity]
-        return self._crew.start(activity, source.path, module, task, quiet_s=quiet_s)
+        warm = activity in WARM
+        return self._crew.start(activity, source.path, module, task, quiet_s=quiet_s, warm=warm)
 
     def _renew(self, path: str, receipt: Receipt) -> None:
         source = self._book.sources.get(path)

@@ -76,6 +76,10 @@ class StageShard:
             sample=False,
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
+        self.crew.tell = self.events.record
+        memory = pipeline.shard.memory
+        self.crew.recycle_rss_bytes = memory.soft
+        self.crew.most_rss_bytes = dict.fromkeys(("sample", "build"), memory.hard)
         self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
@@ -326,7 +330,7 @@ class StageShard:
         later = [due for due in (*self.patience.not_before.values(), self.residence.due) if due > now]
         if self.book.changes != self.decided_on:  # an intent was written: it is acted on at once
             later.append(now)
-        self.context.waiter.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))
+        self.crew.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))
 
 
 if __name__ == "__main__":

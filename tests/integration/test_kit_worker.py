@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from stoker.kit.process import ProcessId
-from stoker.kit.worker import Worker, WorkerExit
+from stoker.kit.sampler import sample_process
+from stoker.kit.worker import STALL_CPU_S, Worker, WorkerExit
 from stoker.kit.worker_main import LINE_LIMIT
 from support.processes import wait_gone
 from support.waiting import LONG_S, wait_until
 
-MODULE = "support.talking_worker"
+MODULE, WARM = "support.talking_worker", "support.warm_worker"
 ENVIRON = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -28,9 +29,9 @@ ENVIRON = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.env
 def start() -> Iterator[Any]:
     workers: list[Worker] = []
 
-    def start(task: dict[str, Any], **options: Any) -> Worker:
+    def start(task: dict[str, Any] | None, module: str = MODULE, **options: Any) -> Worker:
         options = {"name": "test", "deadline_s": LONG_S, "environ": ENVIRON, **options}
-        workers.append(Worker.start(MODULE, task, **options))
+        workers.append(Worker.start(module, task, **options))
         return workers[-1]
 
     yield start
@@ -196,6 +197,86 @@ select.select([], [], [])
     daemon.wait(LONG_S)
     wait_gone([worker])
     daemon.stdout.close()
+
+
+def test_a_warm_worker_does_task_after_task_and_ends_with_its_input(start: Any) -> None:
+    worker = start({"do": "pid"}, module=WARM, keep_open=True)
+    pids = []
+    for _ in range(3):
+        done = wait_until(worker.take_done, what="the task's end")
+        assert (done.kind, done.code) == ("finished", None)
+        pids.append(done.result["pid"])
+        worker.give({"do": "pid"})
+    wait_until(worker.take_done)
+    worker.close_input()
+    ended, _ = run(worker)
+    assert pids == [worker.pid] * 3
+    assert (ended.code, ended.signal, ended.error) == (0, None, None)
+
+
+def test_a_warm_module_that_is_given_a_single_task_ends_with_its_result(start: Any) -> None:
+    ended, _ = run(start({"do": "pid"}, module=WARM))
+    assert ended.kind == "finished" and ended.result is not None
+
+
+def test_an_error_ends_a_warm_worker_as_any_other(start: Any) -> None:
+    worker = start(None, module=WARM, keep_open=True)
+    worker.give({"do": "raise"})
+    ended, _ = run(worker)
+    assert (ended.kind, ended.code) == ("failed", 65)
+
+
+def test_an_idle_worker_may_be_silent(start: Any) -> None:
+    worker = start({"do": "pid"}, module=WARM, keep_open=True, deadline_s=None, quiet_deadline_s=30.0)
+    wait_until(worker.take_done)
+    assert worker.poll(time.monotonic() + 1000) is None and worker.stuck_s() == 0
+    worker.give({"do": "pid"}, quiet_deadline_s=30.0)
+    assert wait_until(worker.take_done).kind == "finished"
+
+
+def test_a_worker_tells_samples_of_itself_that_are_no_words(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.1)
+    worker = start({"do": "burn"}, deadline_s=None, quiet_deadline_s=30.0)
+    wait_until(worker.messages, what="the first word")
+    said = time.monotonic()
+    wait_until(lambda: worker.messages() or worker.sample.cpu_s > 0.5, what="a sample of its CPU time")
+    assert worker.sample.rss_bytes > 5 << 20
+    assert worker.poll(said + 31.0) is None
+    ended, _ = run(worker)
+    assert (ended.kind, ended.cause) == ("timed_out", "silent")
+
+
+def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any) -> None:
+    busy = start({"do": "burn"}, deadline_s=None, stall_s=30.0)
+    halted = start({"do": "burn"}, deadline_s=None, stall_s=30.0)
+    for worker in (busy, halted):
+        wait_until(worker.messages, what="the first word")
+        worker.poll()
+    os.kill(halted.pid, signal.SIGSTOP)
+    before = sample_process(busy.pid).cpu_s
+    wait_until(lambda: sample_process(busy.pid).cpu_s > before + 2 * STALL_CPU_S, what="CPU time")
+    later = time.monotonic() + 31.0
+    assert halted.poll(later) is None and busy.poll(later) is None
+    assert halted._cause == "stalled" and busy._cause == ""
+    assert halted.poll(later + 60) is None  # TERM does not reach a stopped process: KILL does
+    ended, _ = run(halted)
+    assert (ended.kind, ended.cause, ended.signal) == ("timed_out", "stalled", signal.SIGKILL)
+
+
+def test_a_worker_above_its_memory_is_killed_at_once(start: Any) -> None:
+    worker = start({"do": "allocate", "bytes": 200 << 20}, deadline_s=None, most_rss_bytes=100 << 20)
+    ended, _ = run(worker)
+    assert (ended.kind, ended.cause, ended.signal) == ("over_memory", "over_memory", signal.SIGKILL)
+    assert ended.max_rss_bytes > 100 << 20 and "MiB" in ended.reason()
+
+
+def test_samples_wait_for_a_daemon_that_does_not_read(start: Any) -> None:
+    worker = start({"do": "work until stopped"}, deadline_s=None)
+    wait_until(lambda: sample_process(worker.pid).cpu_s > 0 or worker.messages())
+    time.sleep(2.5)  # several samples' time
+    assert len(os.read(worker._pipes._stdout, 1 << 16).splitlines()) <= 2
 
 
 def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:

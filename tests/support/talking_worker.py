@@ -13,7 +13,7 @@ from stoker.kit.worker_main import InputClosed, Report, run_worker
 from stoker.store.errors import DataError
 
 
-def main(task: dict[str, Any], report: Report) -> dict[str, Any]:  # noqa: PLR0912
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:  # noqa: PLR0912, PLR0915
     do = task["do"]
     if do == "echo":
         for word in task["words"]:
@@ -52,6 +52,19 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:  # noqa: PLR09
         except InputClosed:
             return {"answered": count}
         return {"stopped_after": count}
+    elif do == "pid":
+        return {"pid": os.getpid()}
+    elif do == "allocate":
+        held = bytearray(b"x") * task["bytes"]
+        report("allocated", bytes=len(held))
+        while True:
+            time.sleep(0.05)
+    elif do == "burn":
+        report("burning")
+        while True:
+            pass
+    elif do == "recycle":
+        return {"status": "recycled", "pid": os.getpid()}
     elif do == "long line":
         report("long", text="x" * task["bytes"])
     elif do == "garble":

@@ -6,72 +6,33 @@ Start workers from the main thread only: their death signal comes when the threa
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from stoker.kit.lines import LineBuffer
 from stoker.kit.poll import readable
-from stoker.kit.worker_main import LINE_LIMIT, PARENT_VARIABLE
+from stoker.kit.sampler import Sample, sample_process
+from stoker.kit.worker_exit import Cause, WorkerExit, classify, signal_name
+from stoker.kit.worker_main import PARENT_VARIABLE
+from stoker.kit.worker_pipes import Pipes
 
-STDERR_LINES, STDERR_LINE_BYTES = 40, 4096
+__all__ = ["Worker", "WorkerExit", "child_environment", "classify", "launch_command", "signal_name"]
+
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
-READS_AT_ONCE = 64  # of 64 KiB
-PIPE_BYTES = 1 << 20  # the kernel's default limit for an unprivileged user
+STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
 # What the service manager and the tests tell the daemon is not for its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
     "STOKER_READY_FD",
 }
-
-ExitKind = Literal["finished", "failed", "killed", "timed_out"]
-
-
-@dataclass(frozen=True)
-class WorkerExit:
-    """How a worker ended; killed = by a signal nobody here sent for a deadline, timed_out = past a deadline.
-
-    max_rss_bytes is never below the size of the daemon that started it: Linux counts from before the exec.
-    """
-
-    kind: ExitKind
-    code: int | None
-    signal: int | None
-    result: dict[str, Any] | None
-    error: dict[str, Any] | None
-    max_rss_bytes: int
-    wall_s: float = 0.0
-    stderr_tail: tuple[str, ...] = ()
-
-    def reason(self) -> str:
-        """One phrase for an event or a log line."""
-        if self.kind == "finished":
-            return "finished"
-        if self.kind == "timed_out":
-            return f"no end or no word within its deadline ({self.wall_s:.0f} s)"
-        if self.signal is not None:
-            return f"killed by {signal_name(self.signal)}"
-        return str(self.error["message"]) if self.error else f"exit code {self.code}"
-
-
-def signal_name(signum: int) -> str:
-    """SIGKILL for 9; real-time signals, which have no name, by number."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -88,73 +49,58 @@ def launch_command(command: list[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
 
 
-def classify(
-    status: int, *, timed_out: bool, result: dict[str, Any] | None, error: dict[str, Any] | None
-) -> tuple[ExitKind, int | None, int | None]:
-    """(kind, exit code, signal) of a wait status; exit 0 without a result is a failure."""
-    if os.WIFSIGNALED(status):
-        return ("timed_out" if timed_out else "killed"), None, os.WTERMSIG(status)
-    code = os.WEXITSTATUS(status)
-    if code == 0 and result is not None and error is None:
-        return "finished", 0, None
-    return ("timed_out" if timed_out else "failed"), code, None
-
-
 class Worker:
-    """A running worker; when `fileno()` is readable it spoke or ended: drain messages(), then poll()."""
+    """A running worker; when `fileno()` is readable it spoke or ended: drain messages(), then poll().
+
+    A warm worker (of a module that takes many tasks, started with keep_open) ends its tasks by take_done()
+    and is given the next; its deadlines stand still in between. `sample` is how it stood when it last told.
+    """
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        name: str,
-        *,
-        deadline_s: float | None,
-        quiet_deadline_s: float | None,
-        keep_open: bool,
+        self, process: subprocess.Popen[bytes], name: str, *, deadline_s: float | None, keep_open: bool
     ) -> None:
-        assert process.stdin and process.stdout and process.stderr
         self.name = name
         self.pid = process.pid
+        self.sample = Sample(0, 0.0)
+        self.at_work = False
         self._process = process
-        self._started = self._last_word = time.monotonic()
-        self._deadline_s, self._quiet_deadline_s = deadline_s, quiet_deadline_s
-        self._keep_open = keep_open
+        self._started = self._given = self._last_word = time.monotonic()
+        self._deadline_s = deadline_s
+        self._quiet_s: float | None = None
+        self._stall_s: float | None = None
+        self._most_rss: int | None = None
+        self._moved_at, self._moved_cpu_s = self._started, 0.0  # when it last worked, and its CPU time then
         self._kill_at: float | None = None
-        self._timed_out = False
+        self._killed_at: float | None = None
+        self._cause: Cause = ""
         self._exit: WorkerExit | None = None
+        self._done: WorkerExit | None = None
         self._result: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         self._messages: list[dict[str, Any]] = []
-        self._unsent = bytearray()
-        self._stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
-        self._open = {stream.fileno(): stream for stream in (process.stdin, process.stdout, process.stderr)}
-        self._stdin, self._stdout, self._stderr = self._open
-        self._out_lines, self._err_lines = LineBuffer(LINE_LIMIT), LineBuffer(STDERR_LINE_BYTES)
+        self._peak_rss = 0
         self._pidfd = os.pidfd_open(process.pid)
-        self._epoll = select.epoll()
-        self._epoll.register(self._pidfd, select.EPOLLIN)
-        for descriptor in (self._stdout, self._stderr):
-            os.set_blocking(descriptor, False)
-            self._epoll.register(descriptor, select.EPOLLIN)
-        os.set_blocking(self._stdin, False)
+        self._pipes = Pipes(process, pidfd=self._pidfd, keep_open=keep_open)
 
     @classmethod
     def start(
         cls,
         module: str,
-        task: Mapping[str, Any],
+        task: Mapping[str, Any] | None,
         *,
         name: str,
         deadline_s: float | None,
         quiet_deadline_s: float | None = None,
+        stall_s: float | None = None,
+        most_rss_bytes: int | None = None,
         environ: Mapping[str, str] | None = None,
         pass_fds: Iterable[int] = (),
         keep_open: bool = False,
     ) -> Worker:
-        """Start `python -m module` with the task as its first input line.
+        """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        deadline_s bounds its whole life, quiet_deadline_s the time between two messages; keep_open leaves its
-        input open for send().
+        deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
+        and give().
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
         process = subprocess.Popen(
@@ -167,39 +113,66 @@ class Worker:
             env=child_environment({**(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
             process_group=0,  # Ctrl-C is the daemon's to handle; and a worker's helpers are killed with it
         )
-        worker = cls(
-            process, name, deadline_s=deadline_s, quiet_deadline_s=quiet_deadline_s, keep_open=keep_open
-        )
-        worker.send(task)
+        worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
+        if task is not None:
+            worker.give(
+                task, quiet_deadline_s=quiet_deadline_s, stall_s=stall_s, most_rss_bytes=most_rss_bytes
+            )
         return worker
+
+    def give(
+        self,
+        task: Mapping[str, Any],
+        *,
+        name: str = "",
+        quiet_deadline_s: float | None = None,
+        stall_s: float | None = None,
+        most_rss_bytes: int | None = None,
+    ) -> None:
+        """Hand over a task; poll() enforces its bounds.
+
+        quiet_deadline_s bounds the time between two messages, stall_s the time with neither a message nor CPU
+        time, most_rss_bytes its resident memory.
+        """
+        assert not self.at_work, f"{self.name} has a task"
+        self.name, self.at_work = name or self.name, True
+        self._quiet_s, self._stall_s, self._most_rss = quiet_deadline_s, stall_s, most_rss_bytes
+        self._given = self._last_word = time.monotonic()
+        self._result, self._peak_rss = None, 0
+        self._pipes.send(task)
 
     def fileno(self) -> int:
         """A descriptor for the daemon's wait: readable whenever messages() or poll() has something to do."""
-        return self._epoll.fileno()
+        return self._pipes.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue one more input line; what the pipe does not take now is written as the worker reads on."""
-        self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        if len(self._unsent) > 1 << 16 and self._stdin in self._open:
-            with contextlib.suppress(
-                OSError
-            ):  # over the user's pipe budget: the usual 64 KiB do, more slowly
-                fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, min(len(self._unsent), PIPE_BYTES))
-        self._flush_input()
+        self._pipes.send(message)
 
     def close_input(self) -> None:
         """Tell a keep_open worker that nothing further will come."""
-        self._keep_open = False
-        self._flush_input()
+        self._pipes.keep_open = False
+        self._pipes.flush()
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the worker said since the last call, without its result or error; never blocks."""
+        """What the worker said since the last call, without its result, error or samples; never blocks."""
         self._pump()
         messages, self._messages = self._messages, []
         return messages
 
+    def has_news(self) -> bool:
+        """Whether there is more to take than a sample: a message, a finished task, its end."""
+        self._pump()
+        return bool(self._messages or self._done) or self._exit is not None or self._ended()
+
+    def take_done(self) -> WorkerExit | None:
+        """How a warm worker's task finished, once; its process waits for the next."""
+        self._pump()
+        done, self._done = self._done, None
+        return done
+
     def poll(self, now: float | None = None) -> WorkerExit | None:
-        """The exit once it ended, else None; enforces the deadlines against now (monotonic seconds)."""
+        """The exit once it ended, else None; enforces the bounds against now (monotonic seconds)."""
         if self._exit is not None:
             return self._exit
         self._pump()
@@ -208,9 +181,13 @@ class Worker:
             return self._reap()
         if self._kill_at is not None:
             if now >= self._kill_at:
-                self._signal_group(signal.SIGKILL)
-        elif self._overdue(now):
-            self._timed_out = True
+                self._kill(now)
+        elif self._is_too_big():
+            self._cause = "over_memory"
+            self._kill_at = now
+            self._kill(now)  # at once: it grows on while it is asked
+        elif cause := self._overdue(now):
+            self._cause = cause
             self.ask_to_stop(TERM_GRACE_S)
         return None
 
@@ -223,21 +200,57 @@ class Worker:
     def stop(self, grace_s: float) -> WorkerExit | None:
         """TERM, KILL after grace_s, and wait; None only if the kernel does not let even a killed one go."""
         self.ask_to_stop(grace_s)
-        give_up = time.monotonic() + grace_s + KILL_WAIT_S
-        while (ended := self.poll()) is None and (now := time.monotonic()) < give_up:
-            due = give_up if self._kill_at is None or self._kill_at < now else self._kill_at
-            readable(self._epoll.fileno(), timeout_s=min(due - now, 0.5))
+        return self.wait(time.monotonic() + grace_s + KILL_WAIT_S)
+
+    def wait(self, until: float) -> WorkerExit | None:
+        """Wait for the end of a worker that was asked to stop, until the monotonic clock says `until`."""
+        while (ended := self.poll()) is None and (now := time.monotonic()) < until:
+            due = until if self._kill_at is None or self._kill_at < now else self._kill_at
+            readable(self._pipes.fileno(), timeout_s=min(due - now, 0.5))
         return ended
+
+    def stuck_s(self, now: float | None = None) -> float:
+        """For how many seconds the kernel has not let it go although it was killed; 0.0 for any other."""
+        if self._killed_at is None or self._exit is not None:
+            return 0.0
+        return (time.monotonic() if now is None else now) - self._killed_at
+
+    def forgive_silence(self) -> None:
+        """Count its silence from now on: nobody listened until now."""
+        self._last_word = time.monotonic()
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
         """The last lines of its standard error."""
-        return tuple(self._stderr_tail)
+        return tuple(self._pipes.stderr_tail)
 
-    def _overdue(self, now: float) -> bool:
+    def _overdue(self, now: float) -> Cause:
         if self._deadline_s is not None and now - self._started > self._deadline_s:
-            return True
-        return self._quiet_deadline_s is not None and now - self._last_word > self._quiet_deadline_s
+            return "deadline"
+        if not self.at_work:
+            return ""
+        if self._quiet_s is not None and now - self._last_word > self._quiet_s:
+            return "silent"
+        return "stalled" if self._stall_s is not None and self._is_stalled(now, self._stall_s) else ""
+
+    def _is_stalled(self, now: float, stall_s: float) -> bool:
+        if self._last_word > self._moved_at:
+            self._moved_at, self._moved_cpu_s = self._last_word, sample_process(self.pid).cpu_s
+        if now - self._moved_at <= stall_s:
+            return False
+        # From outside: in a call that never lets go of the interpreter it cannot tell, however hard it works.
+        cpu_s = sample_process(self.pid).cpu_s
+        worked = cpu_s - self._moved_cpu_s >= STALL_CPU_S
+        if worked:
+            self._moved_at, self._moved_cpu_s = now, cpu_s
+        return not worked
+
+    def _is_too_big(self) -> bool:
+        return self.at_work and self._most_rss is not None and self.sample.rss_bytes > self._most_rss
+
+    def _kill(self, now: float) -> None:
+        self._killed_at = self._killed_at or now
+        self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, signum: int) -> None:
         # Not reaped yet, so neither the pid nor the group can belong to anybody else.
@@ -251,16 +264,13 @@ class Worker:
         self._signal_group(signal.SIGKILL)  # helpers it left behind in its group
         _, status, usage = os.wait4(self.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait for this pid again
-        self._pump()
-        for line in self._out_lines.finish():
+        for line in self._pipes.finish():
             self._take(line)
-        if self._out_lines.dropped:
-            self._stderr_tail.append(
-                f"{self._out_lines.dropped} messages longer than {LINE_LIMIT} bytes dropped"
-            )
         kind, code, signum = classify(
-            status, timed_out=self._timed_out, result=self._result, error=self._error
+            status, timed_out=bool(self._cause), result=self._result, error=self._error
         )
+        if kind == "timed_out" and self._cause == "over_memory":
+            kind = "over_memory"
         self._exit = WorkerExit(
             kind=kind,
             code=code,
@@ -268,28 +278,33 @@ class Worker:
             result=self._result if kind == "finished" else None,
             error=self._error,
             max_rss_bytes=usage.ru_maxrss * 1024,
-            wall_s=time.monotonic() - self._started,
+            wall_s=time.monotonic() - self._given,
             stderr_tail=self.stderr_tail,
+            cause=self._cause if kind in ("timed_out", "over_memory") else "",
         )
-        self._close()
+        self._pipes.close()
+        os.close(self._pidfd)
         return self._exit
 
     def _pump(self) -> None:
         """Move what the pipes hold, in both directions, without waiting."""
-        self._flush_input()
-        for line in self._read(self._stderr, self._err_lines):
-            self._stderr_tail.append(line.decode("utf-8", "replace"))
-        for line in self._read(self._stdout, self._out_lines):
+        self._pipes.flush()
+        for line in self._pipes.read():
             self._take(line)
 
     def _take(self, line: bytes) -> None:
-        self._last_word = time.monotonic()
         try:
             message = json.loads(line)
         except ValueError:
             message = None
+        if isinstance(message, dict) and message.get("kind") == "sample":
+            self._take_sample(message)
+            return
+        self._last_word = time.monotonic()
         if not isinstance(message, dict):
-            self._stderr_tail.append("not a message: " + line[:200].decode("utf-8", "replace"))
+            self._pipes.stderr_tail.append("not a message: " + line[:200].decode("utf-8", "replace"))
+        elif isinstance(message.get("done"), dict) and "kind" not in message:
+            self._take_result_of_task(message["done"])
         elif isinstance(message.get("result"), dict) and "kind" not in message:
             self._result = message["result"]
         elif isinstance(message.get("error"), dict) and "kind" not in message:
@@ -297,49 +312,14 @@ class Worker:
         else:
             self._messages.append(message)
 
-    def _read(self, descriptor: int, lines: LineBuffer) -> list[bytes]:
-        found: list[bytes] = []
-        for _ in range(READS_AT_ONCE):  # a worker that never pauses must not hold the daemon
-            if descriptor not in self._open:
-                break
-            try:
-                data = os.read(descriptor, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                self._forget(descriptor)
-                break
-            found += lines.feed(data)
-        return found
+    def _take_sample(self, message: Mapping[str, Any]) -> None:
+        self.sample = Sample(int(message["rss_bytes"]), float(message["cpu_s"]))
+        self._peak_rss = max(self._peak_rss, self.sample.rss_bytes)
 
-    def _flush_input(self) -> None:
-        if self._stdin not in self._open:
+    def _take_result_of_task(self, result: dict[str, Any]) -> None:
+        self.at_work = False
+        if not self._pipes.keep_open:  # its last task: the process ends with it
+            self._result = result
             return
-        try:
-            while self._unsent:
-                del self._unsent[: os.write(self._stdin, self._unsent)]
-        except BlockingIOError:
-            with contextlib.suppress(FileExistsError):  # the reader's progress wakes us, once is enough
-                self._epoll.register(self._stdin, select.EPOLLOUT)
-            return
-        except BrokenPipeError:  # it ended or closed its input: its exit tells the story
-            self._forget(self._stdin)
-            return
-        if self._keep_open:
-            with contextlib.suppress(FileNotFoundError):
-                self._epoll.unregister(self._stdin)
-        else:
-            self._forget(self._stdin)
-
-    def _forget(self, descriptor: int) -> None:
-        with contextlib.suppress(FileNotFoundError):  # the input is registered only while it is full
-            self._epoll.unregister(descriptor)
-        self._open.pop(descriptor).close()
-
-    def _close(self) -> None:
-        for descriptor in list(self._open):
-            self._forget(descriptor)
-        self._epoll.unregister(self._pidfd)
-        os.close(self._pidfd)
-        # The epoll itself stays open, and silent, until this object goes: its number must not become another
-        # worker's while the daemon still waits on it.
+        wall_s = time.monotonic() - self._given
+        self._done = WorkerExit("finished", None, None, result, None, self._peak_rss, wall_s)

@@ -3,6 +3,9 @@
 A worker module ends with `if __name__ == "__main__": run_worker(main)`. Standard output belongs to the
 protocol: whatever else prints there is sent to standard error. When its daemon ends, however it ends, the
 kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
+
+With `many=True` it takes one task after another, each a line of its input, and ends each with
+`{"done": result}`; an error ends the process as ever, the end of its input ends it with 0.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any, NoReturn
 from stoker.kit.lines import LineBuffer
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_death_signal
+from stoker.kit.sampler import Sample, Sampler
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
@@ -77,6 +81,10 @@ class Report:
             raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
         return message
 
+    def _tell_sample(self, sample: Sample) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and this process about to be
+            self("sample", rss_bytes=sample.rss_bytes, cpu_s=round(sample.cpu_s, 2))
+
     def _write(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         with self._lock:
@@ -89,31 +97,38 @@ class Report:
             self._stop_anywhere = False  # once: a second TERM must not interrupt the farewell
             raise WorkerStopped
 
-    def _finish(self, last: dict[str, Any]) -> None:
+    def _finish(self, last: dict[str, Any] | None) -> None:
         self._stop_anywhere = False
+        if last is None:
+            return
         with contextlib.suppress(BrokenPipeError):  # the daemon is gone: nobody is left to tell
             self._write(last)
 
 
 def run_worker(
-    main: Callable[[dict[str, Any], Report], dict[str, Any]], *, stop_anywhere: bool = False
+    main: Callable[[dict[str, Any], Report], dict[str, Any]],
+    *,
+    stop_anywhere: bool = False,
+    many: bool = False,
 ) -> NoReturn:
     """Run main(task, report) and end the process: exit 0 with its result, else the error's exit code.
 
     SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped in main wherever that is,
-    right for work that only reads.
+    right for work that only reads. With many=True main is called for each task that comes.
     """
     report = Report(_own_output(), stop_anywhere=stop_anywhere)
-    _end_with_parent()
+    sampler = Sampler(report._output, report._tell_sample) if _end_with_parent() else None
     faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, report._on_stop)
     code = 0
+    last: dict[str, Any] | None = None
     try:
-        task = report.receive()
-        report.raise_if_stopping()
-        last: dict[str, Any] = {"result": main(task or {}, report)}
+        if many:
+            _serve(main, report, sampler)
+        else:
+            last = {"result": _do(main, report, sampler, report.receive())}
     except BaseException as error:  # noqa: BLE001 - the process ends here; the error travels in the last line
         code = exit_code_of(error)
         last = {"error": _describe(error, code)}
@@ -121,6 +136,33 @@ def run_worker(
     sys.stderr.flush()
     # Not sys.exit: a native library's clean-up must not turn a finished job into a crash.
     os._exit(code)
+
+
+def _serve(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
+) -> None:
+    """Do tasks until no more can come."""
+    while True:
+        try:
+            task = report.receive()
+        except InputClosed:
+            return
+        report._write({"done": _do(main, report, sampler, task)})
+
+
+def _do(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]],
+    report: Report,
+    sampler: Sampler | None,
+    task: dict[str, Any] | None,
+) -> dict[str, Any]:
+    report.raise_if_stopping()
+    if sampler is not None:
+        sampler.begin()
+    result = main(task or {}, report)
+    if sampler is not None:
+        sampler.pause()
+    return result
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -149,10 +191,12 @@ def _own_output() -> int:
     return own
 
 
-def _end_with_parent() -> None:
+def _end_with_parent() -> bool:
+    """Have the kernel kill this process when its daemon ends; False when it was started by hand."""
     expected = os.environ.pop(PARENT_VARIABLE, None)
     if expected is None:
-        return  # started by hand
+        return False
     set_death_signal(signal.SIGKILL)
     if os.getppid() != int(expected):
         os._exit(EXIT_AGAIN)
+    return True

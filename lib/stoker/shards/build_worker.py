@@ -94,4 +94,4 @@ def _alone(building: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run_worker(main)
+    run_worker(main, many=True)
