@@ -214,7 +214,7 @@ def test_one_flipped_bit_is_found_by_a_deep_audit(site: Site) -> None:
 
 def test_an_edited_book_in_a_record_names_the_figure(site: Site) -> None:
     source = site.source()
-    books = json.loads(json.dumps(source.books))
+    books = json.loads(json.dumps(dict(source.books or {})))
     books["train"]["tokens"] += 7
     books["dropped"]["min_chars"] -= 1
     site.write(replace(source, books=books))

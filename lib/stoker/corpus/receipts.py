@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from stoker.corpus.shelf import Damaged, Shelf
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 
 ReceiptState = Literal["verified", "releasing", "released", "disputed"]
+_STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(ReceiptState)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
 
@@ -35,28 +37,28 @@ class Receipt:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         if record["v"] != 1:
             raise ValueError(f"version {record['v']}")
-        state = record["state"]
-        if state not in get_args(ReceiptState):
-            raise ValueError(f"state {state!r}")
+        state = _STATES.get(record["state"])
+        if state is None:
+            raise ValueError(f"state {record['state']!r}")
         return cls(
-            dataset=str(record["dataset"]),
-            path=str(record["path"]),
-            file=str(record["file"]),
-            size=int(record["size"]),
-            sha256=str(record["sha256"]),
-            revision=str(record["revision"]),
-            etag=str(record["etag"]),
-            state=cast(ReceiptState, state),
+            sys.intern(str(record["dataset"])),
+            sys.intern(str(record["path"])),
+            str(record["file"]),
+            int(record["size"]),
+            sys.intern(str(record["sha256"])),
+            sys.intern(str(record["revision"])),
+            str(record["etag"]),
+            state,
         )
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        return {"v": 1, **asdict(self)}
+        return {"v": 1, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
-def receipt_shelf(layout: StateLayout, dataset: str) -> Shelf[Receipt]:
+def receipt_shelf(layout: StateLayout, dataset: str, *, patient: bool = False) -> Shelf[Receipt]:
     """The receipts of one dataset, for a reader that looks again and again."""
-    return Shelf(layout.receipts, dataset, Receipt.from_record)
+    return Shelf(layout.receipts, dataset, Receipt.from_record, patient=patient)
 
 
 def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:

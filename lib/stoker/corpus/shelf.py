@@ -1,74 +1,240 @@
-"""A folder of records, one for each path of a dataset; a file is parsed again only after it changed."""
+"""A folder of records, one for each path of a dataset; a file is parsed again only after it changed.
+
+Made for 50,000 of them: a look at a folder where nothing changed costs one stat of the folder, for a record
+is always replaced by a rename, which shows there.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from stoker.store.errors import DataError
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import opened
+from stoker.store.record import RecordDamaged, parse_record
 
 T = TypeVar("T")
 Damaged = Callable[[Path, RecordDamaged], None]
+FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
+
+# A folder's time stamp stands still for a tick of the kernel while entries come and go; where a file system
+# keeps whole seconds only, for up to two of them.
+TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
+LOOK_SHARE, STAT_SHARE = 0.1, 0.02  # of the time, at most, that a patient reader spends looking
+PIECE = 1 << 16
+MANY = 1000
+SUFFIX = ".json"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Shelf(Generic[T]):
     """The records of one dataset in one folder, as `parse` reads them.
 
-    A folder may hold records of several datasets: those of others are passed over.
+    A folder may hold records of several datasets: those of others are passed over. A `patient` reader may see
+    a change late, by well under a second for 50,000 records, and does not spend its days looking while many
+    change one by one; `due` is when it should look again. One replaced twice between two looks, so that it
+    has its old inode again, such a reader sees after some seconds at most.
     """
 
-    def __init__(self, directory: Path, dataset: str, parse: Callable[[Mapping[str, Any]], T]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dataset: str,
+        parse: Callable[[Mapping[str, Any]], T],
+        *,
+        patient: bool = False,
+    ) -> None:
         self._directory = directory
         self._dataset = dataset
         self._parse = parse
-        self._known: dict[str, tuple[tuple[int, int, int], tuple[str, T] | None]] = {}
+        self._patient = patient
+        self._found: dict[str, T] = {}
+        # By the name as a number: the file's inode above its mtime. Names and tuples would take three times
+        # the memory.
+        self._stamps: dict[int, int] = {}
+        self._folder: FolderStamp | None = None  # as it was when all that was found was true
+        self._doubted = False  # whether some records were told unchanged by their inode alone
+        self._looked, self._look_s = -1e9, 0.0
+        self._checked, self._check_s = -1e9, 0.0
+        self._changed: set[str] = set()
 
     def read(self, damaged: Damaged | None = None) -> dict[str, T]:
-        """Every whole record by its path, in path order.
+        """Every whole record by its path, in path order; the same dictionary until a record comes or goes.
 
         A damaged one is left out and handed to `damaged`; only the folder's owner may move it aside.
         Raises DataError where a whole record is of a shape this version cannot read.
         """
-        seen: dict[str, tuple[tuple[int, int, int], tuple[str, T] | None]] = {}
-        for name, stamp in self._stamps():
-            known = self._known.get(name)
-            if known is not None and known[0] == stamp:
-                seen[name] = known
-                continue
-            try:
-                seen[name] = (stamp, self._load(self._directory / name))
-            except FileNotFoundError:  # its owner replaced or moved it between the scan and the read
-                continue
-            except RecordDamaged as error:
-                if damaged is not None:
-                    damaged(self._directory / name, error)
-        self._known = seen
-        return dict(sorted(found for _, found in seen.values() if found is not None))
+        folder = self._stamp_folder()
+        if folder is None:
+            self._forget()
+            return self._found
+        may_check = not self._patient or self._may_check()
+        if folder == self._folder and not (self._doubted and may_check):
+            return self._found
+        if self._patient and time.monotonic() < self._looked + self._look_s / LOOK_SHARE:
+            return self._found
+        at_rest = _at_rest(folder[2])
+        self._folder = None  # should the look break off
+        self._look(damaged, check=may_check)
+        self._folder = folder if at_rest else None
+        return self._found
 
-    def _stamps(self) -> list[tuple[str, tuple[int, int, int]]]:
-        stamps = []
-        try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    if not entry.name.endswith(".json") or entry.name.startswith("."):
-                        continue
-                    stat = entry.stat()
-                    stamps.append((entry.name, (stat.st_ino, stat.st_size, stat.st_mtime_ns)))
-        except FileNotFoundError:
-            return []
-        return sorted(stamps)
+    @property
+    def due(self) -> float | None:
+        """When a look is due that nobody will wake us up for, monotonic seconds; None when none is."""
+        if self._folder is None:
+            return self._looked + max(TICK_NS / 1e9, self._look_s / LOOK_SHARE)
+        return self._checked + self._check_s / STAT_SHARE if self._doubted else None
 
-    def _load(self, file: Path) -> tuple[str, T] | None:
-        record = read_record(file)
-        if record.get("dataset") != self._dataset:
-            return None
+    def take_changed(self) -> set[str]:
+        """The paths whose record came, changed or went since this was asked last."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _may_check(self) -> bool:
+        return time.monotonic() >= self._checked + self._check_s / STAT_SHARE
+
+    def _look(self, damaged: Damaged | None, *, check: bool) -> None:
+        began = time.monotonic()
+        changed, met = self._scan(check=check)
+        self._looked = time.monotonic()
+        self._look_s = self._looked - began
+        if check:
+            self._checked, self._check_s = self._looked, self._look_s
+        self._doubted = not check
+        if met < len(self._stamps) or not self._load(changed, damaged):
+            # A record went. Which path's it was is not known any more, and it hardly ever happens.
+            self._forget()
+            self._load(self._scan(check=True)[0], damaged)
+
+    def _scan(self, *, check: bool) -> tuple[list[str], int]:
+        """The names of the records that may have changed, and how many there are that were known."""
+        changed, met = [], 0
+        stamps = self._stamps
+        with storage_errors("list", self._directory), os.scandir(self._directory) as entries:
+            for entry in entries:
+                name = entry.name
+                if not name.endswith(SUFFIX) or name.startswith("."):
+                    continue
+                stamp = stamps.get(_number(name))
+                met += stamp is not None
+                as_it_was = stamp is not None and stamp >> 64 == entry.inode()
+                if stamp is None or not as_it_was or (check and not _is_as_stamped(entry, stamp)):
+                    changed.append(name)
+        return changed, met
+
+    def _load(self, names: list[str], damaged: Damaged | None) -> bool:
+        """Read these anew; False when one that was whole is not any more."""
+        if not names:
+            return True
+        whole, disorder, last = True, False, next(reversed(self._found), "")
+        with (
+            storage_errors("read", self._directory),
+            opened(self._directory, _FOLDER) as folder,
+            _no_collections(len(names)),
+        ):
+            for name in sorted(names):
+                number = _number(name)
+                try:
+                    data, stamp = _read(folder, name)
+                except FileNotFoundError:  # its owner replaced or moved it between the scan and the read
+                    continue
+                was_known, self._stamps[number] = number in self._stamps, stamp
+                try:
+                    record = parse_record(data, f"{self._directory}/{name}")
+                except RecordDamaged as error:
+                    whole = whole and not was_known
+                    if damaged is not None:
+                        damaged(self._directory / name, error)
+                    continue
+                if record.get("dataset") != self._dataset:
+                    continue
+                path, thing = self._parsed(record, name)
+                if path not in self._found:
+                    disorder, last = disorder or path < last, path
+                self._found[path] = thing
+                self._changed.add(path)
+        if disorder:
+            self._found = dict(sorted(self._found.items()))
+        return whole
+
+    def _parsed(self, record: Mapping[str, Any], name: str) -> tuple[str, T]:
         try:
-            return str(record["path"]), self._parse(record)
+            return sys.intern(str(record["path"])), self._parse(record)
         except (KeyError, TypeError, ValueError) as error:
+            self._stamps.pop(_number(name))  # to be refused the next time too
             raise DataError(
-                f"{file}: not a record this version reads ({error!r}); "
+                f"{self._directory / name}: not a record this version reads ({error!r}); "
                 "was it written by a newer Stoker? Upgrade, or move it out of the folder"
             ) from error
+
+    def _forget(self) -> None:
+        """Begin anew; whoever kept the old dictionary keeps it."""
+        self._changed.update(self._found)
+        self._found, self._stamps, self._folder, self._doubted = {}, {}, None, False
+
+    def _stamp_folder(self) -> FolderStamp | None:
+        try:
+            with storage_errors("look at", self._directory):
+                about = self._directory.stat()
+        except FileNotFoundError:
+            return None
+        return about.st_dev, about.st_ino, about.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _no_collections(records: int) -> Iterator[None]:
+    """Nothing that is read here is garbage: looking for some takes a quarter of the time."""
+    if records < MANY or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _number(name: str) -> int:
+    """A record's name as a number: by the digits at its end, which tell names apart."""
+    try:
+        return int(name[-17:-5], 16)
+    except ValueError:  # a name that no record has
+        return hash(name)
+
+
+def _stamp(about: os.stat_result) -> int:
+    return about.st_ino << 64 | about.st_mtime_ns
+
+
+def _is_as_stamped(entry: os.DirEntry[str], stamp: int) -> bool:
+    try:
+        return _stamp(entry.stat(follow_symlinks=False)) == stamp
+    except FileNotFoundError:  # replaced this instant
+        return False
+
+
+def _at_rest(mtime_ns: int) -> bool:
+    """Whether a change from now on would show in the folder's time."""
+    grain = TICK_NS if mtime_ns % 1_000_000_000 else SECONDS_NS
+    return not 0 <= time.time_ns() - mtime_ns < grain
+
+
+def _read(folder: int, name: str) -> tuple[bytes, int]:
+    """A file's bytes, and the stamp of what was read."""
+    # Without O_NONBLOCK a fifo left in the folder would hang whoever reads it.
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        about = os.fstat(descriptor)
+        data = os.read(descriptor, PIECE)
+        while len(data) >= PIECE and (piece := os.read(descriptor, PIECE)):
+            data += piece
+    finally:
+        os.close(descriptor)
+    return data, _stamp(about)

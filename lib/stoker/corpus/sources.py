@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
+from stoker.corpus.figures import packed
 from stoker.corpus.shelf import Damaged, Shelf
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
@@ -31,8 +33,10 @@ TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
     "duplicate": frozenset({"seen"}),
 }
 
+_STATES: Mapping[object, SourceState] = {state: state for state in get_args(SourceState)}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One source file's way.
 
@@ -43,7 +47,10 @@ class Source:
     there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
     whatever happens; `evicted`: it is on warm only. `engine`: what encodes its text, None until a sample of
     it was tried. `imported`: its set was taken over as tokens; no file and no receipt stand behind it, and
-    `size` and `sha256` are those of the tokens.
+    `size` and `sha256` are those of the tokens. `former`: the path whose file had this content until it was
+    replaced, after the shard set was proven: no file and no receipt stand behind such a source either.
+    `formers` are the contents (sha256, size) that this path's file had before and that have a source of their
+    own.
     """
 
     dataset: str
@@ -63,6 +70,8 @@ class Source:
     on_warm: bool = False
     engine: str | None = None
     imported: bool = False
+    former: str | None = None
+    formers: tuple[tuple[str, int], ...] = ()
 
     @property
     def hot(self) -> bool:
@@ -74,32 +83,38 @@ class Source:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         if record["v"] != 1:
             raise ValueError(f"version {record['v']}")
-        state = record["state"]
-        if state not in get_args(SourceState):
-            raise ValueError(f"state {state!r}")
-        return cls(
-            dataset=str(record["dataset"]),
-            path=str(record["path"]),
-            size=int(record["size"]),
-            sha256=str(record["sha256"]),
-            state=cast(SourceState, state),
-            key=record["key"],
-            attempts=int(record["attempts"]),
-            reason=record["reason"],
-            books=record["books"],
-            evicted=bool(record["evicted"]),
-            manifest_sha256=record.get("manifest_sha256"),
-            deaths=tuple(int(group) for group in record.get("deaths", ())),
-            column=record.get("column"),
-            evicting=bool(record.get("evicting", False)),
-            on_warm=bool(record.get("on_warm", record["evicted"] or state == "synced")),
-            engine=record.get("engine"),
-            imported=bool(record.get("imported", False)),
+        state = _STATES.get(record["state"])
+        if state is None:
+            raise ValueError(f"state {record['state']!r}")
+        get = record.get
+        return cls(  # by position: there are 50,000 of them to read while a daemon starts
+            sys.intern(str(record["dataset"])),
+            sys.intern(str(record["path"])),
+            int(record["size"]),
+            sys.intern(str(record["sha256"])),
+            state,
+            record["key"],
+            int(record["attempts"]),
+            record["reason"],
+            packed(record["books"]),
+            bool(record["evicted"]),
+            get("manifest_sha256"),
+            tuple(map(int, get("deaths", ()))),
+            get("column"),
+            bool(get("evicting", False)),
+            bool(get("on_warm", record["evicted"] or state == "synced")),
+            get("engine"),
+            bool(get("imported", False)),
+            get("former"),
+            tuple((str(sha256), int(size)) for sha256, size in get("formers", ())),
         )
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        return {"v": 1, **asdict(self), "deaths": list(self.deaths)}
+        body = {field.name: getattr(self, field.name) for field in fields(self)}
+        books = None if self.books is None else dict(self.books)
+        formers = [list(former) for former in self.formers]
+        return {"v": 1, **body, "books": books, "deaths": list(self.deaths), "formers": formers}
 
     def moved(self, state: SourceState, **changes: Any) -> Source:
         """This source in another state; raises DataError for a step that does not exist."""

@@ -33,13 +33,23 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read a record's body (without `sum`); RecordDamaged says what is wrong, FileNotFoundError passes."""
     with storage_errors("read", path):
         data = _read_file(path)
+    return parse_record(data, path)
+
+
+def parse_record(data: bytes, path: Path | str) -> dict[str, Any]:
+    """The body (without `sum`) of the record that path holds; RecordDamaged says what is wrong with it."""
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
+        text = data.decode("utf-8", "surrogatepass").strip()
+        body, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            raise ValueError(f"something follows at character {end}")  # noqa: TRY301 - one sentence for all
     except (ValueError, RecursionError) as error:
         raise RecordDamaged(f"{path} is not JSON ({error}); it is moved aside and rebuilt") from error
     if not isinstance(body, dict) or "v" not in body:
         raise RecordDamaged(f"{path} is no record: it lacks `v`; it is moved aside and rebuilt")
     claimed = body.pop("sum", None)
+    if claimed is not None and _sum_as_written(data) == claimed:
+        return body
     try:
         actual = _sum(body)
     except ValueError as error:  # a lone surrogate: JSON can spell it, UTF-8 cannot
@@ -87,8 +97,22 @@ def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body)).hexdigest()[:SUM_HEX]
 
 
+def _sum_as_written(data: bytes) -> str | None:
+    """The sum of a record that lies in its canonical form, without making that form anew: a third of the time
+    that reading 50,000 of them takes. None where it cannot be told this way."""
+    at = data.rfind(_SUM_KEY)
+    after = at + len(_SUM_KEY) + SUM_HEX + 1
+    if at < 0 or data[after - 1 : after] != b'"':
+        return None
+    return hashlib.sha256(data[:at] + data[after:].rstrip(b"\n")).hexdigest()[:SUM_HEX]
+
+
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_SUM_KEY = b',"sum":"'
 
 
 def _read_file(path: Path) -> bytes:
