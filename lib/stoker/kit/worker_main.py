@@ -5,7 +5,8 @@ protocol: whatever else prints there is sent to standard error. When its daemon 
 kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
 
 With `many=True` it takes one task after another, each a line of its input, and ends each with
-`{"done": result}`; an error ends the process as ever, the end of its input ends it with 0.
+`{"done": result}`, but the last with `{"result": result}` as any worker, where its input is at its end by
+then. An error ends the process as ever, the end of its input ends it with 0.
 """
 
 from __future__ import annotations
@@ -70,16 +71,27 @@ class Report:
                 return None
             ready = readable(0, self._wake_read, timeout_s=timeout_s)
             if 0 in ready:
-                data = os.read(0, 1 << 16)
-                self._received += self._lines.feed(data) if data else self._lines.finish()
-                if not data and not self._received:
-                    raise InputClosed
+                self._read_input()
             elif not ready:
                 return None
         message = json.loads(self._received.pop(0))
         if not isinstance(message, dict):
             raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
         return message
+
+    def is_over(self) -> bool:
+        """Whether no further line can come, as far as can be told without waiting."""
+        with contextlib.suppress(InputClosed):
+            while not self._received and readable(0, timeout_s=0):
+                self._read_input()
+            return False
+        return True
+
+    def _read_input(self) -> None:
+        data = os.read(0, 1 << 16)
+        self._received += self._lines.feed(data) if data else self._lines.finish()
+        if not data and not self._received:
+            raise InputClosed
 
     def _tell_sample(self, sample: Sample) -> None:
         with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and this process about to be
@@ -125,10 +137,8 @@ def run_worker(
     code = 0
     last: dict[str, Any] | None = None
     try:
-        if many:
-            _serve(main, report, sampler)
-        else:
-            last = {"result": _do(main, report, sampler, report.receive())}
+        result = (_serve if many else _do)(main, report, sampler)
+        last = None if result is None else {"result": result}
     except BaseException as error:  # noqa: BLE001 - the process ends here; the error travels in the last line
         code = exit_code_of(error)
         last = {"error": _describe(error, code)}
@@ -140,29 +150,32 @@ def run_worker(
 
 def _serve(
     main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
-) -> None:
-    """Do tasks until no more can come."""
+) -> dict[str, Any] | None:
+    """Do tasks until no more can come; the result of the last if that was known when it was done."""
     while True:
         try:
-            task = report.receive()
+            result = _do(main, report, sampler)
         except InputClosed:
-            return
-        report._write({"done": _do(main, report, sampler, task)})
+            return None
+        if report.is_over():
+            return result
+        report._write({"done": result})
 
 
 def _do(
-    main: Callable[[dict[str, Any], Report], dict[str, Any]],
-    report: Report,
-    sampler: Sampler | None,
-    task: dict[str, Any] | None,
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
 ) -> dict[str, Any]:
+    task = report.receive()
     report.raise_if_stopping()
     if sampler is not None:
         sampler.begin()
-    result = main(task or {}, report)
-    if sampler is not None:
-        sampler.pause()
-    return result
+    try:
+        return main(task or {}, report)
+    except InputClosed as error:  # from a conversation: not the end of the tasks
+        raise EOFError("the daemon closed the input in the middle of a task") from error
+    finally:
+        if sampler is not None:
+            sampler.pause()
 
 
 def exit_code_of(error: BaseException) -> int:
