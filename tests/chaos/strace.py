@@ -18,7 +18,7 @@ _CALLS = {
     "truncate": "?truncate,?ftruncate",
     "write": "?write,?pwrite64,?writev,?pwritev",
 }
-_KILLED = re.compile(r"^\d+ +(?:<\.\.\. )?(\w+)(?: resumed>)?\(?(.*)\) += \?$", re.MULTILINE)
+_KILLED = re.compile(r"^(?:\d+ +)?(?:<\.\.\. )?(\w+)(?: resumed>)?\(?(.*)\) += \?$", re.MULTILINE)
 _PATH = re.compile(r'<([^>]+)>|"([^"]+)"')
 
 
@@ -36,12 +36,15 @@ def killing(command: list[str], call: str, when: int, log: Path) -> list[str]:
     ]
 
 
-def attached(pid: int, call: str, when: int, log: Path) -> list[str]:
-    """A command that kills a process that runs already, and what it starts, at its `when`th such call on."""
+def attached(pid: int | str, call: str, when: int, log: Path, *, follow: bool = True) -> list[str]:
+    """A command that kills a process that runs already at its `when`th such call from now on.
+
+    With `follow` so are its threads and what it starts, each counted by itself.
+    """
     calls = _CALLS[call]
     return [
-        *("strace", "-f", "-q", "-y", "-o", str(log), "-e", "signal=none", "-e", f"trace={calls}"),
-        *("-e", f"inject={calls}:signal=KILL:when={when}", "-p", str(pid)),
+        *("strace", *(["-f"] if follow else []), "-q", "-y", "-o", str(log), "-e", "signal=none"),
+        *("-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={when}", "-p", str(pid)),
     ]
 
 

@@ -9,7 +9,7 @@ import secrets
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
@@ -30,13 +30,24 @@ _NAME = re.compile(
 
 
 class Siege:
-    """The daemons of one pipeline: `tend()` starts what is down, `victim()` finds whom to kill."""
+    """The daemons of one pipeline: `tend()` starts what is down, `victim()` finds whom to kill.
 
-    def __init__(self, data: DataPipeline) -> None:
-        self.data = data
+    With `never_exits` a daemon may end by kill -9 alone, as long as nobody asked it to.
+    """
+
+    def __init__(
+        self,
+        data: DataPipeline,
+        daemons: Sequence[str] = DAEMONS,
+        *,
+        environ: Mapping[str, str] | None = None,
+        never_exits: bool = False,
+    ) -> None:
+        self.data, self.daemons = data, daemons
+        self.environ, self.never_exits = dict(environ or {}), never_exits
         self.mark = secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.restarts: dict[str, int] = dict.fromkeys(DAEMONS, 0)
+        self.restarts: dict[str, int] = dict.fromkeys(daemons, 0)
 
     def said(self, name: str) -> Path:
         """Where a daemon's words go, of all its lives."""
@@ -50,18 +61,19 @@ class Siege:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env={**os.environ, MARK: self.mark},
+                env={**os.environ, **self.environ, MARK: self.mark},
                 start_new_session=True,
             )
 
     def tend(self) -> None:
         """Start again what was killed; AssertionError where one ended by itself for good."""
-        for name in DAEMONS:
+        for name in self.daemons:
             process = self.running.get(name)
             code = None if process is None else process.poll()
             if process is not None and code is None:
                 continue
-            assert code not in HOPELESS, f"{name} ended with {code}:\n{self.last_words(name)}"
+            hopeless = code in HOPELESS or (self.never_exits and code not in (None, -signal.SIGKILL))
+            assert not hopeless, f"{name} ended with {code}:\n{self.last_words(name)}"
             self.restarts[name] += 1
             self.start(name)
 
