@@ -28,6 +28,7 @@ COMMANDS = {
     "batch": ("stoker.cli.batch", "batch", "Show which documents were in a step."),
     "where": ("stoker.cli.where", "where", "Show which steps saw a row of a source file."),
     "generate": ("stoker.cli.generate", "generate", "Continue a text with a checkpoint's model."),
+    "export": ("stoker.cli.export", "export", "Write shard sets as other trainers read them."),
     "config": ("stoker.cli.config", "config", "Check a pipeline file, or show what is in force."),
 }
 
