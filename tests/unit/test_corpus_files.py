@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,19 +14,14 @@ import pytest
 from crash import Crash, check_crashes
 from stoker.corpus import quarantine as quarantine_room
 from stoker.corpus import transfer
-from stoker.corpus.hash_worker import main as hash_main
 from stoker.corpus.listing import Listing, read_listing, write_listing
 from stoker.corpus.preflight import preflight
 from stoker.corpus.quarantine import quarantine
 from stoker.corpus.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
 from stoker.corpus.sources import Source, read_sources, write_source
-from stoker.corpus.stage_worker import main as stage_main
-from stoker.corpus.sweep_worker import main as sweep_main
-from stoker.corpus.transfer import DiskFullError, bring
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record
-from support.builds import Recorder
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 
 RECEIPT = Receipt("d", "a/b.parquet", "/f/a/b.parquet", 5, "0" * 64, "", "5-1-1", "verified")
@@ -79,49 +73,6 @@ class TestRecords:
         assert shelf.read()["a/b.parquet"] is first
         write_receipt(layout, RECEIPT)
         assert shelf.read()["a/b.parquet"] is not first
-
-
-class TestHashing:
-    @staticmethod
-    def task(file: Path) -> dict[str, Any]:
-        stat = file.stat()
-        return {
-            "root": str(file.parent),
-            "path": file.name,
-            "size": stat.st_size,
-            "mtime_ns": stat.st_mtime_ns,
-            "inode": stat.st_ino,
-        }
-
-    def test_a_file_that_stayed_the_same_is_hashed(self, tmp_path: Path) -> None:
-        file = tmp_path / "a"
-        file.write_bytes(b"words" * 1000)
-        result = hash_main(self.task(file), Recorder())  # type: ignore[arg-type]
-        assert (result["status"], result["sha256"]) == ("hashed", hashlib.sha256(b"words" * 1000).hexdigest())
-
-    def test_a_file_that_changed_was_replaced_or_went_is_not(self, tmp_path: Path) -> None:
-        file = tmp_path / "a"
-        file.write_bytes(b"words")
-        task = self.task(file)
-        stat = file.stat()
-        (tmp_path / "b").write_bytes(b"sword")
-        os.utime(tmp_path / "b", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        (tmp_path / "b").rename(file)
-        assert hash_main(task, Recorder()) == {"status": "changed"}  # type: ignore[arg-type]
-        file.unlink()
-        assert hash_main(task, Recorder()) == {"status": "missing"}  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("mode", ["ab", "r+b"])
-    def test_a_file_that_is_written_to_while_it_is_hashed_is_not(self, tmp_path: Path, mode: str) -> None:
-        file = tmp_path / "a"
-        file.write_bytes(b"words")
-
-        class Meddling(Recorder):
-            def __call__(self, kind: str, **fields: Any) -> None:
-                with file.open(mode) as stream:
-                    stream.write(b"sword")
-
-        assert hash_main(self.task(file), Meddling()) == {"status": "changed"}  # type: ignore[arg-type]
 
 
 def plain_table(rows: int = 4, **columns: pa.Array) -> pa.Table:
@@ -196,99 +147,6 @@ class TestPreflight:
             data[place] ^= 0xFF
             file.write_bytes(data)
             preflight(file, "text", decode=True)
-
-
-class TestStaging:
-    @staticmethod
-    def task(source: Path, hot: Path, **changes: Any) -> dict[str, Any]:
-        data = source.read_bytes() if source.exists() else b""
-        return {
-            "file": str(source),
-            "size": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "target": str(hot / "parquet" / "a-1.parquet"),
-            "text_column": "text",
-            "columns": [],
-            "floor": 0,
-            "decode": False,
-            **changes,
-        }
-
-    @staticmethod
-    def stage(task: dict[str, Any]) -> dict[str, Any]:
-        return stage_main(task, Recorder())  # type: ignore[arg-type]
-
-    def test_a_file_is_linked_on_one_file_system_and_found_again_the_second_time(
-        self, tmp_path: Path
-    ) -> None:
-        source = write_fineweb(tmp_path / "a.parquet", 60)
-        task = self.task(source, tmp_path / "hot")
-        assert self.stage(task)["how"] == "link"
-        assert Path(task["target"]).samefile(source)
-        assert self.stage(task)["how"] == "kept"
-
-    def test_a_file_on_another_file_system_is_copied(self, tmp_path: Path) -> None:
-        source = write_fineweb(tmp_path / "a.parquet", 60)
-        memory = Path("/dev/shm") / f"stoker-test-{os.getpid()}"
-        try:
-            task = self.task(source, memory)
-            assert self.stage(task)["how"] == "copy"
-            assert Path(task["target"]).read_bytes() == source.read_bytes()
-            assert _names(memory / "parquet") == ["a-1.parquet"]
-        finally:
-            sweep_main({"remove": [str(memory)]}, Recorder())  # type: ignore[arg-type]
-        assert not memory.exists()
-
-    def test_a_copy_leaves_the_free_floor_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(os, "link", _no_link)
-        (tmp_path / "a").write_bytes(b"words")
-        with pytest.raises(DiskFullError, match="free_floor") as caught:
-            bring(tmp_path / "a", tmp_path / "b", floor=1 << 60)
-        assert caught.value.errno == 28
-        assert not (tmp_path / "b").exists()
-
-    def test_other_content_than_the_receipts_is_not_let_in(self, tmp_path: Path) -> None:
-        source = write_fineweb(tmp_path / "a.parquet", 60)
-        task = self.task(source, tmp_path / "hot")
-        flip_page(source, 0)
-        result = self.stage(task)
-        assert result == {"status": "mismatch", "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-        assert not _names(tmp_path / "hot" / "parquet")
-
-    def test_a_missing_file_is_said_and_a_stale_one_on_hot_replaced(self, tmp_path: Path) -> None:
-        assert self.stage(self.task(tmp_path / "nowhere", tmp_path / "hot")) == {"status": "missing"}
-        source = write_fineweb(tmp_path / "a.parquet", 60)
-        task = self.task(source, tmp_path / "hot")
-        Path(task["target"]).write_bytes(b"an earlier content")
-        assert self.stage(task)["status"] == "staged"
-        assert Path(task["target"]).read_bytes() == source.read_bytes()
-
-    def test_a_bad_file_is_judged_where_quarantine_finds_it(self, tmp_path: Path) -> None:
-        source = truncate(write_fineweb(tmp_path / "a.parquet", 60))
-        task = self.task(source, tmp_path / "hot")
-        result = self.stage(task)
-        assert (result["status"], result["reason"]) == ("bad", "truncated")
-        assert Path(task["target"]).exists()
-
-    def test_no_crash_leaves_a_wrong_file_under_the_staged_name(self) -> None:
-        def prepare(root: Path) -> None:
-            (root / "hot" / "parquet").mkdir(parents=True)
-            pq.write_table(plain_table(), root / "a.parquet")
-
-        def copy(root: Path) -> None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os, "link", _no_link)
-                self.stage(self.task(root / "a.parquet", root / "hot"))
-
-        def invariant(root: Path, crash: Crash) -> None:
-            target = root / "hot" / "parquet" / "a-1.parquet"
-            assert target.exists() or not crash.complete
-            if target.exists():
-                assert target.read_bytes() == (root / "a.parquet").read_bytes()
-
-        check_crashes(copy, lambda root: None, invariant, prepare=prepare, max_states=600)
 
 
 def _no_link(*_: Any, **__: Any) -> None:

@@ -76,10 +76,10 @@ def test_a_missing_root_is_an_error_and_a_folder_that_cannot_be_read_is_said(
     (tmp_path / "a.parquet").write_bytes(b"x")
     real = os.scandir
 
-    def scandir(path: Path) -> object:
-        if Path(path).name == "locked":
+    def scandir(folder: int) -> object:
+        if Path(f"/proc/self/fd/{folder}").readlink().name == "locked":
             raise PermissionError(13, "Permission denied")
-        return real(path)
+        return real(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
     found = list(look_through(tmp_path, Selection()))

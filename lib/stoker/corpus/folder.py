@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.store.beneath import Linked, folder_beneath
+
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
 DEFAULT_INCLUDE = ("*.parquet",)
+LINK = "it is a symbolic link; give the folder it points to, or move the file here"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ def compile_glob(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(out), re.DOTALL)
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a name is that of something hidden or still being written, which no dataset ever holds."""
+    return name.startswith(".") or name.endswith(IGNORED_SUFFIXES)
+
+
 class Selection:
     """The include and exclude globs of one source; no include means every *.parquet."""
 
@@ -78,7 +86,7 @@ class Selection:
 
     def takes(self, path: str) -> bool:
         """Whether this relative path belongs to the dataset; hidden and unfinished files never do."""
-        if any(part.startswith(".") for part in path.split("/")) or path.endswith(IGNORED_SUFFIXES):
+        if any(part.startswith(".") for part in path.split("/")) or is_unfinished(path):
             return False
         return any(glob.fullmatch(path) for glob in self._include) and not any(
             glob.fullmatch(path) for glob in self._exclude
@@ -86,9 +94,9 @@ class Selection:
 
 
 def look_through(
-    root: Path, selection: Selection, tick: Callable[[], None] = lambda: None
+    root: Path, selection: Selection, entered: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileSeen | Refused | Unreadable]:
-    """Every matching file below root, in no particular order; `tick` is called for each folder entered.
+    """Every matching file below root, in no particular order; `entered` gets each folder before it is listed.
 
     Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
     itself cannot be listed; a folder below it that cannot is reported as Unreadable.
@@ -96,24 +104,36 @@ def look_through(
     folders = [""]
     while folders:
         folder = folders.pop()
-        tick()
         try:
-            with os.scandir(root / folder) as found:
-                entries = list(found)
+            with folder_beneath(root, folder) as opened:
+                entered(opened)
+                with os.scandir(opened) as entries:
+                    found, below = _sort_out(entries, folder, selection)
+        except Linked:  # it was a folder when the one above it was listed
+            yield Refused(folder, LINK)
         except OSError as error:
             if not folder:
                 raise
             yield Unreadable(folder, error.strerror or str(error))
-            continue
-        for entry in entries:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if not entry.name.startswith("."):
-                    folders.append(path)
-                continue
-            if not selection.takes(path) and not _linked_folder(entry):
-                continue
-            yield _examine(entry, path)
+        else:
+            folders += below
+            yield from found
+
+
+def _sort_out(
+    entries: Iterable[os.DirEntry[str]], folder: str, selection: Selection
+) -> tuple[list[FileSeen | Refused | Unreadable], list[str]]:
+    """What was found in a folder, and the folders in it."""
+    found: list[FileSeen | Refused | Unreadable] = []
+    below: list[str] = []
+    for entry in entries:
+        path = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if not entry.name.startswith("."):
+                below.append(path)
+        elif selection.takes(path) or _linked_folder(entry):
+            found.append(_examine(entry, path))
+    return found, below
 
 
 def _linked_folder(entry: os.DirEntry[str]) -> bool:
@@ -126,7 +146,7 @@ def _examine(entry: os.DirEntry[str], path: str) -> FileSeen | Refused | Unreada
     except UnicodeEncodeError:
         return Refused(path.encode(errors="backslashreplace").decode(), "its name is not UTF-8")
     if entry.is_symlink():
-        return Refused(path, "it is a symbolic link; give the folder it points to, or move the file here")
+        return Refused(path, LINK)
     try:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:

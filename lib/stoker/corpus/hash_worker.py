@@ -1,6 +1,6 @@
 """Worker: the sha256 of one source file, only if the file stayed as it was looked at.
 
-task: {"root", "path", "size", "mtime_ns", "inode"}; messages: {"kind": "progress", "bytes"}
+task: {"root", "path", "size", "mtime_ns", "inode"}; messages: {"kind": "hashed", "bytes"}
 result: {"status": "hashed", "sha256", "size", "cached"}, {"status": "changed"} or {"status": "missing"}
 """
 
@@ -10,9 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.pace import paced
 from stoker.kit.worker_main import Report, run_worker
-from stoker.store.hashing import hash_file
-from stoker.store.names import inside
+from stoker.store.beneath import Linked, NotRegular, file_beneath
+from stoker.store.errors import storage_errors
+from stoker.store.hashing import hash_opened
 
 
 class _GrownError(Exception):
@@ -21,31 +23,34 @@ class _GrownError(Exception):
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Look, hash, look again."""
-    file = inside(Path(task["root"]), task["path"])
+    root, path = Path(task["root"]), task["path"]
     looked_at = (task["size"], task["mtime_ns"], task["inode"])
+    tell = paced(lambda what, done: report(what, bytes=done))
 
     def progress(done: int) -> None:
-        report("progress", bytes=done)
+        tell("hashed", done)
         if done > task["size"]:  # somebody is appending: reading on might never end
             raise _GrownError
 
     try:
-        if _look(file) != looked_at:
-            return {"status": "changed"}
-        found = hash_file(file, progress=progress)
-        if _look(file) != looked_at or found.size != task["size"]:
-            return {"status": "changed"}
-    except _GrownError:
+        with storage_errors("read", root / path), file_beneath(root, path) as file:
+            if _look(file) != looked_at:
+                return {"status": "changed"}
+            found = hash_opened(file, progress=progress)
+            # What was read is still what it was, and still what goes by that name.
+            with file_beneath(root, path) as again:
+                if not _look(file) == _look(again) == looked_at or found.size != task["size"]:
+                    return {"status": "changed"}
+    except (_GrownError, Linked, NotRegular):
         return {"status": "changed"}
     except FileNotFoundError:
         return {"status": "missing"}
     return {"status": "hashed", "sha256": found.sha256, "size": found.size, "cached": found.cached}
 
 
-def _look(file: Path) -> tuple[int, int, int]:
-    # Never through a link: its target is not what the lister saw.
-    stat = os.lstat(file)
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+def _look(file: int) -> tuple[int, int, int]:
+    found = os.fstat(file)
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ task: {"role": "folder", "root", "include": [...], "exclude": [...]}
 input, a line a look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
-        then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...]};
+        then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
+        "polling": why no change is told between looks, empty where it is};
+        {"kind": "changed"} once after a look, when another may find something new;
     for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}
@@ -18,79 +20,109 @@ before: an unmounted disk leaves an empty folder, which is no reason to think al
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen, look_at_hot, look_at_warm, measure
 from stoker.corpus.folder import FileSeen, Refused, Selection, look_through
+from stoker.corpus.tree_watch import TreeWatch
 from stoker.kit.lock import Lock, read_holder
+from stoker.kit.poll import readable
 from stoker.kit.worker_main import InputClosed, Report, run_worker
 from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir
 from stoker.store.layout import HotLayout, WarmLayout
 
 _ALIVE_EVERY_S = 5.0
+_PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
 _FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
 _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal, a moment later
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Answer looks until the daemon closes the pipe or asks to stop."""
-    answer = _folder_look(task, report) if task["role"] == "folder" else OwnedDisk(task, report).answer
+    place: Folder | OwnedDisk = Folder(task, report) if task["role"] == "folder" else OwnedDisk(task, report)
     report("ready")
     looks = 0
-    for asked in _requests(report):
-        answer(asked)
-        looks += 1
+    with contextlib.suppress(InputClosed):
+        while not report.stopping:
+            asked = place.wait()
+            if asked is not None:
+                place.answer(asked)
+                looks += 1
     return {"looks": looks}
 
 
-def _requests(report: Report) -> Iterator[Mapping[str, int]]:
-    while not report.stopping:
-        try:
-            message = report.receive(timeout_s=_ALIVE_EVERY_S)
-        except InputClosed:
-            return
-        if message is None:
-            report("alive")
-        else:
-            yield message
+class Folder:
+    """The source folder: looked through when asked, watched in between."""
 
+    def __init__(self, task: dict[str, Any], report: Report) -> None:
+        self._root, self._report = Path(task["root"]), report
+        self._selection = Selection(task["include"], task["exclude"])
+        self._watch = TreeWatch(self._root)
+        self._changed = False
+        self._spoke = time.monotonic()
 
-def _folder_look(task: dict[str, Any], report: Report) -> Callable[[Mapping[str, int]], None]:
-    selection = Selection(task["include"], task["exclude"])
+    def wait(self) -> dict[str, Any] | None:
+        """The next thing asked; None after a while, so that the folder and the daemon hear of each other."""
+        asked = self._report.receive(timeout_s=0)
+        if asked is not None:
+            return asked
+        told = () if self._changed else self._watch.descriptors  # one word before a look is enough
+        readable(0, *told, timeout_s=_PEEK_EVERY_S)
+        if not self._changed and self._watch.changed():
+            self._changed = True
+            self._report("changed")
+        elif time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
+            self._alive()
+        return None
 
-    def look(asked: Mapping[str, int]) -> None:
+    def answer(self, asked: Mapping[str, Any]) -> None:
+        """Look through the folder."""
         number = asked["look"]
-        files: list[list[Any]] = []
         refused: list[list[str]] = []
         unreadable: list[list[str]] = []
-        missing = False
+        missing, self._changed = False, False
+        self._watch.begin()
         try:
-            for found in look_through(Path(task["root"]), selection, lambda: report("alive")):
-                if isinstance(found, FileSeen):
-                    files.append([found.path, found.size, found.mtime_ns, found.inode])
-                elif isinstance(found, Refused):
-                    refused.append([found.path, found.reason])
-                else:
-                    unreadable.append([found.path, found.reason])
-                if len(files) == _FILES_A_MESSAGE:
-                    report("files", look=number, files=files)
-                    files = []
+            self._look(number, refused, unreadable)
         except (FileNotFoundError, NotADirectoryError):
             missing = True
         except OSError as error:
             unreadable.append(["", error.strerror or str(error)])
-        report("files", look=number, files=files)
-        report("looked", look=number, missing=missing, refused=refused, unreadable=unreadable)
+        self._watch.end()
+        found = {"missing": missing, "refused": refused, "unreadable": unreadable}
+        self._report("looked", look=number, **found, polling=self._watch.polling)
 
-    return look
+    def _look(self, number: int, refused: list[list[str]], unreadable: list[list[str]]) -> None:
+        files: list[list[Any]] = []
+        for found in look_through(self._root, self._selection, self._entered):
+            if isinstance(found, FileSeen):
+                files.append([found.path, found.size, found.mtime_ns, found.inode])
+            elif isinstance(found, Refused):
+                refused.append([found.path, found.reason])
+            else:
+                unreadable.append([found.path, found.reason])
+            if len(files) == _FILES_A_MESSAGE:
+                self._report("files", look=number, files=files)
+                files = []
+        self._report("files", look=number, files=files)
+
+    def _entered(self, folder: int) -> None:
+        self._watch.entered(folder)
+        if time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
+            self._alive()
+
+    def _alive(self) -> None:
+        self._spoke = time.monotonic()
+        self._report("alive")
 
 
 class OwnedDisk:
@@ -104,7 +136,14 @@ class OwnedDisk:
         make_dir(self._root)
         self._lock = self._own(task["owner"])
 
-    def answer(self, asked: Mapping[str, int]) -> None:
+    def wait(self) -> dict[str, Any] | None:
+        """The next thing asked; None after a while without."""
+        asked = self._report.receive(timeout_s=_ALIVE_EVERY_S)
+        if asked is None:
+            self._report("alive")
+        return asked
+
+    def answer(self, asked: Mapping[str, Any]) -> None:
         """Tell what lies there, if asked for that, and how much room there is."""
         try:
             ours = os.path.samestat(os.fstat(self._lock), self._lock_file.stat())

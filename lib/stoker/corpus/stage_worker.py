@@ -1,11 +1,14 @@
-"""Worker: bring one source file to hot, hash what arrived, look at its footer.
+"""Worker: bring one source file to hot, hash what arrives, look at its footer.
 
-task: {"file", "size", "sha256", "target", "text_column", "columns": [...], "floor", "decode"}
-messages: {"kind": "progress", "bytes"}, then {"kind": "preflight"}, then {"kind": "progress", "row_groups"}
-result: {"status": "staged", "how": "link" | "copy" | "kept", "cached"},
+task: {"root", "file", "size", "sha256", "target", "text_column", "columns": [...], "floor", "decode"};
+    `file` lies below `root`, the source folder
+messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
+    {"kind": "progress", "row_groups"}
+result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed"},
         {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
         {"status": "mismatch", "sha256"}: not what the receipt says, nothing is at the target,
-        {"status": "missing"}: the source file is not there
+        {"status": "missing"}: the source file is not there,
+        {"status": "unavailable", "reason"}: the whole source folder cannot be seen
 """
 
 from __future__ import annotations
@@ -13,40 +16,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.pace import paced
 from stoker.corpus.preflight import preflight
-from stoker.corpus.transfer import bring
+from stoker.corpus.staging import Brought, Wanted, bring, drop_partial, why_away
+from stoker.corpus.transfer import DiskFullError
 from stoker.kit.worker_main import Report, run_worker
-from stoker.store.errors import Transient
-from stoker.store.files import make_dir, move_durably, unlink_durably
+from stoker.store.beneath import below, file_beneath
+from stoker.store.errors import Transient, UnavailableError
+from stoker.store.files import make_dir, unlink_durably
 from stoker.store.hashing import hash_file
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Stage the file and judge it."""
-    target = Path(task["target"])
-
-    def progress(done: int) -> None:
-        report("progress", bytes=done)
-
+    target, root = Path(task["target"]), Path(task["root"])
+    tell = paced(lambda what, done: report(what, bytes=done))
     make_dir(target.parent)
-    how, cached = "kept", False
-    if target.exists():
-        kept = hash_file(target, progress=progress)
-        cached = kept.cached
-        if kept.sha256 != task["sha256"]:
-            unlink_durably(target)
-    if not target.exists():
-        temporary = target.with_name(f".tmp-{target.name}")
+    kept = _kept(task, target, tell)
+    if kept is None:
         try:
-            how = bring(Path(task["file"]), temporary, progress, task["floor"])
-        except FileNotFoundError:
-            return {"status": "missing"}
-        found = hash_file(temporary, progress=progress)
-        cached = found.cached
-        if (found.sha256, found.size) != (task["sha256"], task["size"]):
-            unlink_durably(temporary)
-            return {"status": "mismatch", "sha256": found.sha256}
-        move_durably(temporary, target)
+            brought = _bring(task, root, target, tell)
+        except DiskFullError:
+            raise
+        except OSError as error:
+            if reason := why_away(root):
+                return {"status": "unavailable", "reason": reason}
+            if isinstance(error, FileNotFoundError):
+                return {"status": "missing"}
+            raise
+        if brought.sha256 != task["sha256"]:
+            return {"status": "mismatch", "sha256": brought.sha256}
+        kept = {"how": brought.how, "cached": brought.cached, "resumed": brought.resumed}
     report("preflight")
     flaw = preflight(
         target,
@@ -57,10 +57,34 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     )
     if flaw is not None:
         # The footer was read through the page cache: it convicts only if the cache holds what was hashed.
-        if hash_file(target, past_cache=False, progress=progress).sha256 != task["sha256"]:
+        through = hash_file(target, past_cache=False, progress=lambda done: tell("hashed", done))
+        if through.sha256 != task["sha256"]:
             raise Transient(f"{target}: the page cache and the disk disagree; check this machine's memory")
         return {"status": "bad", **flaw.fields()}
-    return {"status": "staged", "how": how, "cached": cached}
+    return {"status": "staged", **kept}
+
+
+def _kept(task: dict[str, Any], target: Path, tell: Any) -> dict[str, Any] | None:
+    """How it stands with a file that is at the target already; one that is not what is wanted goes."""
+    try:
+        found = hash_file(target, progress=lambda done: tell("hashed", done))
+    except FileNotFoundError:
+        return None
+    if found.sha256 != task["sha256"]:
+        unlink_durably(target)
+        return None
+    drop_partial(target)  # its copy was finished, but for the tidying up
+    return {"how": "kept", "cached": found.cached, "resumed": 0}
+
+
+def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought:
+    relative = below(root, Path(task["file"]))
+    if relative is None:
+        raise UnavailableError(
+            f"{task['file']} does not lie in {root}; its receipt is of another source folder and is renewed"
+        )
+    with file_beneath(root, relative) as source:
+        return bring(source, target, Wanted(task["sha256"], task["size"]), task["floor"], tell)
 
 
 if __name__ == "__main__":

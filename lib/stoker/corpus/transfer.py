@@ -1,4 +1,4 @@
-"""Bringing a file's bytes under another name: a hard link where the file system allows, else a copy."""
+"""Moving a file's bytes durably from one place to another, leaving few of them in the page cache."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from stoker.store.direct import DirectReader, DirectWriter, aligned_buffer
 from stoker.store.errors import StorageError
-from stoker.store.files import move_durably, opened, unlink_durably, write_all
+from stoker.store.files import move_durably, opened, unlink_durably
 
-_CHUNK = 4 << 20
-# Where a hard link is refused: another file system, one without links, too many links, protected_hardlinks.
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Progress = Callable[[int], None]
 
@@ -22,31 +21,18 @@ Progress = Callable[[int], None]
 class DiskFullError(StorageError):
     """No room left where the bytes should go; the work is tried again when there is."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; free some space: Stoker goes on by itself", errno.ENOSPC)
 
-def bring(source: Path, target: Path, progress: Progress = lambda _: None, floor: int = 0) -> str:
-    """Make `target` hold source's bytes, durably but for its directory entry; returns "link" or "copy".
 
-    An existing target is removed first: it can only be what an interrupted try left. A copy must leave
-    `floor` bytes free on the file system. Raises DiskFullError, FileNotFoundError or another OSError.
-    """
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-    else:
-        return "link"
-    room = os.statvfs(target.parent)
-    size = source.stat().st_size
-    if room.f_bavail * room.f_frsize < size + floor:
+def insist_on_room(folder: Path, size: int, floor: int) -> None:
+    """Raise DiskFullError where `size` more bytes would leave less than `floor` free."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < size + floor:
         raise DiskFullError(
-            f"{target.parent}: {room.f_bavail * room.f_frsize} bytes free, {size} needed and {floor} to stay "
-            "free (stage.free_floor); free some space: Stoker goes on by itself",
-            errno.ENOSPC,
+            f"{folder}: {free} bytes free, {size} needed and {floor} to stay free (stage.free_floor)"
         )
-    copy(source, target, progress)
-    return "copy"
 
 
 def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> None:
@@ -58,24 +44,22 @@ def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> Non
         _copy(source, target, progress)
     except OSError as error:
         target.unlink(missing_ok=True)
-        if error.errno in _FULL:
-            raise DiskFullError(
-                f"{target}: {error.strerror}; free some space: Stoker goes on by itself"
-            ) from error
+        if error.errno in FULL:
+            raise DiskFullError(f"{target}: {error.strerror}") from error
         raise
 
 
 def _copy(source: Path, target: Path, progress: Progress) -> None:
     with (
-        opened(source, os.O_RDONLY | os.O_NOFOLLOW) as reader,
-        opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writer,
+        opened(source, os.O_RDONLY | os.O_NOFOLLOW) as reading,
+        opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writing,
+        aligned_buffer(CHUNK) as buffer,
     ):
-        done = 0
-        while chunk := os.read(reader, _CHUNK):
-            write_all(writer, chunk)
-            done += len(chunk)
-            progress(done)
-        os.fsync(writer)
+        writer = DirectWriter(writing)
+        for chunk in DirectReader(reading).chunks(buffer):
+            writer.append(chunk)
+            progress(writer.done)
+        writer.commit()
 
 
 def move(source: Path, target: Path, progress: Progress = lambda _: None) -> Literal["rename", "copy"]:

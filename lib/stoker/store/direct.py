@@ -1,0 +1,111 @@
+"""Reading and writing past the page cache on open descriptors, and through it where it must be.
+
+O_DIRECT wants memory, offsets and lengths aligned; what does not fit (a file's last bytes) goes through the
+cache and is dropped from it once it is durable: staging a corpus must not push out what training reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+
+ALIGNMENT = 4096
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def aligned_buffer(size: int) -> Iterator[memoryview]:
+    """Memory that O_DIRECT takes, for the length of a block."""
+    with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:  # anonymous memory begins at a page
+        yield view
+
+
+class DirectReader:
+    """Reads a file from `start` on, a multiple of ALIGNMENT; `cached`: the page cache may have answered."""
+
+    def __init__(self, descriptor: int, *, start: int = 0, past_cache: bool = True) -> None:
+        assert start % ALIGNMENT == 0, start
+        self.cached = not (past_cache and _set_direct(descriptor, on=True))
+        self.done = start
+        self._descriptor = descriptor
+        if self.cached:
+            self._forget()
+
+    def chunks(self, buffer: memoryview, end: int | None = None) -> Iterator[memoryview]:
+        """The bytes up to the file's end or to `end`, each chunk valid until the next; raises OSError."""
+        while end is None or self.done < end:
+            # Direct reads want aligned offsets; after a short one the last block is read again in part.
+            skip = self.done % ALIGNMENT
+            got = self._read(buffer, self.done - skip) - skip
+            if got <= 0:
+                break
+            if end is not None:
+                got = min(got, end - self.done)
+            self.done += got
+            with buffer[skip : skip + got] as chunk:
+                yield chunk
+            if self.cached:
+                self._forget()
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self._descriptor, [buffer], offset)
+        except OSError as error:
+            if self.cached or error.errno not in _REFUSED:
+                raise
+        self.cached = True  # it took the flag and refuses the read
+        _set_direct(self._descriptor, on=False)
+        self._forget()
+        return os.preadv(self._descriptor, [buffer], offset)
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError):  # advice only; a pipe takes none
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class DirectWriter:
+    """Appends to a file from `start` on. What was appended is durable only after commit()."""
+
+    def __init__(self, descriptor: int, *, start: int = 0) -> None:
+        self.done = start
+        self._descriptor = descriptor
+        self._direct = _set_direct(descriptor, on=True)
+
+    def append(self, chunk: memoryview) -> None:
+        """Write all of it; raises OSError."""
+        while chunk:
+            if self._direct and (self.done % ALIGNMENT or len(chunk) % ALIGNMENT):
+                self._direct = False  # the end of the file, or a reader that gave an odd piece
+                _set_direct(self._descriptor, on=False)
+            try:
+                written = os.pwrite(self._descriptor, chunk, self.done)
+            except OSError as error:
+                if not self._direct or error.errno not in _REFUSED:
+                    raise
+                self._direct = False
+                _set_direct(self._descriptor, on=False)
+                continue
+            self.done += written
+            chunk = chunk[written:]
+
+    def commit(self) -> None:
+        """Make durable what was appended, and keep none of it in the page cache."""
+        os.fsync(self._descriptor)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _set_direct(descriptor: int, *, on: bool) -> bool:
+    """Switch O_DIRECT of an open file; False where its file system knows none."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return False
+    return True
