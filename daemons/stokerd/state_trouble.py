@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from stoker.kit.daemon import DaemonContext
+from stoker.store.ballast import FULL
 from stoker.store.errors import StorageError
 from stoker.store.files import unlink_durably, write_atomic
 
@@ -15,8 +16,13 @@ _PROBE = b"x" * 8192  # more than a record needs, so that a single freed block d
 def wait_for_state(context: DaemonContext, problem: StorageError) -> None:
     """Wait until the state directory takes a write again, or a stop is asked; with --once raise the problem.
 
-    Nothing is lost by what failed: a fact counts only once its record is durable, and its work is repeated.
+    A full disk is first given what was kept for it: then this returns at once, and `context.reserve.spent`
+    says that nothing new may be begun. Nothing is lost by what failed: a fact counts only once its record is
+    durable, and its work is repeated.
     """
+    full = problem.errno in FULL
+    if full and context.reserve.give_back(str(problem)) and not context.once:
+        return  # what is under way can be recorded; whoever writes much waits while the reserve is spent
     if context.once:
         raise problem
     reason = str(problem)

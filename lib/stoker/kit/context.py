@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -17,7 +18,9 @@ from stoker.kit.log import Log
 from stoker.kit.metrics import Metrics
 from stoker.kit.notify import Notifier
 from stoker.kit.process import ProcessId
+from stoker.kit.reserve import Reserve
 from stoker.kit.wait import Waiter
+from stoker.store.ballast import Ballast
 from stoker.store.files import write_atomic
 from stoker.store.layout import RuntimeLayout, StateLayout, runtime_dir
 from stoker.store.names import utc_now
@@ -41,13 +44,19 @@ class DaemonContext:
     notifier: Notifier
     waiter: Waiter
     once: bool
+    options: Mapping[str, str] = field(default_factory=dict)  # what was given of the daemon's own, by flag
     since: str = field(default_factory=utc_now)
+    reserve: Reserve = field(init=False)
     _started: float = field(default_factory=time.monotonic)
     _me: ProcessId = field(default_factory=lambda: ProcessId.of(os.getpid()))
     _is_ready: bool = False
     _next_beat: float = 0.0
     _last: tuple[dict[str, Any], str] = ({}, "starting")
+    _shown: tuple[dict[str, Any], str] | None = None
     _status_failing: bool = False
+
+    def __post_init__(self) -> None:
+        self.reserve = Reserve(Ballast(self.layout.ballast(self.name)), self.events)
 
     @property
     def stopping(self) -> bool:
@@ -78,6 +87,13 @@ class DaemonContext:
             self.notifier.status(text)
             self.notifier.watchdog()
             self._write_snapshot("running")
+            self.reserve.look()
+            self._shown = self._last
+
+    @property
+    def show_due(self) -> float:
+        """When a beat can show what the last one could not, monotonic seconds; inf where it showed all."""
+        return math.inf if self._last == self._shown else self._next_beat
 
     def end(self, state: str, exit_code: int) -> None:
         """Leave the last snapshot behind: `stopped` or `failed`."""

@@ -131,6 +131,10 @@ class StateLayout:
         """A run's own directory."""
         return RunLayout(self.runs / name)
 
+    def ballast(self, daemon: str) -> Path:
+        """Room that this daemon keeps for a full disk."""
+        return self.state / f".ballast-{_known(daemon)}"
+
     def events(self, daemon: str) -> Path:
         """The log of what happened to this daemon."""
         return self.state / "events" / f"{_known(daemon)}.jsonl"
