@@ -14,7 +14,7 @@ from stokerd.crew import Crew, Job
 
 ACTIVITIES = (
     *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
-    *("sync", "evict", "hydrate", "recall"),
+    *("sync", "evict", "hydrate", "recall", "revalidate", "drop"),
 )
 RATE_OVER_S = 30.0
 SAMPLE_EVERY_S = 3.0

@@ -26,6 +26,7 @@ from stokerd.drain import Drain
 from stokerd.fresh_start import acquit_for_other_columns, begin_new_version
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
+from stokerd.quarantine_desk import QuarantineDesk
 from stokerd.residence import Residence
 from stokerd.room_desk import RoomDesk
 from stokerd.set_moves import MOVES, SetMoves
@@ -148,6 +149,10 @@ class StageShard:
             patience=patience,
             pinning=self.pinning,
         )
+        self.quarantine = QuarantineDesk(
+            self.context, crew=crew, patience=patience, book=book, outcomes=self.outcomes
+        )
+        self.requests.verbs |= self.quarantine.verbs
         self.tokenizer = TokenizerDesk(
             self.context,
             crew=crew,
@@ -256,6 +261,7 @@ class StageShard:
         while self.takes_a_step():
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
+        self.quarantine.act(self.view.receipts)
         self.tokenizer.start_if_ready()
         for yard in (self.yard, self.warm):
             yard.sweep()
@@ -303,6 +309,8 @@ class StageShard:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
                 self.moves.ended(job, ended)
+            elif self.quarantine.takes(job):
+                self.quarantine.ended(job, ended, self.view.receipts)
             elif job.note.get("asked"):
                 self.requests.ended(job, ended)
             else:

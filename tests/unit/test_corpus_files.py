@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from stoker.corpus import quarantine as quarantine_room
 from stoker.corpus import transfer
 from stoker.corpus.listing import Listing, read_listing, write_listing
 from stoker.corpus.preflight import preflight
-from stoker.corpus.quarantine import quarantine
+from stoker.corpus.quarantine import NO_ROOM, TOO_LARGE, quarantine
+from stoker.corpus.quarantine_shelf import mark
 from stoker.corpus.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
 from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.corpus.transfer import DiskFullError
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record
@@ -180,17 +181,35 @@ class TestQuarantine:
         assert {**reason, **FINDING, "path": "a-1", "kind": "parquet", "v": 1} == reason
         assert len(_names(tmp_path / "quarantine")) == 1
 
-    def test_the_newest_things_are_kept_within_the_budget_and_every_reason(self, tmp_path: Path) -> None:
-        folders = [self.put(tmp_path, f"f{number}", bytes(400), budget=1500) for number in range(3)]
-        for number, folder in enumerate(folders):
-            os.utime(folder, (number, number))
-        folders.append(self.put(tmp_path, "f3", bytes(400), budget=1500))
-        kept = [_names(folder) for folder in folders]
-        assert kept[0] == ["reason.json"]
-        assert kept[-1] == ["f3.parquet", "reason.json"]
+    def test_what_is_over_the_budget_by_itself_is_given_up_and_its_reason_says_so(
+        self, tmp_path: Path
+    ) -> None:
         huge = self.put(tmp_path, "huge", bytes(4000), budget=1500)
         assert _names(huge) == ["reason.json"]
         assert not (tmp_path / "hot" / "huge.parquet").exists()
+        assert read_record(huge / "reason.json")["dropping"] == {"why": TOO_LARGE, "bytes": 4000}
+
+    def test_without_room_beside_the_state_the_thing_is_given_up_and_its_reason_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(file: Path, target: Path, progress: Any) -> None:
+            target.with_name(f".tmp-{target.name}").write_bytes(b"some of it")
+            raise DiskFullError(str(target))
+
+        monkeypatch.setattr(quarantine_room, "move", full)
+        folder = self.put(tmp_path)
+        assert _names(folder) == ["reason.json"]
+        assert not (tmp_path / "hot" / "a-1.parquet").exists()
+        assert read_record(folder / "reason.json")["dropping"] == {"why": NO_ROOM, "bytes": 3}
+
+    def test_a_released_finding_is_not_gone_on_with(self, tmp_path: Path) -> None:
+        first = self.put(tmp_path)
+        mark(first, released={"time": "2026-11-20T12:00:00Z", "why": "x", "told": True})
+        (first / "a-1.parquet").unlink()
+        second = self.put(tmp_path)
+        assert second != first
+        assert (second / "a-1.parquet").read_bytes() == b"bad"
+        assert "released" in read_record(first / "reason.json")
 
     def test_a_folder_from_another_file_system_is_moved_whole(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,7 @@
-"""Quarantine: the bad thing beside a record of why, within a budget. Run by workers: it moves big files."""
+"""Into quarantine: the bad thing beside a record of why. Run by workers: it moves big files.
+
+What is kept of it later, and what goes back, is decided in quarantine_rules.py.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.transfer import Progress, move
+from stoker.corpus.quarantine_shelf import REASON, bytes_of, mark
+from stoker.corpus.transfer import DiskFullError, Progress, move
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, remove_tree, unlink_durably
 from stoker.store.names import utc_now
 from stoker.store.record import read_record, write_record
 
-REASON = "reason.json"
+TOO_LARGE = "it is larger than quarantine.keep_bytes"
+NO_ROOM = "the state disk had no room for it"
 
 
 def quarantine(
@@ -29,30 +34,36 @@ def quarantine(
 ) -> Path:
     """Move `thing` into its own folder <kind>-<name>-<time> below `directory`, after the reason is durable.
 
-    Done twice for the same finding (an interrupted try), it completes the folder that is there. Only the
-    newest things that together fit into budget_bytes are kept; every reason stays.
+    Done twice for the same finding (an interrupted try), it completes the folder that is there. A thing that
+    alone is over the budget, or for which there is no room, is given up; its reason tells so.
     """
-    folder = _open_folder(directory, kind, name, reason)
+    folder = open_folder(directory, kind, name, reason)
     if thing is not None and os.path.lexists(thing):
-        if _bytes_of(thing) > budget_bytes:
-            _discard(thing)
-        else:
+        size = bytes_of(thing)
+        if size > budget_bytes:
+            _give_up(thing, folder, size, TOO_LARGE)
+            return folder
+        try:
             _keep(thing, folder, progress)
-            _trim(directory, kind, budget_bytes, newest=folder)
+        except DiskFullError:
+            _give_up(thing, folder, size, NO_ROOM)
     return folder
 
 
-def _open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]) -> Path:
+def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]) -> Path:
+    """The folder of this finding, made now where there is none; what was released is another finding's."""
     body = {"v": 1, "kind": kind, "path": None, "sha256": None, **reason}
     for folder in sorted(directory.glob(f"{kind}-{name}-*"), reverse=True):
         try:
             known = read_record(folder / REASON)
         except (FileNotFoundError, DataError):
             continue
-        if all(known.get(field) == value for field, value in body.items()):
+        if "released" not in known and all(known.get(field) == value for field, value in body.items()):
             return folder
     time = utc_now()
-    folder = directory / f"{kind}-{name}-{time.replace('-', '').replace(':', '')}"
+    stem = f"{kind}-{name}-{time.replace('-', '').replace(':', '')}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    folder = next(directory / each for each in names if not os.path.lexists(directory / each / REASON))
     make_dir(folder)
     write_record(folder / REASON, {**body, "time": time})
     return folder
@@ -79,25 +90,17 @@ def _keep_file(file: Path, target: Path, progress: Progress) -> None:
         move(file, target, progress)
 
 
+def _give_up(thing: Path, folder: Path, size: int, why: str) -> None:
+    """Remove the thing, and what was kept of it; said first, so that it is an event whatever happens."""
+    mark(folder, dropping={"why": why, "bytes": size})
+    for part in folder.iterdir():
+        if part.name != REASON:
+            _discard(part)
+    _discard(thing)
+
+
 def _discard(thing: Path) -> None:
     if stat.S_ISDIR(os.lstat(thing).st_mode):
         remove_tree(thing)
     else:
         unlink_durably(thing)
-
-
-def _trim(directory: Path, kind: str, budget_bytes: int, newest: Path) -> None:
-    folders = [folder for folder in directory.glob(f"{kind}-*") if folder != newest and folder.is_dir()]
-    left = budget_bytes - _bytes_of(newest)
-    for folder in sorted(folders, key=lambda each: each.stat().st_mtime_ns, reverse=True):
-        left -= _bytes_of(folder)
-        if left < 0:
-            for thing in folder.iterdir():
-                if thing.name != REASON:
-                    _discard(thing)
-
-
-def _bytes_of(thing: Path) -> int:
-    if not thing.is_dir():
-        return thing.stat().st_size
-    return sum(file.stat().st_size for file in thing.rglob("*") if file.is_file())

@@ -1,0 +1,255 @@
+"""Another try for quarantined sources: when asked to, and by the clock; one is looked at at a time."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.corpus.quarantine import open_folder
+from stoker.corpus.quarantine_rules import due, homeless, refusal
+from stoker.corpus.quarantine_shelf import Kept, mark
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.sources import Source
+from stoker.corpus.verdict import judge
+from stoker.kit.daemon import DaemonContext
+from stoker.kit.worker import WorkerExit
+from stoker.shards.revalidation import BY_ITSELF, FORCED, began_anew, look_task, released, words_of
+from stoker.store.names import record_name, utc_now
+from stoker.store.requests import Request
+from stokerd.crew import Crew, Job, Patience
+from stokerd.source_book import SourceBook
+from stokerd.source_outcomes import SourceOutcomes
+
+LOOKING = "/revalidate"  # never a source's path
+_MODULE, _QUIET_S = "stoker.shards.revalidate_worker", 300.0
+_THINK_EVERY_S = 5.0
+_GONE = "its file is not there any more, and no good copy of it was kept"
+
+
+@dataclass
+class _Round:
+    """Everything is to be looked at that was not since; what came of it."""
+
+    asked_at: float
+    done: set[str] = field(default_factory=set)
+    released: list[str] = field(default_factory=list)
+    bad: int = 0
+    unreadable: int = 0
+
+
+class ReleaseDesk:
+    """`looking_at` is the path of the source being looked at; `changed` is called when a reason was."""
+
+    def __init__(
+        self,
+        context: DaemonContext,
+        *,
+        crew: Crew,
+        patience: Patience,
+        book: SourceBook,
+        outcomes: SourceOutcomes,
+        changed: Callable[[], None],
+    ) -> None:
+        self._pipeline, self._events = context.pipeline, context.events
+        self._directory, self._every = context.layout.quarantine, context.pipeline.quarantine.revalidate
+        self._crew, self._patience, self._book = crew, patience, book
+        self._outcomes, self._changed = outcomes, changed
+        self._asked: dict[str, tuple[str, bool]] = {}  # folder's name and whether by force, by request
+        self._rounds: dict[str, _Round] = {}
+        self._answers: dict[str, Mapping[str, Any]] = {}
+        self._think_due = 0.0
+        metrics = context.metrics
+        self._looks = metrics.counter("quarantine_looks_total", "Quarantined files seen again.", ("verdict",))
+        for verdict in ("good", "bad", "changed", "gone", "unreadable"):
+            self._looks.labels(verdict)
+
+    @property
+    def looking_at(self) -> str | None:
+        return str(self._crew[LOOKING].note["path"]) if LOOKING in self._crew else None
+
+    # What is asked
+
+    def consider(self, request: Request, kept: Kept | None) -> Mapping[str, Any] | None:
+        """Answer a wish for release at once where no look is needed for it; else None until there was one."""
+        if request.id in self._answers:
+            return self._answers.pop(request.id)
+        if request.id in self._asked:
+            return None
+        if kept is None:
+            return {"refused": f"nothing in quarantine is called {request.args.get('name')}"}
+        if kept.released is not None:
+            return {"released": kept.path, "why": kept.released.get("why"), "already": True}
+        no = refusal(kept, self._book.sources.get(kept.path))
+        wanted = (request.condition or {}).get("sha256", kept.sha256)
+        if no is None and wanted != kept.sha256:
+            no = f"{kept.path} is not the file that was meant: its sha256 is {kept.sha256[:16]}"
+        if no is not None:
+            return {"refused": no}
+        self._asked[request.id] = kept.name, request.args.get("force") is True
+        return None
+
+    def consider_round(self, request: Request) -> Mapping[str, Any] | None:
+        """Everything quarantined is looked at again; the answer says what came of it."""
+        if request.id in self._answers:
+            return self._answers.pop(request.id)
+        self._rounds.setdefault(request.id, _Round(_filed_at(request.id)))
+        return None
+
+    # A turn
+
+    def tell(self, shelf: tuple[Kept, ...]) -> None:
+        """An event for each release, whoever made it; also of those a crash or a command left untold."""
+        for kept in shelf:
+            if (why := began_anew(self._book.sources.get(kept.path), kept)) is not None:
+                self._mark(kept, released={"time": utc_now(), "why": why, "told": False})
+            elif kept.released is not None and not kept.released.get("told"):
+                why = str(kept.released.get("why"))
+                self._events.record(
+                    "source_released_from_quarantine", path=kept.path, folder=kept.name, why=why
+                )
+                self._mark(kept, released={**kept.released, "told": True})
+
+    def act(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
+        """Have the next one looked at."""
+        if LOOKING in self._crew:
+            return
+        by_name = {kept.name: kept for kept in shelf}
+        for asked, (name, force) in list(self._asked.items()):
+            kept = by_name.get(name)
+            source = None if kept is None else self._book.sources.get(kept.path)
+            no = _GONE if kept is None else refusal(kept, source)
+            if kept is not None and source is not None and no is None:
+                self._start(kept, source, receipts, force=force)
+                return
+            self._answer(asked, {"refused": no})
+        now = time.monotonic()
+        if self._rounds or now >= self._think_due:
+            self._think_due = now + _THINK_EVERY_S
+            self._go_on(shelf, receipts)
+
+    def _go_on(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
+        sources = self._book.sources
+        for source in homeless(sources, shelf):
+            detail = "what was kept of it, and why, is gone from quarantine"
+            finding = {"reason": source.reason, "column": source.column, "detail": detail}
+            name = record_name(source.dataset, source.path)
+            body = {"path": source.path, "sha256": source.sha256, **finding}
+            open_folder(self._directory, "parquet", name, body)
+            self._changed()
+        waiting = [
+            kept
+            for kept in due(shelf, sources, now=time.time(), every=self._every)
+            if self._patience.allows(f"{LOOKING} {kept.name}")
+        ]
+        for asked, round_ in list(self._rounds.items()):
+            ones = due(shelf, sources, now=time.time(), every=None, asked_at=round_.asked_at + 1.0)
+            left = [kept for kept in ones if kept.name not in round_.done]
+            waiting = left + waiting
+            if not left:
+                figures = {"released": round_.released, "bad": round_.bad, "unreadable": round_.unreadable}
+                del self._rounds[asked]
+                self._answers[asked] = figures
+        if waiting:
+            self._start(waiting[0], sources[waiting[0].path], receipts, force=False)
+
+    def _start(self, kept: Kept, source: Source, receipts: Mapping[str, Receipt], *, force: bool) -> None:
+        receipt = receipts.get(source.path)
+        task = look_task(self._pipeline, kept, source, receipt, decode=not force, to_hot=True)
+        job = self._crew.start("revalidate", LOOKING, _MODULE, task, quiet_s=_QUIET_S)
+        job.note |= {"kept": kept, "path": kept.path, "source": source, "force": force}
+
+    # What was seen
+
+    def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
+        """Act on what a look found, and answer those who asked for it."""
+        kept: Kept = job.note["kept"]
+        source = self._book.sources.get(kept.path)
+        if (
+            source is None or source != job.note["source"]
+        ):  # renewed meanwhile: the look was at something else
+            return
+        verdict = judge(ended)
+        result = verdict.fields or {}
+        status = {"bad": "bad", "changed": "changed", "died": "bad"}.get(verdict.kind, result.get("status"))
+        self._think_due = 0.0
+        match status:
+            case "good":
+                self._release(kept, source, FORCED if job.note["force"] else BY_ITSELF)
+            case "bad":
+                words = words_of(result) if result else f"worker_died: {verdict.reason}"
+                self._still_bad(kept, "bad", words)
+            case "changed":
+                self._looks.labels("changed").inc()
+                self._note_down(kept, "its file differs from what its receipt says: it is hashed again", None)
+                self._outcomes.dispute(source, receipts.get(kept.path))
+            case "gone":
+                self._still_bad(kept, "gone", _GONE)
+            case _:
+                self._unreadable(kept, verdict.reason)
+
+    def _release(self, kept: Kept, source: Source, why: str) -> None:
+        self._looks.labels("good").inc()
+        self._outcomes.convicted.pop(source.path, None)
+        self._patience.succeeded(source.path)
+        self._patience.succeeded(f"{LOOKING} {kept.name}")
+        self._book.write(released(source, why))
+        self._mark(kept, released={"time": utc_now(), "why": why, "told": False})
+        for asked in self._asking(kept):
+            self._answer(asked, {"released": kept.path, "why": why})
+        for round_ in self._rounds.values():
+            round_.done.add(kept.name)
+            round_.released.append(kept.path)
+
+    def _still_bad(self, kept: Kept, verdict: str, words: str) -> None:
+        self._looks.labels(verdict).inc()
+        self._patience.succeeded(f"{LOOKING} {kept.name}")
+        times = int(kept.body.get("revalidations") or 0) + 1
+        self._mark(kept, revalidated=utc_now(), revalidations=times)
+        self._events.record(
+            "quarantine_revalidated", path=kept.path, folder=kept.name, reason=words, times=times
+        )
+        self._note_down(kept, words, "bad")
+
+    def _unreadable(self, kept: Kept, reason: str) -> None:
+        self._looks.labels("unreadable").inc()
+        wait_s = self._patience.failed(f"{LOOKING} {kept.name}")
+        self._events.record(
+            "revalidate_failed",
+            level="warning",
+            path=kept.path,
+            reason=reason,
+            retry_in_s=round(wait_s, 1),
+        )
+        self._note_down(kept, f"it cannot be read now: {reason}", "unreadable")
+
+    def _note_down(self, kept: Kept, words: str, figure: str | None) -> None:
+        for asked in self._asking(kept):
+            self._answer(
+                asked, {"refused": words, "finding": figure == "bad", "again": figure == "unreadable"}
+            )
+        for round_ in self._rounds.values():
+            round_.done.add(kept.name)
+            round_.bad += figure == "bad"
+            round_.unreadable += figure == "unreadable"
+
+    def _asking(self, kept: Kept) -> list[str]:
+        return [asked for asked, (name, _) in self._asked.items() if name == kept.name]
+
+    def _answer(self, asked: str, answer: Mapping[str, Any]) -> None:
+        del self._asked[asked]
+        self._answers[asked] = answer
+
+    def _mark(self, kept: Kept, **changes: Any) -> None:
+        mark(self._directory / kept.name, **changes)
+        self._changed()
+
+
+def _filed_at(request_id: str) -> float:
+    """When a request was filed, in seconds since 1970, from its id; now where that tells nothing."""
+    try:
+        return float(calendar.timegm(time.strptime(request_id.partition("-")[0], "%Y%m%dT%H%M%SZ")))
+    except ValueError:
+        return time.time()

@@ -1,0 +1,69 @@
+"""What the daemon and the command share when a quarantined source is given another try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.quarantine_shelf import Kept
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.reconcile import parquet_name
+from stoker.corpus.sources import Source
+from stoker.shards.identity import Filters
+from stoker.store.files import TEMPORARY
+
+RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"
+BY_ITSELF = "it decodes and hashes well now"
+FORCED = "by hand, without a look at it"
+_AGAIN = "released from quarantine: "
+
+
+def look_task(
+    pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None, *, decode: bool, to_hot: bool
+) -> dict[str, Any]:
+    """The task of stoker.shards.revalidate_worker for one finding."""
+    copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
+    columns = Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
+    return {
+        "origin": None if receipt is None else receipt.file,
+        "kept": str(pipeline.layout.quarantine / kept.name / copies[0]) if copies else None,
+        "target": str(pipeline.hot_layout.parquet / parquet_name(source)) if to_hot else None,
+        "size": source.size,
+        "sha256": source.sha256,
+        "text_column": pipeline.dataset.text_column,
+        "columns": list(columns),
+        "floor": pipeline.stage.free_floor,
+        "decode": decode,
+    }
+
+
+def released(source: Source, why: str) -> Source:
+    """The source as it begins anew, with the content that was quarantined."""
+    return source.renewed(size=source.size, sha256=source.sha256, reason=f"{_AGAIN}{why}")
+
+
+def began_anew(source: Source | None, kept: Kept) -> str | None:
+    """Why this finding's source was released, where its record tells so and the finding does not yet."""
+    if source is None or kept.kind != "parquet" or kept.released is not None or source.state != "seen":
+        return None
+    if (
+        source.sha256 != kept.sha256
+        or source.path != kept.path
+        or not (source.reason or "").startswith(_AGAIN)
+    ):
+        return None
+    return str(source.reason).removeprefix(_AGAIN)
+
+
+def words_of(result: Mapping[str, Any]) -> str:
+    """A finding in one sentence: the reader's words and the place."""
+    where = "" if result.get("row_group") is None else f" in row group {result['row_group']}"
+    where += "" if result.get("column") is None else f", column {result['column']}"
+    return f"{result.get('reason')}{where}: {result.get('detail') or 'no more is known'}"
+
+
+def folder(pipeline: Pipeline, kept: Kept) -> Path:
+    """Where it lies."""
+    return pipeline.layout.quarantine / kept.name
