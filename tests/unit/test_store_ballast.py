@@ -51,7 +51,7 @@ def test_a_reserve_is_given_back_once_and_made_again_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = SimpleNamespace(bytes=100 * MIB)
-    monkeypatch.setattr(Ballast, "free_bytes", lambda self: free.bytes)
+    monkeypatch.setattr(Ballast, "_space", lambda self: (free.bytes, 200 * MIB))
     monkeypatch.setattr("stoker.kit.reserve.LOOK_EVERY_S", 0.0)
     told: Any = Told()
     reserve = Reserve(Ballast(tmp_path / "ballast", MIB), told)
@@ -89,7 +89,7 @@ with open(place / "filler", "wb", buffering=0) as filler:
             filler.write(b"x" * 4096)
     except OSError as error:
         assert error.errno == errno.ENOSPC
-assert not ballast.has_room()
+assert ballast.free_bytes() == 0 and not ballast.has_room()
 try:
     write_atomic(place / "record", b"y" * 8192)
     raise SystemExit("the disk was not full")

@@ -23,9 +23,9 @@ class Reserve:
     def give_back(self, reason: str) -> bool:
         """The state disk is full: make room for what must be written now; False when none was left."""
         given = self._ballast.give_back()
-        if not self.spent:
+        if given and not self.spent:
             self.spent = True
-            self._events.record("state_disk_full", level="error", reason=reason, ballast_given_back=given)
+            self._events.record("state_disk_full", level="error", reason=reason)
         return given
 
     def look(self) -> None:

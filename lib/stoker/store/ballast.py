@@ -28,7 +28,7 @@ class Ballast:
     def hold(self) -> bool:
         """Have the file, if there is room to spare for it; a disk that refuses it has none."""
         with contextlib.suppress(StorageError, FileNotFoundError):
-            self.held = self._is_whole() or (self.has_room() and self._make())
+            self.held = self._is_whole() or (self._space()[0] >= SPARE * self._size and self._make())
         return self.held
 
     def give_back(self) -> bool:
@@ -40,16 +40,20 @@ class Ballast:
 
     def free_bytes(self) -> int:
         """What this user may write on its disk now; 0 where that cannot be told."""
+        return self._space()[0]
+
+    def has_room(self) -> bool:
+        """Whether the disk has room to spare again; of a very small one a quarter."""
+        free, total = self._space()
+        return free >= min(SPARE * self._size, total // 4)
+
+    def _space(self) -> tuple[int, int]:
         try:
             found = os.statvfs(self.path.parent)
         except OSError:
-            return 0
+            return 0, 0
         blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
-        return blocks * found.f_frsize
-
-    def has_room(self) -> bool:
-        """Whether the disk has room to spare again."""
-        return self.free_bytes() >= SPARE * self._size
+        return blocks * found.f_frsize, found.f_blocks * found.f_frsize
 
     def _is_whole(self) -> bool:
         try:
