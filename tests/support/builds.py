@@ -124,7 +124,7 @@ def run_to_end(module: str, task: Mapping[str, Any]) -> dict[str, Any]:
     with start_worker(module, task) as process:
         last = list(messages_of(process))[-1]
     assert process.returncode == 0, last
-    return dict(last["result"])
+    return dict(last["result"] if "result" in last else last["done"])
 
 
 def set_bytes(directory: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.corpus.preflight import preflight
-from stoker.shards.filters import batch_chars, make_filters, select
+from stoker.shards.filters import make_filters, select
 from stoker.shards.identity import Filters
 from stoker.shards.parquet import BadParquet, ParquetText
 from stoker.shards.past_cache import PastCacheFile
@@ -31,7 +31,7 @@ def parquet(tmp_path: Path) -> Path:
 
 def read(path: Path, row_group: int = 0, row: int = 0, read_rows: int = 30) -> list[str | None]:
     batches = ParquetText(path, "text", ("language",), read_rows).batches(row_group, row)
-    return [text for batch in batches for text in batch.text.to_pylist()]
+    return [text for batch in batches for text in batch.texts]
 
 
 @pytest.mark.parametrize(("row_group", "row"), [(0, 0), (0, 1), (1, 30), (1, 99), (2, 0), (3, 49), (4, 0)])
@@ -151,7 +151,7 @@ def test_a_column_whose_name_is_no_utf8_is_a_finding_and_not_a_crash(tmp_path: P
 
 
 def read_plain(path: Path) -> list[str | None]:
-    return [text for batch in ParquetText(path, "text").batches() for text in batch.text.to_pylist()]
+    return [text for batch in ParquetText(path, "text").batches() for text in batch.texts]
 
 
 def test_a_file_read_past_the_cache_is_the_file(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_each_filter_books_what_it_drops_and_the_first_one_has_it(tmp_path: Path
     assert selection.dropped == {"null": 1, "min_chars": 1, "max_chars": 1, "languages": 2, "at_least": 3}
     assert selection.keep.tolist() == [row in (2, 6) for row in range(10)]
     assert selection.chars == 6 + 11
-    assert batch_chars(batch)[:3].tolist() == [0, 5, 6]
+    assert batch.chars[:3].tolist() == [0, 5, 6]
 
 
 def test_a_threshold_on_a_column_that_holds_no_numbers_is_the_files_fault(parquet: Path) -> None:

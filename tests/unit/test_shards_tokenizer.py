@@ -107,8 +107,8 @@ def test_an_engine_whose_definition_still_has_a_special_token_is_found_out() -> 
 
 
 def test_an_engine_that_is_not_built_in_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="fastokens"):
-        make_engine("fastokens", frozen())
+    with pytest.raises(ConfigError, match="tiktoken"):
+        make_engine("tiktoken", frozen())
 
 
 def test_every_added_token_of_a_given_file_is_taken_out_of_encoding() -> None:

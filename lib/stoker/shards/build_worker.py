@@ -1,27 +1,42 @@
-"""The worker that builds one shard set: `python -m stoker.shards.build_worker`, one task on standard input.
+"""The worker that builds shard sets: `python -m stoker.shards.build_worker`, a task a line of its input.
 
-Messages: `phase` (open, encode, commit, seal_hash, seal_manifest, seal_sums, publish) and `commit` with how
-far the durable part reaches. Result: `status` published or existed with the books, else bad, changed or
-target_invalid with the reason. A disk that cannot be read or written now is an error, exit code 74.
+Messages: `phase` (open, encode, commit, seal_hash, seal_manifest, seal_sums, publish), `commit` with how far
+the durable part reaches, and `engine` where the engine asked for was given up for the reference. Result:
+`status` published or existed with the books, else bad, changed or target_invalid with the reason; or recycled
+with the memory held: a fresh process has to go on from the last commit. A disk that cannot be read or written
+now is an error, exit code 74.
 """
 
 from __future__ import annotations
 
+from stoker.shards.one_thread import one_thread
+
+# isort: split
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from stoker.kit.worker_main import run_worker
 from stoker.shards.builder import Build, BuildTask, Reporter
-from stoker.shards.engine import make_engine
+from stoker.shards.engine import HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
+from stoker.shards.footprint import give_back, resident_bytes
 from stoker.shards.parquet import BadParquet
-from stoker.shards.sealing import Published, examine_target, publish, seal, sealed_before, still_staged
-from stoker.shards.tokenizer import load_tokenizer
+from stoker.shards.sealing import (
+    Published,
+    examine_target,
+    publish,
+    seal,
+    sealed_before,
+    still_staged,
+    still_staged_behind,
+)
+from stoker.shards.tokenizer import FrozenTokenizer, reload_tokenizer
+from stoker.shards.trail import Trail
 from stoker.store.errors import DataError, LockHeld
 from stoker.store.files import make_dir, opened, remove_tree
 
@@ -31,39 +46,73 @@ def main(task: dict[str, Any], report: Reporter) -> dict[str, Any]:
     one_thread()
     wanted = BuildTask.from_mapping(task)
     make_dir(wanted.building)
-    with _alone(wanted.building):
-        try:
-            published = _build(wanted, report)
-        except BadParquet as error:
-            remove_tree(wanted.building)
-            if not still_staged(wanted.parquet, wanted.source_sha256, report):
-                # Linked from the source, it can change under the reader: no finding against what was staged.
-                return {"status": "changed", "key": wanted.key}
-            return {"status": "bad", **error.fields()}
+    try:
+        with _alone(wanted.building):
+            return _result(wanted, report)
+    finally:
+        give_back()
+
+
+def _result(task: BuildTask, report: Reporter) -> dict[str, Any]:
+    try:
+        published = _build(task, report)
+    except BadParquet as error:
+        remove_tree(task.building)
+        if not still_staged(task.parquet, task.source_sha256, report):
+            # Linked from the source, it can change under the reader: no finding against what was staged.
+            return {"status": "changed", "key": task.key}
+        return {"status": "bad", **error.fields()}
+    if published is None:
+        return {"status": "recycled", "key": task.key, "rss_bytes": resident_bytes()}
     if published.manifest is None:
-        return {"status": published.status, "reason": published.reason, "key": wanted.key}
+        return {"status": published.status, "reason": published.reason, "key": task.key}
     return {
         "status": published.status,
-        "key": wanted.key,
+        "key": task.key,
         "manifest_sha256": published.manifest.sha256,
         "books": published.manifest.books.to_mapping(),
     }
 
 
-def one_thread() -> None:
-    """Keep Arrow and HF tokenizers to the calling thread: workers scale by processes, which is faster."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ["RAYON_NUM_THREADS"] = "1"
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    pa.set_memory_pool(pa.system_memory_pool())
-
-
-def _build(task: BuildTask, report: Reporter) -> Published:
+def _build(task: BuildTask, report: Reporter) -> Published | None:
+    """None where a fresh process has to go on."""
     if os.path.lexists(task.target):
         return examine_target(task, report)
-    if not sealed_before(task, report):
-        tokenizer = load_tokenizer(task.tokenizer_file)
+    if sealed_before(task, report):
+        return publish(task, report, staged=still_staged(task.parquet, task.source_sha256, report))
+    kept = _engine_for(task, report)
+    reference = partial(make_engine, HF_TOKENIZERS, kept.tokenizer)
+    with (
+        closing(Trail(report)) as source_trail,
+        closing(Trail(report)) as set_trail,
+        closing(Build(task, kept.engine, reference, kept.loaded)) as build,
+    ):
+        if not build.run(report, source_trail, set_trail):
+            return None
+        parquet = source_trail.finish(task.parquet)
+        seal(build, report, set_trail)
+        staged = still_staged_behind(build, parquet, report)
+    return publish(task, report, staged=staged)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A tokenizer and its engine, kept for the next file; `loaded` is what the process held with them."""
+
+    asked: tuple[str, str]
+    tokenizer: FrozenTokenizer
+    engine: Engine
+    loaded: int
+
+
+_kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
+
+
+def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
+    asked = (task.build.tokenizer_sha256, task.engine)
+    if not _kept or _kept[0].asked != asked:
+        _kept.clear()
+        tokenizer = reload_tokenizer(task.tokenizer_file)
         if (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot) != (
             task.build.tokenizer_sha256,
             task.build.vocab_size,
@@ -73,11 +122,14 @@ def _build(task: BuildTask, report: Reporter) -> Published:
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
                 "restore it, or raise dataset.version to build anew"
             )
-        build = Build(task, make_engine(task.engine, tokenizer))
-        with closing(build.set):
-            build.run(report)
-            seal(build, report)
-    return publish(task, report)
+        try:
+            engine = make_engine(task.engine, tokenizer)
+        except EngineUnsupported as error:
+            engine = make_engine(HF_TOKENIZERS, tokenizer)
+            report("engine", used=engine.name, refused=task.engine, reason=str(error))
+        give_back()
+        _kept.append(_Kept(asked, tokenizer, engine, resident_bytes()))
+    return _kept[0]
 
 
 @contextmanager

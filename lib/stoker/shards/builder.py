@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.shards.engine import Engine
+from stoker.shards.batches import Batch, Reader
+from stoker.shards.engine import Engine, EngineUnsupported, Ids, Lengths
 from stoker.shards.filters import make_filters, select
+from stoker.shards.footprint import Footprint
 from stoker.shards.growing import GrowingSet
 from stoker.shards.identity import BuildParameters, build_id, set_key
 from stoker.shards.manifest import Books
-from stoker.shards.parquet import Batch, ParquetText
 from stoker.shards.progress import Committer, Progress, origin_of, recover
+from stoker.shards.readers import READERS
+from stoker.shards.trail import Trail
 from stoker.store.errors import DataError
+
+SOFT_BYTES = 320 << 20  # where the task says nothing
+PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
 
 
 class Reporter(Protocol):
@@ -52,6 +58,8 @@ class BuildTask:
     commit_bytes: int
     engine: str
     commit_every_row_group: bool
+    soft_bytes: int
+    reader: str
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
@@ -74,6 +82,8 @@ class BuildTask:
                 commit_bytes=int(task["commit"]["bytes"]),
                 engine=str(task.get("engine", "auto")),
                 commit_every_row_group=bool(task.get("commit_every_row_group", False)),
+                soft_bytes=int(task.get("memory", {}).get("soft", SOFT_BYTES)),
+                reader=str(task.get("reader", "parquet")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"build task: {error!r}") from error
@@ -85,19 +95,27 @@ class BuildTask:
 
 
 class Build:
-    """A build under way: the growing files, the books, and the next row to read."""
+    """A build under way: the growing files, the books, and the next row to read.
 
-    def __init__(self, task: BuildTask, engine: Engine) -> None:
+    `reference` makes the engine to go on with where `engine` fails; both give the same tokens. `loaded` is
+    what this process held before the first text.
+    """
+
+    def __init__(self, task: BuildTask, engine: Engine, reference: Callable[[], Engine], loaded: int) -> None:
         self.task = task
         self.engine = engine
+        self.engine_refused = ""
         self.progress = recover(task.building, task.key, origin_of(task.parquet))
         self.books = Books() if self.progress.books is None else Books.from_mapping(self.progress.books)
         self.set = GrowingSet(
             task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
         )
         self.row_group, self.row = self.progress.row_group, self.progress.row
+        self._reference = reference
+        self._footprint = Footprint(task.soft_bytes, loaded)
         self._filters = make_filters(task.build.filters)
         self._is_val = val_decision(task.build.val_ratio, task.build.val_salt)
+        self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
         self._begun = time.monotonic() - self.progress.elapsed_s
 
     @property
@@ -105,35 +123,53 @@ class Build:
         """Time spent building, over every start."""
         return time.monotonic() - self._begun
 
-    def run(self, report: Reporter) -> None:
+    def close(self) -> None:
+        """Let go of the set's files: a worker builds more than one."""
+        self.set.close()
+
+    def run(self, report: Reporter, source_trail: Trail, set_trail: Trail) -> bool:
         """Read the source to its end and leave everything committed; raises BadParquet, StorageError.
 
-        Asked to stop, it commits what it has and raises WorkerStopped.
+        False when this process holds too much memory by then, and a fresh one had better go on from the last
+        commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
+        be read back.
         """
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
-        source = ParquetText(
-            task.parquet, task.build.text_column, task.build.filters.columns(), task.read_rows
-        )
-        with Committer(task.building, report) as committer:
+        columns = task.build.filters.columns()
+        source = READERS[task.reader](task.parquet, task.build.text_column, columns, task.read_rows)
+        with Committer(task.building, report, set_trail.advance) as committer:
             report("phase", phase="encode")
+            began = self.progress
             for batch in source.batches(self.row_group, self.row):
-                self._take(batch, source.row_numbers(batch))
-                end = batch.row + batch.rows
-                at_end = end == source.group_rows[batch.row_group]
-                self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
+                self._take(batch, source, report)
+                at_end = self._pass(batch, source)
                 committer.check()
                 if report.stopping:
                     break
-                if task.commit_every_row_group and at_end:
+                if at_end:
+                    source_trail.advance(task.parquet, source.read_up_to(batch.row_group))
+                if task.commit_every_row_group:
+                    if at_end:
+                        self._commit(committer)
+                        committer.wait()
+                elif self.progress is began or self._due(committer.busy):
                     self._commit(committer)
-                    committer.wait()
-                elif self._due(committer.busy):
-                    self._commit(committer)
+                    if self._footprint.too_large():
+                        committer.wait()
+                        return False
                     report("phase", phase="encode")
             self._commit(committer)
             committer.wait()
         report.raise_if_stopping()
+        return True
+
+    def _pass(self, batch: Batch, source: Reader) -> bool:
+        """The batch is taken: go on behind it. Whether that is the end of its row group."""
+        end = batch.row + batch.rows
+        at_end = end == source.group_rows[batch.row_group]
+        self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
+        return at_end
 
     def _due(self, busy: bool) -> bool:
         """By time when no commit is in flight; by size always, to bound what a kill costs."""
@@ -153,42 +189,65 @@ class Build:
         )
         committer.start(self.set.take_dirty(), self.progress)
 
-    def _take(self, batch: Batch, numbers: npt.NDArray[np.int64]) -> None:
+    def _take(self, batch: Batch, source: Reader, report: Reporter) -> None:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
-        kept = batch.text if selection.keep.all() else batch.text.filter(selection.keep)
-        texts: list[str] = kept.to_pylist()
-        tokens, lengths = self._with_end_of_text(texts)
-        val = np.fromiter(map(self._is_val, texts), dtype=bool, count=len(texts))
         books = self.books
         books.rows += batch.rows
         books.chars += selection.chars
         for reason, rows in selection.dropped.items():
             books.dropped[reason] = books.dropped.get(reason, 0) + rows
-        kept_rows = numbers[selection.keep]
-        of_val = np.repeat(val, lengths)
-        for split, documents, chosen in (("train", ~val, ~of_val), ("val", val, of_val)):
-            self.set.splits[split].append(tokens[chosen], lengths[documents], kept_rows[documents])
-            books.documents[split] += int(documents.sum())
-            books.tokens[split] += int(chosen.sum())
+        kept = np.flatnonzero(selection.keep).tolist()
+        numbers = source.row_numbers(batch)[selection.keep]
+        val = np.fromiter((self._is_val(batch.utf8[row]) for row in kept), dtype=bool, count=len(kept))
+        texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
+        for part in portions(texts):
+            tokens, lengths = self._documents(texts[part], report)
+            self._append(tokens.astype(self._dtype, copy=False), lengths, numbers[part], val[part])
 
-    def _with_end_of_text(self, texts: list[str]) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-        ids, lengths = self.engine.encode(texts)
-        lengths = lengths + 1
-        tokens = np.full(
-            int(lengths.sum()), self.task.build.eot, dtype=np.dtype(self.task.build.dtype).newbyteorder("<")
-        )
-        text = np.ones(len(tokens), dtype=bool)
-        text[np.cumsum(lengths) - 1] = False
-        tokens[text] = ids
-        return tokens, lengths
+    def _append(
+        self,
+        tokens: npt.NDArray[np.generic],
+        lengths: Lengths,
+        rows: npt.NDArray[np.int64],
+        val: npt.NDArray[np.bool_],
+    ) -> None:
+        parts: list[tuple[str, npt.NDArray[np.generic], Any]] = [("train", tokens, slice(None))]
+        if val.any():  # most batches hold out nothing: their tokens are appended as they lie
+            of_val = np.repeat(val, lengths)
+            parts = [("train", tokens[~of_val], ~val), ("val", tokens[of_val], val)]
+        for split, chosen, documents in parts:
+            self.set.splits[split].append(chosen, lengths[documents], rows[documents])
+            self.books.documents[split] += len(lengths[documents])
+            self.books.tokens[split] += len(chosen)
+
+    def _documents(self, texts: list[str], report: Reporter) -> tuple[Ids, Lengths]:
+        try:
+            return self.engine.documents(texts)
+        except EngineUnsupported as error:
+            reference = self._reference()
+            report("engine", used=reference.name, refused=self.engine.name, reason=str(error))
+            self.engine, self.engine_refused = reference, str(error)
+            return reference.documents(texts)
 
 
-def val_decision(ratio: float, salt: int) -> Callable[[str], bool]:
-    """Whether a document is held out: its hash falls in the lowest `ratio` of all 64-bit values."""
+def portions(texts: Sequence[str]) -> Iterator[slice]:
+    """The texts in runs of about PORTION_CHARS."""
+    first = chars = 0
+    for place, text in enumerate(texts):
+        chars += len(text)
+        if chars >= PORTION_CHARS:
+            yield slice(first, place + 1)
+            first, chars = place + 1, 0
+    if first < len(texts):
+        yield slice(first, len(texts))
+
+
+def val_decision(ratio: float, salt: int) -> Callable[[memoryview], bool]:
+    """Whether a document is held out, by its UTF-8: its hash falls in the lowest `ratio` of 64-bit values."""
     threshold = int(ratio * 2**64)
 
-    def is_val(text: str) -> bool:
-        return bool(xxhash.xxh3_64_intdigest(text.encode(), salt) < threshold)
+    def is_val(utf8: memoryview) -> bool:
+        return bool(xxhash.xxh3_64_intdigest(utf8, salt) < threshold)
 
     return is_val

@@ -1,4 +1,8 @@
-"""Filters: functions from a batch to the rows that pass, each with the name its drops are booked under."""
+"""Filters: functions from a batch to the rows that pass, each with the name its drops are booked under.
+
+A new filter is a line in `make_filters`, and a parameter of the build (`identity.Filters`), since it changes
+what comes out.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stoker.corpus.preflight import is_text
+from stoker.shards.batches import Batch
 from stoker.shards.identity import Filters
-from stoker.shards.parquet import BadParquet, Batch
+from stoker.shards.parquet import BadParquet
 
 Mask = npt.NDArray[np.bool_]
 Filter = tuple[str, Callable[[Batch], Mask]]
@@ -28,16 +34,14 @@ class Selection:
 
 def make_filters(filters: Filters) -> list[Filter]:
     """The filters asked for, in the order in which a row that fails several is booked."""
-    made: list[Filter] = [("null", lambda batch: _mask(pc.is_valid(batch.text)))]
+    made: list[Filter] = [("null", lambda batch: batch.present)]
     if (least := filters.min_chars) is not None:
-        made.append(("min_chars", lambda batch: batch_chars(batch) >= least))
+        made.append(("min_chars", lambda batch: batch.chars >= least))
     if (most := filters.max_chars) is not None:
-        made.append(("max_chars", lambda batch: batch_chars(batch) <= most))
+        made.append(("max_chars", lambda batch: batch.chars <= most))
     if filters.languages is not None:
         wanted = pa.array(filters.languages, pa.string())
-        made.append(
-            ("languages", lambda batch: _mask(pc.is_in(_cast(batch, "language", pa.string()), wanted)))
-        )
+        made.append(("languages", lambda batch: _mask(pc.is_in(_words(batch, "language"), wanted))))
     if filters.at_least:
         made.append(("at_least", lambda batch: _at_least(batch, filters)))
     return made
@@ -52,27 +56,40 @@ def select(batch: Batch, filters: list[Filter]) -> Selection:
         if count := int(keep.sum() - passing.sum()):
             dropped[name] = count
         keep = passing
-    return Selection(keep, dropped, int(batch_chars(batch)[keep].sum()))
-
-
-def batch_chars(batch: Batch) -> npt.NDArray[np.int64]:
-    """Each row's length in Unicode code points, 0 for null."""
-    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.utf8_length(batch.text), 0).to_numpy(
-        zero_copy_only=False
-    )
-    return lengths
+    return Selection(keep, dropped, int(batch.chars[keep].sum()))
 
 
 def _at_least(batch: Batch, filters: Filters) -> Mask:
     passing: Mask = np.ones(batch.rows, dtype=bool)
     for column, least in filters.at_least.items():
-        passing &= _mask(pc.greater_equal(_cast(batch, column, pa.float64()), least))
+        passing &= _mask(pc.greater_equal(_numbers(batch, column), least))
     return passing
 
 
-def _cast(batch: Batch, column: str, kind: pa.DataType) -> pa.Array:
+def _words(batch: Batch, column: str) -> pa.Array:
+    """A text column as strings."""
+    return _cast(batch, column, is_text, pa.string())
+
+
+def _numbers(batch: Batch, column: str) -> pa.Array:
+    """A numeric column as floats; a number of more digits than they hold is rounded."""
+    return _cast(batch, column, is_number, pa.float64())
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers, plain or by dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(holds(kind) for holds in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
+
+
+def _cast(batch: Batch, column: str, fits: Callable[[pa.DataType], bool], kind: pa.DataType) -> pa.Array:
+    values = batch.columns[column]
+    if not fits(values.type):
+        detail = f"{column!r} is {values.type}, not {'text' if kind == pa.string() else 'numbers'}"
+        raise BadParquet("column_type", detail, row_group=batch.row_group, column=column)
     try:
-        return batch.columns[column].cast(kind, safe=False)
+        return values.cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.preflight import is_text
+from stoker.shards.batches import Batch, UndecodableText, decode_text
 from stoker.shards.past_cache import PastCacheFile
 from stoker.store.errors import DataError, StorageError, Transient
 
 READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
+ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
+MOST_GROWTH, LEAST_GROWN = 8, 100
 
 
 class BadParquet(DataError):
@@ -50,25 +52,12 @@ class BadParquet(DataError):
         }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Consecutive rows of one row group: `row` is the first one's place in it, `text` is large_string."""
-
-    row_group: int
-    row: int
-    columns: pa.RecordBatch
-    text: pa.LargeStringArray
-
-    @property
-    def rows(self) -> int:
-        return len(self.text)
-
-
 class ParquetText:
-    """A parquet file's text column and the further columns named, read in batches of at most `read_rows`.
+    """A parquet file's text column and the further columns named, in batches.
 
-    Raises BadParquet for wrong content, StorageError where the file cannot be read, Transient where a second
-    reading contradicts the first.
+    A batch is `read_rows` rows of some four kilobytes, fewer where they are longer; once a row group has
+    shown how long they are, more where they are shorter. Raises BadParquet for wrong content, StorageError
+    where the file cannot be read, Transient where a second reading contradicts the first.
     """
 
     def __init__(
@@ -79,17 +68,22 @@ class ParquetText:
         self.columns = list(dict.fromkeys((text_column, *columns)))
         self.read_rows = read_rows
         self._file = self._open()
-        metadata = self._file.metadata
-        self.group_rows = tuple(
-            metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)
-        )
+        self._layout = _layout(self._file.metadata, text_column, self.columns)
+        self.group_rows = tuple(group.rows for group in self._layout)
         self._rows_before = tuple(accumulate(self.group_rows, initial=0))
+        begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
+        self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
+        self._seen = 0.0  # bytes of text a row, in the row group read last
         self._check_columns()
 
     def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
         """The place of each row of a batch in the file, counted from 0 over all row groups."""
         first = self._rows_before[batch.row_group] + batch.row
         return np.arange(first, first + batch.rows)
+
+    def read_up_to(self, row_group: int) -> int:
+        """Bytes of the file, from its first, that nobody reads any more once this row group is done."""
+        return self._begin_of_rest[row_group + 1]
 
     def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
         """Every batch from this row of this row group on."""
@@ -106,7 +100,7 @@ class ParquetText:
                 if batch is None:
                     break
                 if batch.row + batch.rows > skip:
-                    yield _from_row(batch, skip)
+                    yield batch.from_row(skip)
 
     def _open(self) -> pq.ParquetFile:
         try:
@@ -133,23 +127,38 @@ class ParquetText:
             )
 
     def _decode(self, file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[Batch]:
-        """One row group's batches from its first row; the text column's bytes are checked to be UTF-8."""
-        row = 0
-        for columns_read in file.iter_batches(self.read_rows, [group], columns, use_threads=False):
-            text = pa.nulls(columns_read.num_rows, pa.large_string())
+        """One row group's batches from its first row; the text column's bytes are found to be UTF-8."""
+        row = text_bytes = 0
+        for columns_read in file.iter_batches(self._rows_for(group), [group], columns, use_threads=False):
+            texts: list[str | None] = [None] * columns_read.num_rows
+            utf8: list[memoryview] = []
             if self.text_column in columns:
                 try:
-                    text = columns_read[self.text_column].cast(pa.large_string())
-                    text.validate(full=True)
-                except pa.ArrowInvalid as error:
-                    rows = f"rows {row} to {row + columns_read.num_rows - 1}: {error}"
+                    texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
+                except (UndecodableText, pa.ArrowInvalid) as error:
+                    first = row + getattr(error, "row", 0)
                     raise BadParquet(
-                        "invalid_utf8", rows, row_group=group, column=self.text_column
+                        "invalid_utf8",
+                        f"row {first} of {self.group_rows[group]}: {error}",
+                        row_group=group,
+                        column=self.text_column,
                     ) from error
-            yield Batch(group, row, columns_read, text)
+            yield Batch(group, row, columns_read, texts, utf8)
             row += columns_read.num_rows
+            text_bytes += sum(map(len, utf8))
+        self._seen = text_bytes / max(row, 1)
         if row != self.group_rows[group]:
             raise pa.ArrowInvalid(f"{row} rows where the footer says {self.group_rows[group]}")
+
+    def _rows_for(self, group: int) -> int:
+        """How many rows a batch of this row group has.
+
+        The footer tells less than there is where texts repeat and are stored once: it may lower the number
+        only. A small `read_rows` is somebody's wish to need little memory.
+        """
+        expected = max(self._layout[group].row_bytes, self._seen, 1.0)
+        most = self.read_rows * (MOST_GROWTH if self._seen and self.read_rows >= LEAST_GROWN else 1)
+        return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
 
     def _convict(self, group: int, first: Exception) -> None:
         """Decode the row group past the cache: raises BadParquet for what is wrong there, else Transient."""
@@ -191,11 +200,41 @@ def _parquet_file(source: Path | PastCacheFile) -> pq.ParquetFile:
     )
 
 
-def _from_row(batch: Batch, row: int) -> Batch:
-    skip = max(0, row - batch.row)
-    if not skip:
-        return batch
-    return Batch(batch.row_group, batch.row + skip, batch.columns.slice(skip), batch.text.slice(skip))
+def _as_string(column: pa.Array) -> pa.Array:
+    """Text of any type as string or large_string; raises ArrowInvalid."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    return column.cast(pa.large_string())
+
+
+class _Layout(NamedTuple):
+    """What the footer tells of each row group: rows, bytes of text a row, where its columns begin."""
+
+    rows: int
+    row_bytes: float
+    begin: int
+
+
+def _layout(metadata: pq.FileMetaData, text_column: str, columns: Sequence[str]) -> list[_Layout]:
+    found = []
+    places: dict[int, bool] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if not number:
+            paths = {place: group.column(place).path_in_schema for place in range(group.num_columns)}
+            places = {
+                place: path == text_column for place, path in paths.items() if path.split(".")[0] in columns
+            }
+        chunks = {place: group.column(place) for place in places}
+        text = sum(chunk.total_uncompressed_size for place, chunk in chunks.items() if places[place])
+        offsets = [
+            offset
+            for chunk in chunks.values()
+            for offset in (chunk.data_page_offset, chunk.dictionary_page_offset)
+            if offset is not None
+        ]
+        found.append(_Layout(group.num_rows, text / max(group.num_rows, 1), min(offsets, default=0)))
+    return found
 
 
 def _contradiction(path: Path, part: str, first: Exception) -> Transient:

@@ -96,12 +96,19 @@ def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Pro
 class Committer:
     """Makes commits in a thread of its own, one at a time, while the builder encodes on.
 
-    What fails in the thread is raised by the builder's next `start`, `check` or `wait`.
+    `durable` is told, in that thread, up to where each file of a commit may be read back. What fails in the
+    thread is raised by the builder's next `start`, `check` or `wait`.
     """
 
-    def __init__(self, directory: Path, report: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        report: Callable[..., None],
+        durable: Callable[[Path, int], None] = lambda path, length: None,
+    ) -> None:
         self._directory = directory
         self._report = report
+        self._durable = durable
         self._thread = ThreadPoolExecutor(1, "commit")
         self._running: Future[None] | None = None
 
@@ -139,6 +146,8 @@ class Committer:
         for file, finished in files:
             file.make_durable(close=finished)
         write_record(self._directory / PROGRESS, {"v": 1, **asdict(progress)})
+        for file, _ in files:
+            self._durable(file.path, (progress.files or {}).get(file.path.name, 0))
         books = progress.books or {}
         self._report(
             "commit",

@@ -36,7 +36,7 @@ def recount(
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
         selection = select(batch, filters)
-        texts = batch.text.filter(pa.array(selection.keep)).to_pylist()
+        texts = [batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist()]
         val = np.fromiter(map(is_val, texts), dtype=bool, count=len(texts))
         if kept is not None:
             numbers = source.row_numbers(batch)[selection.keep]

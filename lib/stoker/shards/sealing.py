@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from stoker.shards.builder import Build, BuildTask, Reporter
 from stoker.shards.growing import documents_in
 from stoker.shards.heartbeat import heartbeat
 from stoker.shards.manifest import BUILD_NOTE, MANIFEST, SUMS, DataFile, Manifest, sums_text
-from stoker.shards.progress import PROGRESS
+from stoker.shards.progress import PROGRESS, origin_of
 from stoker.shards.proof import prove_set
+from stoker.shards.trail import Trail
 from stoker.store.errors import StorageError
 from stoker.store.files import (
     canonical_json,
@@ -28,7 +30,7 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.hashing import hash_file
+from stoker.store.hashing import FileHash, hash_file
 from stoker.store.names import utc_now
 
 
@@ -41,10 +43,11 @@ class Published:
     manifest: Manifest | None = None
 
 
-def seal(build: Build, report: Reporter) -> None:
+def seal(build: Build, report: Reporter, trail: Trail) -> None:
     """Write manifest, build note and sums of a build whose data is all committed.
 
-    Raises StorageError, the build dropped, where the disk gives back other bytes than were written.
+    `trail` has read back what was durable earlier, and reads the rest now. Raises StorageError, the build
+    dropped, where the disk gives back other bytes than were written.
     """
     task = build.task
     report("phase", phase="seal_hash")
@@ -57,8 +60,9 @@ def seal(build: Build, report: Reporter) -> None:
             )
             for told in (shard.ends, shard.rows):
                 files[told.path.name] = DataFile(told.length, told.digest.hexdigest())
+    read_back = {name: trail.finish(task.building / name) for name in files}
     for name, file in files.items():
-        _read_back(task.building, name, file, report)
+        _check_read_back(task.building, name, file, read_back[name].result())
     report("phase", phase="seal_manifest")
     manifest = Manifest(
         dataset=task.dataset,
@@ -81,9 +85,12 @@ def seal(build: Build, report: Reporter) -> None:
     write_atomic(task.building / SUMS, sums_text(hashes))
 
 
-def publish(task: BuildTask, report: Reporter) -> Published:
-    """Give a sealed set its final name, unless its source changed or the target is there already."""
-    if not still_staged(task.parquet, task.source_sha256, report):
+def publish(task: BuildTask, report: Reporter, *, staged: bool) -> Published:
+    """Give a sealed set its final name, unless its source changed or the target is there already.
+
+    `staged` is what was found of the parquet after it was read for the last time.
+    """
+    if not staged:
         remove_tree(task.building)
         return Published("changed", f"{task.parquet.name} is no longer what was staged")
     manifest = Manifest.parse((task.building / MANIFEST).read_bytes())
@@ -100,6 +107,18 @@ def publish(task: BuildTask, report: Reporter) -> Published:
 def still_staged(parquet: Path, sha256: str, report: Callable[..., None]) -> bool:
     """Whether the file on hot is what was staged; raises StorageError, FileNotFoundError."""
     return hash_file(parquet, progress=heartbeat(report, parquet.name)).sha256 == sha256
+
+
+def still_staged_behind(build: Build, read: Future[FileHash], report: Callable[..., None]) -> bool:
+    """The same, of a file that was hashed behind the build that read it.
+
+    Unless it is another file by now, or was written to: then it is hashed as it is.
+    """
+    task = build.task
+    found = read.result()
+    if origin_of(task.parquet) != build.progress.origin:
+        return still_staged(task.parquet, task.source_sha256, report)
+    return found.sha256 == task.source_sha256
 
 
 def examine_target(task: BuildTask, report: Reporter) -> Published:
@@ -124,8 +143,7 @@ def sealed_before(task: BuildTask, report: Reporter) -> bool:
     return proof.verdict == "proven" and not proof.unknown
 
 
-def _read_back(building: Path, name: str, file: DataFile, report: Reporter) -> None:
-    found = hash_file(building / name, progress=heartbeat(report, name))
+def _check_read_back(building: Path, name: str, file: DataFile, found: FileHash) -> None:
     if (found.size, found.sha256) != (file.size, file.sha256):
         remove_tree(building)
         raise StorageError(
@@ -142,7 +160,11 @@ def _build_note(build: Build) -> dict[str, Any]:
         "time": utc_now(),
         "seconds": round(build.elapsed_s, 3),
         "max_rss_bytes": sample_memory().peak_rss_bytes,
-        "engine": {"name": build.engine.name, "version": build.engine.version},
+        "engine": {
+            "name": build.engine.name,
+            "version": build.engine.version,
+            "refused": build.engine_refused or None,
+        },
         "versions": {
             "numpy": np.__version__,
             "pyarrow": pa.__version__,

@@ -2,6 +2,8 @@
 
 Stoker keeps text as it is and lets none of it become a special token. So a tokenizer must be byte-level BPE
 without a normalizer, and engines are built from a definition with every added token taken out.
+
+HF tokenizers is loaded only where a tokenizer is trained or checked: a builder takes over one that was.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.store.errors import DataError
 
@@ -57,6 +57,8 @@ def train_tokenizer(texts: Iterable[list[str]], vocab_size: int) -> bytes:
 
     The same texts in the same order give the same bytes. Little text may yield fewer than `vocab_size` ids.
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - see above
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -76,8 +78,22 @@ def load_tokenizer(path: Path) -> FrozenTokenizer:
     return examine_tokenizer(path.read_bytes(), str(path))
 
 
+def reload_tokenizer(path: Path) -> FrozenTokenizer:
+    """The same without trying it on text: for one that was checked when it was frozen.
+
+    The caller compares the fingerprint.
+    """
+    return _examine(path.read_bytes(), str(path))
+
+
 def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
     """Check a tokenizer.json's bytes, `where` naming them in errors; raises TokenizerUnsupported."""
+    examined = _examine(data, where)
+    _check_round_trip(examined.definition, where)
+    return examined
+
+
+def _examine(data: bytes, where: str) -> FrozenTokenizer:
     try:
         definition = json.loads(data)
         _check_kind(definition, where)
@@ -87,7 +103,6 @@ def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
         plain = json.dumps(_without(definition, special), ensure_ascii=False)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerUnsupported(f"{where}: not a tokenizer.json of HF tokenizers: {error!r}") from error
-    _check_round_trip(plain, where)
     return FrozenTokenizer(
         sha256=hashlib.sha256(data).hexdigest(),
         vocab_size=max(ids.values()) + 1,
@@ -163,6 +178,8 @@ def _without(definition: dict[str, Any], special: set[str]) -> dict[str, Any]:
 
 
 def _check_round_trip(plain: str, where: str) -> None:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - see above
+
     try:
         tokenizer = Tokenizer.from_str(plain)
         changed = [probe for probe in _PROBES if tokenizer.decode(tokenizer.encode(probe).ids) != probe]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.kit.worker_main import Report, run_worker
-from stoker.shards.build_worker import one_thread
+from stoker.shards.one_thread import one_thread
 from stoker.shards.parquet import BadParquet, ParquetText
 from stoker.shards.sealing import still_staged
 from stoker.shards.tokenizer import examine_tokenizer, train_tokenizer
@@ -75,8 +75,7 @@ class TrainingText:
             self._report("progress", file=file, text_bytes=self.text_bytes)
             self.used.append(file)
             for batch in ParquetText(Path(file), self._text_column).batches():
-                texts: list[str] = batch.text.drop_null().to_pylist()
-                yield self._first(texts)
+                yield self._first([text for text in batch.texts if text is not None])
                 if self.text_bytes >= self._train_bytes:
                     return
 

@@ -1,0 +1,122 @@
+"""Batches of documents, and what a reader is: from a file to batches, from any row on.
+
+Parquet is the only reader built in (`readers.py`); another one gives batches of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class UndecodableText(ValueError):
+    """A row's bytes are not UTF-8; `row` is its place among those decoded."""
+
+    def __init__(self, row: int, detail: str) -> None:
+        super().__init__(detail)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of one row group: `row` is the first one's place in it.
+
+    `texts` are the documents and `utf8` their bytes where they lie, None and empty for null; `columns` holds
+    the text column and those that filters ask for.
+    """
+
+    row_group: int
+    row: int
+    columns: pa.RecordBatch
+    texts: Sequence[str | None]
+    utf8: Sequence[memoryview]
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.texts)
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a text."""
+        return np.fromiter((text is not None for text in self.texts), dtype=bool, count=self.rows)
+
+    @cached_property
+    def chars(self) -> npt.NDArray[np.int64]:
+        """Each row's length in Unicode code points, 0 for null."""
+        lengths = (0 if text is None else len(text) for text in self.texts)
+        return np.fromiter(lengths, dtype=np.int64, count=self.rows)
+
+    def from_row(self, row: int) -> Batch:
+        """What is left of the batch from this row of its row group on."""
+        skip = max(0, row - self.row)
+        if not skip:
+            return self
+        return Batch(
+            self.row_group,
+            self.row + skip,
+            self.columns.slice(skip),
+            self.texts[skip:],
+            self.utf8[skip:],
+        )
+
+
+class Reader(Protocol):
+    """A file as batches. Raises BadParquet for wrong content, StorageError where it cannot be read."""
+
+    @property
+    def group_rows(self) -> Sequence[int]:
+        """The rows of each row group."""
+
+    def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
+        """Every batch from this row of this row group on."""
+
+    def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """The place of each row of a batch in the file, counted from 0 over all row groups."""
+
+    def read_up_to(self, row_group: int) -> int:
+        """Bytes of the file, from its first, that nobody reads any more once this row group is done."""
+
+
+def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
+    """A string or large_string array's texts and bytes; raises UndecodableText.
+
+    From the buffers and not through Arrow's values: that took four times as long, and checking beforehand
+    that the bytes are UTF-8 as long again as decoding them, which checks it too.
+    """
+    if not len(column):
+        return [], []
+    _, offsets, data = column.buffers()
+    kind = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    places = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1].tolist()
+    view = memoryview(b"" if data is None else data)
+    utf8 = [view[start:end] for start, end in pairwise(places)]
+    nulls: list[int] = []
+    if column.null_count:
+        nulls = np.flatnonzero(~column.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        for row in nulls:
+            utf8[row] = view[:0]
+    texts: list[str | None] = []
+    try:
+        texts += [str(piece, "utf-8") for piece in utf8]
+    except UnicodeDecodeError:
+        _tell_undecodable(utf8)
+    for row in nulls:
+        texts[row] = None
+    return texts, utf8
+
+
+def _tell_undecodable(utf8: list[memoryview]) -> NoReturn:
+    for row, piece in enumerate(utf8):
+        try:
+            str(piece, "utf-8")
+        except UnicodeDecodeError as error:
+            raise UndecodableText(row, str(error)) from error
+    raise AssertionError("bytes changed while they were looked at")
