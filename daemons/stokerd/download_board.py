@@ -21,6 +21,9 @@ class DownloadBoard:
         self._progress = metrics.gauge(
             "download_last_progress_timestamp_seconds", "When a source file was last read from."
         )
+        self._watched = metrics.gauge(
+            "download_source_watched", "1 while changes in the source folder are told, 0 while it is polled."
+        )
         self._available = metrics.gauge("download_source_available", "1 while the source can be seen.")
 
     def hashed(self, size: int) -> None:
@@ -37,6 +40,7 @@ class DownloadBoard:
         receipts: Mapping[str, Receipt],
         listing: Listing | None,
         trouble: str,
+        polling: str | None,
     ) -> None:
         """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
         verified = sum(receipt.size for receipt in receipts.values() if receipt.state == "verified")
@@ -44,6 +48,7 @@ class DownloadBoard:
             self._files.labels(state).set(count)
         self._verified.set(verified)
         self._available.set(0 if trouble else 1)
+        self._watched.set(1 if polling == "" and not trouble else 0)
         complete = listing is not None and listing.complete
         status = {
             "source": self._root,
@@ -51,6 +56,7 @@ class DownloadBoard:
             "verified_bytes": verified,
             "complete": complete,
             "trouble": trouble,
+            "polling": polling or "",
         }
         left = sum(counts.values()) - counts["verified"]
         text = f"{counts['verified']} files verified, {'all there is' if complete else f'{left} to go'}"

@@ -14,18 +14,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.arrivals import Desk, Look, Watched, vanished, watch
+from stoker.corpus.arrivals import Desk, Look, Watched, file_of, vanished, watch
+from stoker.corpus.files_list import insist_known
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import read_listing, write_listing
 from stoker.corpus.receipts import Receipt, read_receipts, write_receipt
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.kit.worker import WorkerExit
-from stoker.store.errors import StorageError, UnavailableError
+from stoker.store.errors import DataError, StorageError, UnavailableError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, set_aside
 from stoker.store.requests import Request, finish_request, pending_requests
 from stokerd.crew import Crew, Job, Patience
 from stokerd.download_board import DownloadBoard
+from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.source_lister import LISTER, SourceLister
 from stokerd.state_trouble import wait_for_state
 
@@ -35,8 +37,8 @@ LONGEST_WAIT_S = 5.0
 
 
 def main() -> int:
-    """The command `stoker-download-watchdog FILE [--once]`."""
-    return daemon_main(DOWNLOAD_WATCHDOG, story, sys.argv[1:])
+    """The command `stoker-download-watchdog FILE [--once] [--files-list LIST]`."""
+    return daemon_main(DOWNLOAD_WATCHDOG, story, sys.argv[1:], [FILES_LIST])
 
 
 def story(context: DaemonContext) -> int:
@@ -57,12 +59,14 @@ class FolderWatch:
         self.patience = Patience()
         self.lister = SourceLister(self.pipeline, self.crew, self.patience)
         self.board = DownloadBoard(context, self.root)
+        self.files = FilesList(context)
 
         self.receipts = read_receipts(self.layout, self.dataset, self._set_aside)
         self.listing = read_listing(self.layout, self.dataset)
         self.watched: dict[str, Watched] = {}
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
+        self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
         self.confirmed = False  # a look after the last hash found nothing new
         self.told: set[tuple[str, str]] = set()  # what an event was already written about
 
@@ -126,12 +130,23 @@ class FolderWatch:
         self.take_trouble(look.trouble(self.root, len(self.receipts)))
         if self.trouble:
             return
+        self.take_polling(look.polling)
         before, self.watched = self.watched, watch(self.watched, look.files, time.monotonic())
         self.confirmed = self.watched == before
         self.whole = not look.unreadable
+        self.check_files_list()
         self.told -= {("source_vanished", path) for path in self.watched}
         for path in vanished(self.watched, self.receipts) if self.whole else ():
             self._tell_once("source_vanished", path, "its receipt is kept")
+
+    def take_polling(self, polling: str) -> None:
+        """Say once how changes in the folder are noticed, where it is not by being told."""
+        if polling and polling != self.polling:
+            every_s = round(self.lister.every_s, 1)
+            self.events.record("source_polled", path=self.root, reason=polling, every_s=every_s)
+        elif self.polling and not polling:
+            self.events.record("source_watched", path=self.root)
+        self.polling = polling
 
     def take_trouble(self, trouble: str) -> None:
         """Say once that the folder cannot be seen, and once that it can again; --once gives up."""
@@ -152,6 +167,17 @@ class FolderWatch:
                 f"the source folder {self.root} cannot be looked at ({ended.reason()}); is its mount alive?"
             )
 
+    def check_files_list(self) -> None:
+        """Refuse a list of files that are not here; while we stay they may yet come, and are named once."""
+        if self.files.names is None or not self.whole:
+            return
+        try:
+            insist_known(self.files.names, self.watched, f"the source folder {self.root}")
+        except DataError as error:
+            if self.context.once:
+                raise
+            self._tell_once("files_list_unknown", self.root, str(error))
+
     # Hashing
 
     def desk(self) -> Desk:
@@ -164,6 +190,8 @@ class FolderWatch:
             not_before=self.patience.not_before,
             slots=self.pipeline.download.files_at_once,
             settle_s=0.0 if self.context.once else self.pipeline.stage.settle,
+            root=self.root,
+            only=self.files.names,
         )
 
     def hash_what_settled(self) -> None:
@@ -208,7 +236,7 @@ class FolderWatch:
         receipt = Receipt(
             dataset=self.dataset,
             path=file.path,
-            file=f"{self.root.rstrip('/')}/{file.path}",
+            file=file_of(self.root, file.path),
             size=file.size,
             sha256=sha256,
             revision="",
@@ -269,12 +297,13 @@ class FolderWatch:
 
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
-        self.board.show(self.desk().counts(time.monotonic()), self.receipts, self.listing, self.trouble)
+        counts = self.desk().counts(time.monotonic())
+        self.board.show(counts, self.receipts, self.listing, self.trouble, self.polling)
 
     def wait(self) -> None:
         """Sleep until a worker, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        due = [now + LONGEST_WAIT_S, self.lister.next_due(now)]
+        due = [now + LONGEST_WAIT_S, self.lister.next_due(now), self.context.show_due]
         if (settling := self.desk().next_due(now)) is not None:
             due.append(settling)
         self.context.waiter.wait(max(0.0, min(due) - now))
@@ -296,7 +325,8 @@ class FolderWatch:
         """The last line of --once."""
         desk = self.desk()
         verified = desk.counts(time.monotonic())["verified"]
-        left = len(desk.watched) - verified
+        meant = [each.file for each in desk.watched.values() if self.files.takes(each.file.path)]
+        left = sum(1 for file in meant if not desk.vouched(file))
         still = f", {left} left: they kept changing or could not be read" if left else ""
         self.context.log.info("drained", message=f"{verified} files verified{still}")
         return 0

@@ -12,11 +12,12 @@ from stoker.corpus.folder import FileSeen
 from stokerd.crew import Crew, Patience
 
 LISTER = "/lister"  # no source's path begins with a slash
+_SHORTEST_REST_S, _LONGEST_REST_S = 0.2, 5.0  # between a look and the next that a change asks for
 QUIET_S = 60.0  # it says something every 5 s and in every folder it enters
 
 
 class SourceLister:
-    """One look at a time; `looks` counts those that were finished."""
+    """One look at a time, every `every_s` seconds and when something changed; `looks` counts the finished."""
 
     def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
         source = pipeline.dataset.source
@@ -26,10 +27,11 @@ class SourceLister:
             "include": list(source.include),
             "exclude": list(source.exclude),
         }
-        self._every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
+        self.every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
         self._crew, self._patience = crew, patience
         self._found: list[FileSeen] = []  # of the look under way
         self._looking = False
+        self._asked = self._over = 0.0  # when the last look was asked for, and when one was over
         self.due = 0.0  # monotonic seconds
         self.looks = 0
 
@@ -43,6 +45,7 @@ class SourceLister:
             self._looking = False
         if not self._looking and time.monotonic() >= self.due:
             self._looking = True
+            self._asked = time.monotonic()
             self._found = []
             self._crew[LISTER].worker.send({"look": self.looks + 1})
 
@@ -54,23 +57,26 @@ class SourceLister:
         """Take the lister's words; the look when it is over."""
         if message["kind"] == "files":
             self._found += [FileSeen(*file) for file in message["files"]]
+        if message["kind"] == "changed":  # a folder that changes all the time is not looked at all the time
+            rest_s = min(_LONGEST_REST_S, max(_SHORTEST_REST_S, self._over - self._asked))
+            self.due = min(self.due, self._over + rest_s)
         if message["kind"] != "looked":
             return None
         self._looking = False
         self.looks += 1
-        self.due = time.monotonic() + self._every_s
+        self._over = time.monotonic()
+        self.due = self._over + self.every_s
         self._patience.succeeded(LISTER)
         return Look(
             files=tuple(self._found),
             refused=tuple((path, reason) for path, reason in message["refused"]),
             unreadable=tuple((path, reason) for path, reason in message["unreadable"]),
             missing=bool(message["missing"]),
+            polling=str(message["polling"]),
         )
 
     def next_due(self, now: float) -> float:
         """When to ask again; while a look is under way, its end wakes us."""
         return (
-            now + self._every_s
-            if self._looking
-            else max(self.due, self._patience.not_before.get(LISTER, 0.0))
+            now + self.every_s if self._looking else max(self.due, self._patience.not_before.get(LISTER, 0.0))
         )

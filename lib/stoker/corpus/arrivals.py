@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from stoker.corpus.folder import FileSeen
@@ -12,12 +12,16 @@ from stoker.corpus.receipts import Receipt
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at the source folder found; pairs are (path, reason), an empty path the folder itself."""
+    """What one look at the source folder found; pairs are (path, reason), an empty path the folder itself.
+
+    `polling` says why nobody tells of changes until the next look; empty where inotify does.
+    """
 
     files: tuple[FileSeen, ...]
     refused: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     missing: bool = False
+    polling: str = ""
 
     def trouble(self, root: str, receipts: int) -> str:
         """Why this look says nothing about the files, in a sentence; empty when it does."""
@@ -48,14 +52,18 @@ def watch(before: Mapping[str, Watched], found: Collection[FileSeen], now: float
     return after
 
 
-def vouched(file: FileSeen, receipt: Receipt | None) -> bool:
-    """Whether the receipt speaks of the file as it is now."""
-    return receipt is not None and receipt.etag == file.etag and receipt.state != "disputed"
+def file_of(root: str, path: str) -> str:
+    """Where a receipt says that a file of the source folder lies."""
+    return f"{root.rstrip('/')}/{path}"
 
 
 @dataclass(frozen=True)
 class Desk:
-    """All that the choice of the next files to hash depends on; times are monotonic seconds."""
+    """All that the choice of the next files to hash depends on; times are monotonic seconds.
+
+    `root` is the source folder: a receipt of a file elsewhere, from before the folder was moved, does not
+    count. `only` are the paths to hash and no others, None for all.
+    """
 
     watched: Mapping[str, Watched]
     receipts: Mapping[str, Receipt]
@@ -63,16 +71,25 @@ class Desk:
     not_before: Mapping[str, float]
     slots: int
     settle_s: float
+    root: str = ""
+    only: Collection[str] | None = None
+
+    def vouched(self, file: FileSeen) -> bool:
+        """Whether there is a receipt that speaks of the file as it is now."""
+        receipt = self.receipts.get(file.path)
+        if receipt is None or receipt.etag != file.etag or receipt.state == "disputed":
+            return False
+        return not self.root or receipt.file == file_of(self.root, file.path)
 
     def waiting(self, now: float) -> list[FileSeen]:
         """The settled files without a valid receipt, in listing order."""
-        return [
-            each.file
-            for path, each in self.watched.items()
-            if not vouched(each.file, self.receipts.get(path))
-            and path not in self.hashing
-            and now >= each.since + self.settle_s
-        ]
+        return [each.file for each in self._open() if now >= each.since + self.settle_s]
+
+    def _open(self) -> Iterator[Watched]:
+        for path, each in self.watched.items():
+            meant = self.only is None or path in self.only
+            if meant and path not in self.hashing and not self.vouched(each.file):
+                yield each
 
     def next_to_hash(self, now: float) -> list[FileSeen]:
         """The files to start hashing now, within the free slots."""
@@ -82,9 +99,7 @@ class Desk:
     def next_due(self, now: float) -> float | None:
         """When, after now, a file settles or may be tried again; None when nothing is pending."""
         due = [
-            max(each.since + self.settle_s, self.not_before.get(path, now))
-            for path, each in self.watched.items()
-            if path not in self.hashing and not vouched(each.file, self.receipts.get(path))
+            max(each.since + self.settle_s, self.not_before.get(each.file.path, now)) for each in self._open()
         ]
         later = [moment for moment in due if moment > now]
         return min(later) if later else None
@@ -96,7 +111,7 @@ class Desk:
             receipt = self.receipts.get(path)
             if path in self.hashing:
                 counts["hashing"] += 1
-            elif vouched(each.file, receipt):
+            elif self.vouched(each.file):
                 counts["verified"] += 1
             elif receipt is not None and receipt.state == "disputed":
                 counts["disputed"] += 1
@@ -110,11 +125,7 @@ class Desk:
         An empty folder is not complete: its files are yet to come.
         """
         files = tuple((path, each.file.size) for path, each in self.watched.items())
-        complete = (
-            whole
-            and bool(files)
-            and all(vouched(each.file, self.receipts.get(path)) for path, each in self.watched.items())
-        )
+        complete = whole and bool(files) and all(self.vouched(each.file) for each in self.watched.values())
         return Listing(dataset, files, complete, revision="")
 
 

@@ -12,7 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -26,7 +27,7 @@ from stoker.kit.wait import Waiter
 from stoker.store.errors import LockHeld, StokerError, storage_errors
 from stoker.store.files import sweep_temporaries
 
-__all__ = ["DaemonContext", "daemon_main"]
+__all__ = ["DaemonContext", "Option", "daemon_main"]
 
 EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO = 64, 70, 74
 COMMAND_PURPOSE = "command"  # what a command writes that does a stopped daemon's work for a moment
@@ -35,12 +36,25 @@ COMMAND_PATIENCE_S = 30.0
 Story = Callable[[DaemonContext], int]
 
 
-def daemon_main(name: str, story: Story, argv: Sequence[str]) -> int:
-    """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error."""
+@dataclass(frozen=True)
+class Option:
+    """An option of one daemon alone, with a value; DaemonContext.options holds what was given, by flag."""
+
+    flag: str
+    metavar: str
+    help: str
+
+
+def daemon_main(name: str, story: Story, argv: Sequence[str], own: Sequence[Option] = ()) -> int:
+    """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error.
+
+    `own` are options beyond those of every daemon.
+    """
     program = "stoker-" + name.replace("_", "-")
-    options = _parse(program, argv)
+    options = _parse(program, argv, own)
     if isinstance(options, int):
         return options
+    given = {option.flag: value for option in own if (value := getattr(options, _name(option))) is not None}
     faulthandler.enable()
     _keep_ready_fd()
     waiter = Waiter()
@@ -49,7 +63,7 @@ def daemon_main(name: str, story: Story, argv: Sequence[str]) -> int:
         pipeline = load_pipeline(options.file)
         pipeline.layout.create()
         with _lock(pipeline, name, waiter) as lock:
-            return _run(name, story, pipeline, lock, waiter, once=options.once)
+            return _run(name, story, pipeline, lock, waiter, once=options.once, options=given)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.exit_code
@@ -60,12 +74,18 @@ def daemon_main(name: str, story: Story, argv: Sequence[str]) -> int:
         waiter.close()
 
 
-def _parse(program: str, argv: Sequence[str]) -> argparse.Namespace | int:
+def _name(option: Option) -> str:
+    return option.flag.removeprefix("--").replace("-", "_")
+
+
+def _parse(program: str, argv: Sequence[str], own: Sequence[Option]) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(
         prog=program, description="A daemon of Stoker.", epilog=f"example: {program} /etc/stoker/fineweb.yaml"
     )
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
     parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
+    for option in own:
+        parser.add_argument(option.flag, dest=_name(option), metavar=option.metavar, help=option.help)
     try:
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has said what is wrong, or printed the help
@@ -93,7 +113,16 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
         waiter.wait(0.2)
 
 
-def _run(name: str, story: Story, pipeline: Pipeline, lock: Lock, waiter: Waiter, *, once: bool) -> int:
+def _run(
+    name: str,
+    story: Story,
+    pipeline: Pipeline,
+    lock: Lock,
+    waiter: Waiter,
+    *,
+    once: bool,
+    options: Mapping[str, str],
+) -> int:
     log, metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
     runtime = pipeline.runtime
     runtime.create()
@@ -108,6 +137,7 @@ def _run(name: str, story: Story, pipeline: Pipeline, lock: Lock, waiter: Waiter
         notifier=Notifier.from_environment(os.environ),
         waiter=waiter,
         once=once,
+        options=options,
     )
     waiter.on_signal = lambda signum: _tell_signal(context, signum)
     ports = pipeline.metrics.ports

@@ -1,0 +1,43 @@
+"""`--files-list`: which files are worked on, and no others; a line each, their path as the listing has it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from stoker.store.errors import DataError, UsageError
+from stoker.store.names import PathEscapes, inside
+
+_SHOWN = 5
+
+
+def read_files_list(file: Path) -> frozenset[str]:
+    """The paths a list names; empty lines count nothing.
+
+    Raises UsageError where there is no such list or it names nothing, DataError for a name that leads out of
+    the source.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--files-list {file}: {error}; name a text file of paths, one a line") from error
+    names = frozenset(line.removesuffix("\r") for line in lines if line.strip())
+    if not names:
+        raise UsageError(f"--files-list {file} names no file; put a path a line into it")
+    try:
+        for name in names:
+            inside(Path(), name)
+    except PathEscapes as error:
+        raise DataError(f"--files-list {file}: {error}") from error
+    return names
+
+
+def insist_known(names: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise DataError, listing them, for names that nothing is known of."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        raise DataError(
+            f"--files-list names what is not in {where}: {', '.join(unknown[:_SHOWN])}{more}; correct "
+            "the list (paths relative to the source, as `stoker events` shows them), or bring the files first"
+        )
