@@ -34,6 +34,7 @@ from stoker.supervise.policy import after_exit
 from stoker.supervise.snapshot import snapshot, status_text
 from stokerd import rollback_desk
 from stokerd.checkpoint_desk import CheckpointDesk
+from stokerd.checkpoint_drops import DROP, CheckpointDrops
 from stokerd.crew import Crew
 from stokerd.ground import Ground
 from stokerd.launch_watch import LaunchWatch
@@ -92,6 +93,7 @@ class TrainSupervisor:
         self.parts = Parts(context, self.planner, self.accounts.reach)
         self.rollbacks = RollbackDesk(context, self.turns, self.desk, self.book, self.planner)
         verbs = dict.fromkeys(rollback_desk.VERBS, self.rollbacks.consider)
+        verbs[DROP] = CheckpointDrops(context).consider
         self.requests = RequestDesk(context, self.turns, verbs)
         self.watch: LaunchWatch | None = None
         self.last: Exit | None = None  # how the last launch ended, until that was answered

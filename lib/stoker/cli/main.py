@@ -23,6 +23,7 @@ COMMANDS = {
     "rollback": ("stoker.cli.rollback", "rollback", "Go back to an earlier checkpoint and go on from there."),
     "skip-set": ("stoker.cli.rollback", "skip_set", "Give up a shard set that is lost for good."),
     "replay": ("stoker.cli.replay", "replay", "Train a recorded run again, and compare it bit by bit."),
+    "quarantine": ("stoker.cli.quarantine", "quarantine", "Show, release or drop what was set aside."),
     "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
     "plan": ("stoker.cli.plan", "plan", "Show the order of training data, and how far it is read."),
     "batch": ("stoker.cli.batch", "batch", "Show which documents were in a step."),

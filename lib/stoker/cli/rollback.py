@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from stoker.checkpoints.select import candidates, find_checkpoints
+from stoker.cli.asking import become_owner
 from stoker.cli.options import json_option, pipeline_file, print_json
 from stoker.cli.runs import read_identity
 from stoker.config.load import load_pipeline
@@ -221,14 +221,3 @@ def _nothing_alive(pipeline: Pipeline) -> Lock:
                 f"{run.rank0_lock}): wait for its end, or start the train supervisor, which sees to it"
             )
         time.sleep(POLL_S)
-
-
-def become_owner(state: Path) -> None:
-    """Root writes in a state directory as its owner does: what root owns, the daemons could not change."""
-    if os.geteuid() != 0:
-        return
-    found = state.stat()
-    if found.st_uid != 0:
-        os.setgroups([])
-        os.setgid(found.st_gid)
-        os.setuid(found.st_uid)

@@ -62,7 +62,9 @@ def _check_schema(schema: pa.Schema, text_column: str, columns: Sequence[str]) -
             raise FlawError(Flaw("ambiguous_column", f"{found} columns are called {column!r}", None, column))
         if not found:
             has = ", ".join(schema.names[:20])
-            raise FlawError(Flaw("missing_column", f"no column {column!r}; it has: {has}", None, column))
+            raise FlawError(
+                Flaw("missing_column", f"no single column {column!r}; it has: {has}", None, column)
+            )
     kind = schema.field(text_column).type
     if not is_text(kind):
         raise FlawError(Flaw("column_type", f"{text_column!r} is {kind}, not text", None, text_column))

@@ -1,0 +1,69 @@
+"""Having a daemon do something, or doing it in its place where it is down."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.config.schema import Pipeline
+from stoker.kit.daemon import COMMAND_PURPOSE
+from stoker.kit.lock import Lock
+from stoker.store.errors import LockHeld
+from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
+
+POLL_S = 0.2
+
+DoIt = Callable[[Request], Mapping[str, Any]]
+
+
+def see_to(
+    pipeline: Pipeline,
+    daemon: str,
+    verb: str,
+    args: Mapping[str, Any],
+    *,
+    condition: Mapping[str, Any] | None,
+    do_it: DoIt,
+    quiet: bool,
+) -> dict[str, Any]:
+    """File the request and wait for the daemon's answer; where none holds its lock, act on it as it would.
+
+    A daemon that ends before it has answered leaves the request to us.
+    """
+    become_owner(pipeline.state)
+    layout = pipeline.layout
+    asked = file_request(layout, daemon, verb, args, condition)
+    told = False
+    while True:
+        if (outcome := read_outcome(layout, asked)) is not None:
+            return outcome
+        try:
+            lock = Lock.acquire(layout.lock(daemon), purpose=COMMAND_PURPOSE)
+        except LockHeld:
+            if not told and not quiet:
+                click.echo(
+                    f"asked the {daemon.replace('_', '-')} daemon (request {asked}); waiting", err=True
+                )
+            told = True
+            time.sleep(POLL_S)
+            continue
+        with lock:
+            for request in pending_requests(layout, daemon):
+                if request.id == asked:
+                    finish_request(layout, daemon, request, do_it(request))
+
+
+def become_owner(state: Path) -> None:
+    """Root writes in a state directory as its owner does: what root owns, the daemons could not change."""
+    if os.geteuid() != 0:
+        return
+    found = state.stat()
+    if found.st_uid != 0:
+        os.setgroups([])
+        os.setgid(found.st_gid)
+        os.setuid(found.st_uid)
