@@ -34,7 +34,7 @@ def halt_after(owner, method, *words):
 if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from stoker.training.metrics_log import MetricsLog
     halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
-if "stoker.shards.build_worker" in sys.orig_argv[1:4]:
+if {"stoker.shards.build_worker", "stoker.shards.import_worker"} & set(sys.orig_argv[1:4]):
     from stoker.kit.worker_main import Report
     halt_after(
         Report,

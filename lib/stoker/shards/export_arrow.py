@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stoker.shards.export_out import Output, Sink
+from stoker.shards.export_out import Output
 from stoker.shards.export_sets import PIECE_TOKENS, Numbers, OfferedSet
+from stoker.shards.sink import Sink
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stoker.shards.export_out import Output, Sink
+from stoker.shards.export_out import Output
 from stoker.shards.export_sets import OfferedSet
+from stoker.shards.sink import Sink
 
 UINT32_NOTE = "nanoGPT's train.py reads uint16: in a copy of it, write np.uint32 in both calls of np.memmap"
 

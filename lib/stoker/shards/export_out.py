@@ -5,48 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
-import io
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from stoker.config.units import format_bytes
+from stoker.shards.sink import Sink
 from stoker.store.errors import LockHeld, StorageError, UsageError, storage_errors
-from stoker.store.files import TEMPORARY, canonical_json, make_dir, publish_dir, remove_tree, write_all
-
-
-class Sink(io.RawIOBase):
-    """A new file that is written from front to end; `sha256` is of all it was given, `size` in bytes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.size = path, 0
-        self._digest = hashlib.sha256()
-        with storage_errors("create", path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        """Write all of it; raises StorageError."""
-        view = memoryview(data).cast("B")
-        with storage_errors("write", self.path):
-            write_all(self._descriptor, view)
-        self._digest.update(view)
-        self.size += len(view)
-        return len(view)
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+from stoker.store.files import TEMPORARY, canonical_json, make_dir, publish_dir, remove_tree
 
 
 class Output:

@@ -102,7 +102,7 @@ class ImportedBooks:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ManifestInvalid(f"books: {error!r}") from error
-        if books.to_mapping() != values:
+        if books.to_mapping() != values or len({count is None for count in books.documents.values()}) != 1:
             raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
         return books
 
