@@ -58,6 +58,8 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
         f"  rows         {report['rows']:,} = {report['documents']:,} documents + "
         f"{sum(dropped.values()):,} dropped{why}"
     )
+    if report["imported"]["sets"]:
+        yield f"  imported     {_imported(report['imported'])}"
     yield f"  tokens       {tokens['train']:,} to train on + {tokens['val']:,} held out"
     yield (
         f"  plan         {plan['windows']:,} windows in {plan['entries']} entries = "
@@ -72,6 +74,14 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
         count = len(report["findings"])
         yield f"{count} finding{'' if count == 1 else 's'}:"
         yield from (f"  {finding}" for finding in report["findings"])
+
+
+def _imported(figures: Mapping[str, int]) -> str:
+    """What is known of sets that were taken over."""
+    sets, without = figures["sets"], figures["documents_not_known"]
+    known = f", {figures['documents']:,} documents" if without < sets else ""
+    unknown = f", documents not known of {without:,}" if without else ""
+    return f"{sets:,} sets, {figures['tokens']:,} tokens{known}{unknown}; their rows are not known"
 
 
 def _counts(figures: Mapping[str, int]) -> str:

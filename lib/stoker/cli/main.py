@@ -30,6 +30,7 @@ COMMANDS = {
     "where": ("stoker.cli.where", "where", "Show which steps saw a row of a source file."),
     "generate": ("stoker.cli.generate", "generate", "Continue a text with a checkpoint's model."),
     "export": ("stoker.cli.export", "export", "Write shard sets as other trainers read them."),
+    "import": ("stoker.cli.import_", "import_", "Take over tokens that others made."),
     "config": ("stoker.cli.config", "config", "Check a pipeline file, or show what is in force."),
 }
 

@@ -18,13 +18,14 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.shards.identity import set_key
-from stoker.shards.manifest import MANIFEST, Books, ManifestInvalid
+from stoker.shards.manifest import MANIFEST, ManifestInvalid, parse_books
 from stoker.shards.places import Places
 from stoker.shards.record_audit import Records, record_findings, source_findings
 from stoker.shards.set_audit import audit_set
 from stoker.store.layout import HotLayout
 
 LOOKS = 3  # at records that keep changing
+IMPORTED = ("sets", "tokens", "documents", "documents_not_known")
 MOVING_S = 2.0  # from the end of a set's move to its record
 
 
@@ -32,8 +33,10 @@ MOVING_S = 2.0  # from the end of a set's move to its record
 class DataAudit:
     """The books summed over every published set, and what disagrees, each finding naming file and figure.
 
-    `recounted` is what was found on disk, `on_record` what only records say; with `published` 0 there is
-    nothing to balance, which is a finding too.
+    `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` tells of
+    those that were taken over what is counted in them, and in how many documents are not known. `recounted`
+    is what was found on disk, `on_record` what only records say; with `published` 0 there is nothing to
+    balance, which is a finding too.
     """
 
     sources: Mapping[str, int]
@@ -42,6 +45,7 @@ class DataAudit:
     documents: int
     dropped: Mapping[str, int]
     tokens: Mapping[str, int]
+    imported: Mapping[str, int]
     recounted: tuple[str, ...]
     on_record: tuple[str, ...]
     findings: tuple[str, ...]
@@ -55,6 +59,7 @@ class DataAudit:
             "documents": self.documents,
             "dropped": dict(self.dropped),
             "tokens": dict(self.tokens),
+            "imported": dict(self.imported),
         }
 
 
@@ -78,14 +83,23 @@ class _Totals:
     documents: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
+    imported: Counter[str] = field(default_factory=Counter)
     reread: int = 0
     unseen: int = 0
 
     def add(self, books: Mapping[str, Any]) -> None:
+        self.tokens.update({split: books[split]["tokens"] for split in ("train", "val")})
+        if books["rows"] is None:
+            self.imported.update(
+                sets=1,
+                tokens=books["tokens"],
+                documents=books["documents"] or 0,
+                documents_not_known=int(books["documents"] is None),
+            )
+            return
         self.rows += books["rows"]
         self.documents += books["documents"]
         self.dropped.update(books["dropped"])
-        self.tokens.update({split: books[split]["tokens"] for split in ("train", "val")})
 
 
 class _Look:
@@ -133,6 +147,7 @@ class _Look:
             documents=self.totals.documents,
             dropped=dict(sorted(self.totals.dropped.items())),
             tokens={split: self.totals.tokens[split] for split in ("train", "val")},
+            imported={what: self.totals.imported[what] for what in IMPORTED},
             recounted=self._recounted(),
             on_record=self._on_record(len(published)),
             findings=tuple(self.findings),
@@ -144,7 +159,8 @@ class _Look:
         return ("manifests", "sizes", *deep)
 
     def _on_record(self, published: int) -> tuple[str, ...]:
-        rows = () if self.deep and self.totals.reread == published else ("parquet rows",)
+        built = published - self.totals.imported["sets"]
+        rows = () if not built or (self.deep and self.totals.reread == built) else ("parquet rows",)
         return (*rows, *(("sets on a warm disk that is not there now",) if self.totals.unseen else ()))
 
     def _set_findings(self, source: Source) -> tuple[str, ...]:
@@ -155,7 +171,7 @@ class _Look:
         if directory is None:  # its books are all that is here
             self.totals.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
-                self.totals.add(Books.from_mapping(source.books or {}).to_mapping())
+                self.totals.add(parse_books(source.books or {}).to_mapping())
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]

@@ -14,7 +14,7 @@ from stoker.corpus.receipts import Receipt, read_receipts
 from stoker.corpus.slice import slice_of
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, read_sources
 from stoker.shards.identity import BuildParameters, build_id, set_key
-from stoker.shards.manifest import Books, ManifestInvalid
+from stoker.shards.manifest import ManifestInvalid, parse_books
 from stoker.store.errors import DataError, StokerError
 from stoker.store.hashing import hash_file
 from stoker.store.layout import StateLayout
@@ -103,7 +103,8 @@ def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator
     """One source's record against its receipt, the other records and the pin."""
     receipt = records.receipts.get(source.path)
     if receipt is None:
-        yield f"{source.path} has no receipt"
+        if not source.imported:  # no file stands behind it
+            yield f"{source.path} has no receipt"
     elif source.state in TERMINAL and receipt.state in ("verified", "released"):
         for name, told, recorded in (
             ("sha256", receipt.sha256[:16], source.sha256[:16]),
@@ -134,7 +135,7 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
         elif not source.on_warm:
             yield f"{source.path}: evicted, but no proven copy of its set is on record"
         try:
-            Books.from_mapping(source.books)
+            parse_books(source.books)
         except ManifestInvalid as error:
             yield f"{source.path}: {error}"
 
@@ -154,7 +155,9 @@ def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) ->
 
 def _due(pin: DatasetPin, records: Records) -> list[str]:
     """The paths that a complete pin has to list: all that came to an end, or the slice the limit makes."""
-    ended = [path for path, source in records.sources.items() if source.state in TERMINAL]
+    sources = records.sources.items()
+    # An import is behind the listing and outside its limit, and may have come just now.
+    ended = [path for path, source in sources if source.state in TERMINAL and not source.imported]
     if not pin.limit or records.listing is None:
         return ended
     kept = [path for path in pin.listing if path in ended]
