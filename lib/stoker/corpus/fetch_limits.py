@@ -1,0 +1,68 @@
+"""How fast a transfer may and must be: one bandwidth for all files, and a least rate for each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_STEPS = 16
+
+
+class Bandwidth:
+    """A bucket that fills with `rate` bytes a second, up to a second's worth; None is without limit.
+
+    take() books bytes that have come already and says how long to pause: whoever reads no further is sent no
+    more, for TCP's window closes. Thread-safe; the debt of all readers is one.
+    """
+
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._rate = rate
+        self._full_at = clock()  # when the bucket will be level again
+
+    def change(self, rate: float | None) -> None:
+        """Another limit from now on."""
+        with self._lock:
+            self._rate = rate
+            self._full_at = self._clock()
+
+    def take(self, size: int) -> float:
+        """Book `size` bytes; the seconds to pause before reading on."""
+        with self._lock:
+            if self._rate is None:
+                return 0.0
+            now = self._clock()
+            self._full_at = max(self._full_at, now - 1.0) + size / self._rate
+            return max(0.0, self._full_at - now)
+
+
+class RateWatch:
+    """Whether a server sends too slowly: fewer than `least` bytes a second over the last `window_s` seconds.
+
+    Only the seconds spent waiting for the network count, so our own limit, a slow disk or a pause of this
+    process is never held against the server.
+    """
+
+    def __init__(self, least: float, window_s: float) -> None:
+        self._least, self._window_s = least, window_s
+        self._steps: deque[tuple[float, int]] = deque()
+        self._waited_s = 0.0
+        self._bytes = 0
+
+    def add(self, waited_s: float, size: int) -> bool:
+        """Note a read that waited so long for so many bytes; True when the server is too slow."""
+        # Merged into steps of a part of the window: a fast transfer reads many thousand times a second.
+        if self._steps and self._steps[-1][0] + waited_s <= self._window_s / _STEPS:
+            last_s, last = self._steps.pop()
+            self._steps.append((last_s + waited_s, last + size))
+        else:
+            self._steps.append((waited_s, size))
+        self._waited_s += waited_s
+        self._bytes += size
+        while self._waited_s - self._steps[0][0] >= self._window_s:
+            old_s, old = self._steps.popleft()
+            self._waited_s -= old_s
+            self._bytes -= old
+        return self._waited_s >= self._window_s and self._bytes < self._least * self._waited_s

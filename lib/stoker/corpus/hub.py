@@ -1,0 +1,109 @@
+"""A repository on a hub: its addresses, its access token, and what a refusal means for the operator."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from stoker.store.errors import UnavailableError, storage_errors
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+CREDENTIAL = "hub-token"
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+_FOLDERS = {"dataset": "datasets/", "space": "spaces/", "model": ""}
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class HubRepo:
+    """One repository; `endpoint` without a slash at its end."""
+
+    repo: str
+    repo_type: str = "dataset"
+    endpoint: str = DEFAULT_ENDPOINT
+
+    @property
+    def page(self) -> str:
+        """What a person visits."""
+        return f"{self.endpoint}/{_FOLDERS[self.repo_type]}{self.repo}"
+
+    def file_url(self, commit: str, path: str) -> str:
+        """Where a file of a commit is asked for; the answer is mostly a redirect elsewhere."""
+        return f"{self.page}/resolve/{quote(commit, safe='')}/{quote(path)}"
+
+
+def endpoint_of(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The hub to ask: dataset.source.endpoint, else HF_ENDPOINT, else the public one."""
+    return (configured or environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision is a commit's own name, which can never mean anything else later."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
+def origin(url: str) -> tuple[str, str, int | None]:
+    """(scheme, host, port): a token for one origin is never sent to another."""
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme)
+
+
+def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The access token: from dataset.source.token_file, else the systemd credential hub-token, else HF_TOKEN.
+
+    Never put it into a message, a log or an argument list. UnavailableError when the named file has none.
+    """
+    if token_file is not None:
+        return _read_token(Path(token_file))
+    credential = Path(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
+    if environ.get("CREDENTIALS_DIRECTORY") and credential.exists():
+        return _read_token(credential)
+    return environ.get("HF_TOKEN", "").strip() or None
+
+
+def _read_token(file: Path) -> str:
+    try:
+        with storage_errors("read", file):
+            words = file.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"the hub's token cannot be read: {error}; correct {file}") from error
+    if len(words) != 1 or not words[0].isascii():
+        raise UnavailableError(f"{file} holds no token; write the hub's access token into it, nothing else")
+    return words[0]
+
+
+def explain(status: int, code: str, repo: HubRepo, *, token: bool) -> tuple[str, str]:
+    """(kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token` whether we sent one.
+
+    Kinds: gated, unauthorized, forbidden, missing, refused.
+    """
+    with_token = "" if token else "; no token was sent: set dataset.source.token_file or HF_TOKEN"
+    if code == "GatedRepo":
+        return "gated", (
+            f"{repo.repo} is gated: visit {repo.page}, accept its conditions, and use a token of that "
+            f"account{with_token}"
+        )
+    if code == "RevisionNotFound":
+        return "missing", f"{repo.page} has no such revision; correct dataset.source.revision"
+    if code == "EntryNotFound":
+        return "missing", f"the file is not in {repo.page} at this revision"
+    if status == 401 and token:
+        return "unauthorized", (
+            f"{repo.endpoint} does not accept the token, or {repo.repo} does not exist for it; "
+            f"look at {repo.page} and renew the token"
+        )
+    if status == 401 or code == "RepoNotFound":
+        return "unauthorized" if status == 401 else "missing", (
+            f"{repo.page} does not exist or is private; correct dataset.source.repo{with_token}"
+        )
+    if status == 403:
+        return "forbidden", (
+            f"{repo.endpoint} forbids it for this account: visit {repo.page} and see what it asks{with_token}"
+        )
+    if status in (404, 410):
+        return "missing", f"{repo.page} does not have it"
+    return "refused", f"{repo.endpoint} answers {status}"

@@ -1,0 +1,94 @@
+"""A file that lies elsewhere: its path in the dataset, where to get it, and what it must hash to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+_NAME_BYTES, _PATH_BYTES = 255, 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a source that is fetched.
+
+    `size` in bytes is None where only the server knows it. `sha256` is of the content, `git` is the hex name
+    that git gives a blob of that content (sha1 over "blob <size>\\0" and the bytes); both None where the
+    source has no sum.
+    """
+
+    path: str
+    url: str
+    size: int | None = None
+    sha256: str | None = None
+    git: str | None = None
+    revision: str = ""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> RemoteFile:
+        """What to_fields() gave; KeyError, TypeError or ValueError where a field is missing or wrong."""
+        size = fields.get("size")
+        return cls(
+            path=str(fields["path"]),
+            url=str(fields["url"]),
+            size=None if size is None else int(size),
+            sha256=_word(fields.get("sha256")),
+            git=_word(fields.get("git")),
+            revision=str(fields.get("revision") or ""),
+        )
+
+    def to_fields(self) -> dict[str, Any]:
+        """For a task or a message."""
+        return asdict(self)
+
+    @property
+    def identity(self) -> str:
+        """What makes two listings of one path speak of the same content; empty where nothing does."""
+        return self.sha256 or self.git or ""
+
+
+def unsafe(path: str) -> str:
+    """Why a path that somebody else wrote cannot be a place below the landing; empty when it can."""
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    if not path or path.startswith("/"):
+        return "it is no relative path"
+    if _CONTROL.search(path):
+        return "it holds control characters"
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "it leaves its root, or would if read carelessly"
+    if len(encoded) > _PATH_BYTES or any(len(part.encode()) > _NAME_BYTES for part in parts):
+        return f"it is longer than a file's name may be ({_NAME_BYTES} bytes a part, {_PATH_BYTES} in all)"
+    return ""
+
+
+def clashes(paths: list[str]) -> dict[str, str]:
+    """The paths that cannot lie beside the others, with the reason: listed twice, or a file and a folder."""
+    files: set[str] = set()
+    folders = {path[:at] for path in paths for at in range(len(path)) if path[at] == "/"}
+    found = {}
+    for path in paths:
+        if path in files:
+            found[path] = "it is listed twice"
+        elif path in folders:
+            found[path] = "it is listed as a file and as a folder"
+        files.add(path)
+    return found
+
+
+def shown(url: str) -> str:
+    """A URL as it may stand in a log: without user, password, query and fragment, which may be secrets."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else str(value)

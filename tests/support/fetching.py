@@ -1,0 +1,112 @@
+"""A fetch worker under test: wishes in, messages out, as the daemon would have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.remote import RemoteFile
+from stoker.kit.worker import Worker, WorkerExit
+from support.loopback_hub import LoopbackHub
+from support.waiting import LONG_S, wait_until
+
+MODULE = "stoker.corpus.fetch_worker"
+DATASET = "data"
+
+
+def fetch_task(root: Path, hub: LoopbackHub, **changes: Any) -> dict[str, Any]:
+    """A task with short waits and small commits."""
+    return {
+        "root": str(root),
+        "dataset": DATASET,
+        "expected": False,
+        "files_at_once": 4,
+        "bandwidth": None,
+        "min_rate": 0,
+        "window_s": 60.0,
+        "connect_s": 20.0,
+        "read_s": LONG_S,
+        "head_s": LONG_S,
+        "commit_s": 0.05,
+        "commit_bytes": 1 << 20,
+        "backoff": [0.01, 0.05],
+        "attempts": 3,
+        "floor": 0,
+        "keep_files": 3,
+        "keep_bytes": 1 << 30,
+        "hub": {"repo": "org/data", "repo_type": "dataset", "endpoint": hub.endpoint},
+        "token_file": None,
+        **changes,
+    }
+
+
+class Fetching:
+    """One worker and all that it said."""
+
+    def __init__(self, task: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> None:
+        clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
+        self.worker = Worker.start(MODULE, task, name="fetch", deadline_s=None, environ=clean, keep_open=True)
+        self.said: list[dict[str, Any]] = []
+        self.ended: WorkerExit | None = None
+
+    def fetch(self, *files: RemoteFile) -> None:
+        """Wish for files."""
+        for file in files:
+            self.worker.send({"fetch": file.to_fields()})
+
+    def hear(self) -> None:
+        """Take in what was said so far."""
+        self.ended = self.ended or self.worker.poll()
+        self.said += self.worker.messages()
+
+    def of(self, kind: str, path: str = "") -> list[dict[str, Any]]:
+        """What was said of that kind, by a path's part."""
+        return [each for each in self.said if each["kind"] == kind and path in each.get("path", "")]
+
+    def until(self, kind: str, path: str = "", count: int = 1) -> dict[str, Any]:
+        """Wait for the count-th message of that kind."""
+
+        def heard() -> bool:
+            self.hear()
+            assert self.ended is None or len(self.of(kind, path)) >= count, (self.ended, self.said)
+            return len(self.of(kind, path)) >= count
+
+        wait_until(heard, what=f"{count} x {kind} {path}")
+        return self.of(kind, path)[count - 1]
+
+    def until_true(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something else, hearing meanwhile so that the worker never blocks on its pipe."""
+
+        def holds() -> bool:
+            self.hear()
+            return condition()
+
+        wait_until(holds, what=what)
+
+    def finish(self) -> WorkerExit:
+        """Close its input and wait for its end."""
+        self.worker.close_input()
+        self.until_true(lambda: self.ended is not None, "the worker's end")
+        assert self.ended is not None
+        return self.ended
+
+    def stop(self) -> WorkerExit:
+        """TERM, and its end."""
+        ended = self.worker.stop(LONG_S)
+        self.hear()
+        assert ended is not None
+        return ended
+
+    def kill(self) -> None:
+        """kill -9, and reap."""
+        if self.ended is None:
+            os.kill(self.worker.pid, signal.SIGKILL)
+            self.until_true(lambda: self.ended is not None, "the killed worker's end")
+
+    def rss_bytes(self) -> int:
+        """Its resident memory now."""
+        pages = int(Path(f"/proc/{self.worker.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")

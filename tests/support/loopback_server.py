@@ -1,0 +1,449 @@
+"""A hub on loopback, in a process of its own: the repositories' endpoints, a CDN, plain files, and faults.
+
+The hub answers at 127.0.0.1, its CDN at 127.0.0.2, another host at 127.0.0.3, all on one port. Below `root`
+lie `dataset/<org>/<name>/...`, `model/<org>/<name>/...` and `urls/...`. Standard input takes JSON lines
+{"do": ...}, each answered by a line on standard output; the first line says the port. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from support.loopback_faults import BODY_KINDS, Fault, FaultBook
+
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+SECRET = b"loopback"
+BLOCK = 64 << 10
+UNSENT = 0x5411  # SIOCOUTQ: bytes that the other side has not acknowledged
+
+Count = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One file of a repository, hashed."""
+
+    file: Path
+    size: int
+    sha256: str
+    git: str
+
+    @property
+    def lfs(self) -> bool:
+        return self.file.suffix in (".parquet", ".bin")
+
+
+class Hub:
+    """What it holds and what it remembers."""
+
+    def __init__(self, root: Path, *, page: int, send_buffer: int) -> None:
+        self.root, self.page, self.send_buffer = root, page, send_buffer
+        self.faults = FaultBook()
+        self.lock = threading.Lock()
+        self.log: list[dict[str, Any]] = []
+        self.served: dict[str, int] = {}
+        self.tags: dict[str, int] = {}
+        self.gated: dict[str, str] = {}  # repository: the token that may read it
+        self.extra: list[dict[str, Any]] = []  # entries that no listing should have
+        self.commits: dict[str, dict[str, Stored]] = {}
+        self.heads: dict[str, str] = {}
+        self.xet = False
+        self.port = 0
+        self.stopping = threading.Event()
+        self._hashed: dict[tuple[str, int, int], Stored] = {}
+
+    def url(self, host: int = 0) -> str:
+        return f"http://{HOSTS[host]}:{self.port}"
+
+    def head(self, repo: str) -> str | None:
+        """The commit of what lies in the repository's folder now, by "<type>/<org>/<name>"."""
+        folder = self.root / repo
+        if not folder.is_dir():
+            return None
+        files = {
+            str(file.relative_to(folder)): self._store(file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
+        digest = hashlib.sha1(repr([(path, each.sha256) for path, each in files.items()]).encode())
+        with self.lock:
+            self.commits[digest.hexdigest()] = files
+        return digest.hexdigest()
+
+    def _store(self, file: Path) -> Stored:
+        found = file.stat()
+        key = (str(file), found.st_size, found.st_mtime_ns)
+        if key not in self._hashed:
+            sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % found.st_size)
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    sha256.update(block)
+                    git.update(block)
+            self._hashed[key] = Stored(file, found.st_size, sha256.hexdigest(), git.hexdigest())
+        return self._hashed[key]
+
+    def etag(self, path: str, file: Path) -> str:
+        return f'"{self._store(file).sha256[:32]}-{self.tags.get(path, 0)}"'
+
+    def control(self, message: dict[str, Any]) -> Any:
+        """Do what the test wants."""
+        do = message.pop("do")
+        if do == "fault":
+            self.faults.add(Fault(**message))
+        elif do == "clear":
+            self.faults.clear()
+        elif do == "log":
+            with self.lock:
+                return {"requests": list(self.log), "served": dict(self.served)}
+        elif do == "forget":
+            with self.lock:
+                self.log.clear()
+                self.served.clear()
+        elif do == "set":
+            for name, value in message.items():
+                setattr(self, name, value)
+        elif do == "release":  # what stalls goes on, to its end
+            self.stopping.set()
+            self.stopping = threading.Event()
+        return None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def setup(self) -> None:
+        super().setup()
+        if self.hub.send_buffer:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.hub.send_buffer)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        self.plain, self.query = unquote(parts.path), parse_qs(parts.query)
+        host = self.connection.getsockname()[0]
+        try:
+            if self.plain.startswith("/cdn/"):
+                self._cdn(self.plain.removeprefix("/cdn/"))
+            elif self.plain.startswith("/files/"):
+                self._plain_file(self.plain.removeprefix("/files/"))
+            elif host != HOSTS[0]:
+                self._reply(404)
+            elif self.plain.startswith("/api/"):
+                self._api(self.plain.removeprefix("/api/"))
+            elif found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.plain):
+                repo = f"{'dataset' if found[1] else 'model'}/{found[2]}"
+                self._resolve(repo, found[3], found[4])
+            else:
+                self._reply(404)
+        except OSError:
+            self.close_connection = True
+
+    do_HEAD = do_GET  # noqa: N815 - the base class calls it so
+
+    # Answers
+
+    def _note(self, status: int) -> dict[str, Any]:
+        entry = {
+            "host": self.connection.getsockname()[0],
+            "method": self.command,
+            "path": self.plain,
+            "range": self.headers.get("Range"),
+            "if_range": self.headers.get("If-Range"),
+            "encoding": self.headers.get("Accept-Encoding"),
+            "authorization": self.headers.get("Authorization"),
+            "via": self.path if self.path.startswith("http") else None,
+            "status": status,
+            "at": time.monotonic(),
+            "sent": 0,
+        }
+        with self.hub.lock:
+            self.hub.log.append(entry)
+        return entry
+
+    def _reply(self, status: int, body: bytes = b"", **headers: str | None) -> None:
+        self._note(status)
+        self.send_response(status)
+        for name, value in headers.items():
+            if value is not None:
+                self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _json(self, thing: Any, **headers: str | None) -> None:
+        self._reply(200, json.dumps(thing).encode(), Content_Type="application/json", **headers)
+
+    def _refused(self, place: str) -> bool:
+        """Whether a fault answered already."""
+        if fault := self.hub.faults.take(place, self.plain, "slow_head"):
+            self.hub.stopping.wait(fault.seconds)
+        fault = self.hub.faults.take(place, self.plain, "status", "loop", "elsewhere")
+        if fault is None:
+            return False
+        if fault.kind == "status":
+            self._reply(fault.code, b'{"error": "injected"}', Retry_After=fault.retry_after)
+        elif fault.kind == "loop":
+            turn = int(self.query.get("turn", ["0"])[0]) + 1
+            self._reply(302, Location=f"{self.plain}?turn={turn % 3}")
+        else:
+            self._reply(302, Location=f"{self.hub.url(2)}{quote(self.plain)}")
+        return True
+
+    # The hub
+
+    def _allowed(self, repo: str) -> bool:
+        wanted = self.hub.gated.get(repo)
+        given = self.headers.get("Authorization")
+        if wanted is None or given == f"Bearer {wanted}":
+            return True
+        self._reply(
+            403 if given else 401,
+            b'{"error": "gated"}',
+            X_Error_Code="GatedRepo",
+            X_Error_Message=f"Access to {repo} is restricted",
+        )
+        return False
+
+    def _api(self, rest: str) -> None:
+        found = re.fullmatch(r"(dataset|model)s/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/.*)?)?", rest)
+        if self._refused("api"):
+            return
+        if found is None:
+            self._reply(404, X_Error_Code="RepoNotFound")
+            return
+        repo = f"{found[1]}/{found[2]}"
+        head = self.hub.head(repo)
+        if head is None:
+            self._reply(401, b'{"error": "no such repository"}', X_Error_Code="RepoNotFound")
+        elif found[4] not in (None, "main", head, *self.hub.commits):
+            self._reply(404, X_Error_Code="RevisionNotFound")
+        elif found[3] == "tree":
+            if self._allowed(repo):
+                self._tree(head if found[4] in (None, "main") else found[4])
+        else:
+            sha = head if found[4] in (None, "main") else found[4]
+            told = {"id": found[2], "sha": sha, "private": False, "gated": False, "disabled": False}
+            self._json(told | {"downloads": 0, "likes": 0, "tags": [], "siblings": [], "_id": "0" * 24})
+
+    def _tree(self, commit: str) -> None:
+        entries = []
+        for path, stored in self.hub.commits[commit].items():
+            entry: dict[str, Any] = {"type": "file", "oid": stored.git, "size": stored.size, "path": path}
+            if stored.lfs:
+                entry["lfs"] = {"oid": stored.sha256, "size": stored.size, "pointerSize": 134}
+                if self.hub.xet:
+                    entry["xetHash"] = stored.sha256
+            entries.append(entry)
+        folders = {path.rpartition("/")[0] for path in self.hub.commits[commit]} - {""}
+        entries += [{"type": "directory", "oid": "0" * 40, "size": 0, "path": each} for each in folders]
+        entries += self.hub.extra
+        at = int(self.query.get("cursor", ["0"])[0])
+        link = None
+        if at + self.hub.page < len(entries):
+            link = f'<{self.hub.url()}{self.plain}?recursive=true&cursor={at + self.hub.page}>; rel="next"'
+        self._json(entries[at : at + self.hub.page], Link=link)
+
+    def _resolve(self, repo: str, revision: str, path: str) -> None:
+        if self._refused("resolve") or not self._allowed(repo):
+            return
+        head = self.hub.head(repo)
+        commit = head if revision == "main" else revision
+        stored = self.hub.commits.get(commit or "", {}).get(path)
+        if stored is None:
+            self._reply(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
+            return
+        headers = {"X_Repo_Commit": commit, "Accept_Ranges": "bytes"}
+        if not stored.lfs:
+            self._body("resolve", path, stored.file, f'"{stored.git}"', **headers)
+            return
+        if self.hub.xet:
+            headers["X_Xet_Hash"] = stored.sha256
+        expires = int(time.time()) + (-10 if self.hub.faults.take("resolve", path, "expired") else 3600)
+        place = f"/cdn/{quote(f'{repo}/{commit}/{path}')}"
+        self._reply(
+            302,
+            Location=f"{self.hub.url(1)}{place}?Expires={expires}&Signature={_sign(place, expires)}",
+            X_Linked_Etag=f'"{stored.sha256}"',
+            X_Linked_Size=str(stored.size),
+            **headers,
+        )
+
+    def _cdn(self, place: str) -> None:
+        if self._refused("cdn"):
+            return
+        expires = int(self.query.get("Expires", ["0"])[0])
+        signed = self.query.get("Signature", [""])[0] == _sign(f"/cdn/{quote(place)}", expires)
+        if not signed or expires < time.time():
+            self._reply(403, b"<Error>Request has expired</Error>")
+            return
+        kind, org, name, commit, path = place.split("/", 4)
+        stored = self.hub.commits[commit][path]
+        self._body("cdn", f"{kind}/{org}/{name}/{path}", stored.file, self.hub.etag(place, stored.file))
+
+    def _plain_file(self, path: str) -> None:
+        if self._refused("url"):
+            return
+        version = self.hub.root / "urls" / f"{path}.v{self.hub.tags.get(self.plain, 0)}"
+        file = version if version.is_file() else self.hub.root / "urls" / path
+        if not file.is_file():
+            self._reply(404)
+            return
+        self._body("url", path, file, self.hub.etag(self.plain, file))
+
+    # Bodies
+
+    def _body(self, place: str, path: str, file: Path, etag: str, **headers: str | None) -> None:
+        faults = self.hub.faults
+        size = file.stat().st_size
+        low, status = 0, 200
+        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        unchanged = self.headers.get("If-Range") in (None, etag)
+        if ranged and not faults.take(place, path, "no_range") and unchanged:
+            low, status = int(ranged[1]), 206
+        if low >= size > 0:
+            self._reply(416, Content_Range=f"bytes */{size}")
+            return
+        told = size
+        if fault := faults.take(place, path, "length"):
+            told = fault.size
+        fault = faults.take(place, path, *BODY_KINDS)
+        entry = self._note(status)
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {low}-{told - 1}/{told}")
+        if faults.take(place, path, "encoded"):
+            self.send_header("Content-Encoding", "gzip")
+        for name, value in {"ETag": etag, "Accept_Ranges": "bytes", **headers}.items():
+            if value is not None:
+                self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(told - low))
+        self.end_headers()
+        self.wfile.flush()
+        if self.command != "HEAD":
+            self._send(file, low, min(size, told), fault, lambda sent: self._count(entry, path, sent))
+            if told > size:
+                self.close_connection = True
+
+    def _count(self, entry: dict[str, Any], path: str, sent: int) -> None:
+        with self.hub.lock:
+            entry["sent"] += sent
+            self.hub.served[path] = self.hub.served.get(path, 0) + sent
+
+    def _send(self, file: Path, low: int, high: int, fault: Fault | None, count: Count) -> None:
+        cut = high if fault is None else max(low, min(high, fault.after))
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            self._copy(descriptor, low, cut, count)
+            if fault is None:
+                return
+            if fault.kind == "wrong":
+                byte = os.pread(descriptor, 1, cut)
+                self.connection.sendall(bytes(each ^ 0xFF for each in byte))
+                count(len(byte))
+                self._copy(descriptor, cut + 1, high, count)
+            elif fault.kind == "stall":
+                if not self.hub.stopping.wait(fault.seconds):
+                    return
+                self._copy(descriptor, cut, high, count)
+            elif fault.kind == "trickle":
+                while cut < high and not self.hub.stopping.wait(fault.seconds):
+                    self._copy(descriptor, cut, cut + 1, count)
+                    cut += 1
+            else:
+                self._break_off(fault)
+        finally:
+            os.close(descriptor)
+
+    def _break_off(self, fault: Fault) -> None:
+        self.close_connection = True
+        if fault.kind == "etag":
+            place = self.plain.removeprefix("/cdn/")
+            self.hub.tags[place] = self.hub.tags.get(place, 0) + 1
+        if fault.kind in ("reset", "etag"):
+            # With what was sent delivered first: a reset may overtake it.
+            _drain(self.connection)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.rfile.close()
+        self.connection.close()
+
+    def _copy(self, descriptor: int, low: int, high: int, count: Count) -> None:
+        while low < high:
+            sent = os.sendfile(self.connection.fileno(), descriptor, low, min(high - low, 16 * BLOCK))
+            if not sent:
+                return
+            low += sent
+            count(sent)
+
+
+def _drain(connection: socket.socket) -> None:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if not struct.unpack("I", fcntl.ioctl(connection.fileno(), UNSENT, bytes(4)))[0]:
+            return
+        time.sleep(0.001)
+
+
+def _sign(place: str, expires: int) -> str:
+    return hmac.new(SECRET, f"{place}?{expires}".encode(), "sha256").hexdigest()[:32]
+
+
+class Server(ThreadingHTTPServer):
+    """A thread a connection."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+def serve(hub: Hub) -> list[Server]:
+    """Answer at every host, on one port that is free at all of them."""
+    handler = type("HubHandler", (Handler,), {"hub": hub})
+    while True:
+        servers = [Server((HOSTS[0], 0), handler)]
+        port = servers[0].server_port
+        try:
+            servers += [Server((host, port), handler) for host in HOSTS[1:]]
+        except OSError:
+            servers[0].server_close()
+            continue
+        hub.port = port
+        for server in servers:
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return servers
+
+
+def main(argv: list[str]) -> None:
+    """Serve until the input ends."""
+    hub = Hub(Path(argv[0]), page=int(argv[1]), send_buffer=int(argv[2]))
+    serve(hub)
+    print(json.dumps({"port": hub.port}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"answer": hub.control(json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
