@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stoker.corpus.sources import PUBLISHED
+from stoker.corpus.space import amount_bytes
 from stoker.kit.metrics import Metrics
 from stokerd.disk_space import DiskSpace
 from stokerd.residence import Wants
@@ -13,7 +13,6 @@ from stokerd.source_book import SourceBook
 from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import Yard
 
-PLACES = ("hot", "warm", "evicted")
 MOST_NAMED = 8  # of what is being brought back
 
 
@@ -69,18 +68,12 @@ class DiskBoard:
         if self._counted == self._book.changes:
             return
         self._counted = self._book.changes
-        figures = {place: {"sets": 0, "bytes": 0} for place in PLACES}
-        self._waiting_syncs = 0
-        for source in self._book.sources.values():
-            if source.state not in PUBLISHED:
-                continue
-            size = self._space.estimate.published(source)
-            on_hot = not source.evicted
-            self._waiting_syncs += source.hot and not source.on_warm
-            for place, there in (("hot", on_hot), ("warm", source.on_warm), ("evicted", not on_hot)):
-                figures[place]["sets"] += there
-                figures[place]["bytes"] += size if there else 0
-        self._figures = figures
+        sums, token_bytes = self._book.sources.sums, self._space.estimate.token_bytes
+        self._waiting_syncs = sums.unsynced
+        self._figures = {
+            place: {"sets": amount.sets, "bytes": amount_bytes(amount, token_bytes)}
+            for place, amount in (("hot", sums.hot), ("warm", sums.warm), ("evicted", sums.evicted))
+        }
 
     def _disk(self, name: str) -> dict[str, Any]:
         yard = self._disks[name]

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.config.units import format_bytes
 from stoker.corpus.schedule import Room
 from stoker.corpus.sources import Source
-from stoker.corpus.space import Estimate, Workload, claims_of, measured_ratio
+from stoker.corpus.space import Estimate, Workload, claims_of, ratio_of
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Disk, claimed_bytes, others_claims, room, write_claims
 from stoker.store.layout import DAEMONS, STAGE_SHARD
@@ -91,7 +91,7 @@ class DiskSpace:
         if counted != self._counted:
             self._counted = counted
             token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
-            self.estimate = Estimate(token_bytes, measured_ratio(self._book.sources.values(), token_bytes))
+            self.estimate = Estimate(token_bytes, ratio_of(self._book.sources.sums.measured, token_bytes))
 
     def _workload(self) -> Workload:
         doing: dict[str, list[Source]] = {"stage": [], "hydrate": [], "sync": []}
@@ -100,7 +100,7 @@ class DiskSpace:
                 doing[activity].append(self._book.sources[path])
         if len(self._reached) > KEPT_REACHED:
             self._reached.clear()  # of sets that are published by now, mostly; the next commit tells again
-        unbuilt = [one for one in self._book.sources.values() if one.state in ("staged", "building")]
+        unbuilt = self._book.sources.in_state("staged", "building")
         return Workload(
             staging=doing["stage"],
             unbuilt=unbuilt,

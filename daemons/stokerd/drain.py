@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from stoker.corpus.catalog import OPEN
 from stoker.corpus.moves import decide_moves, unsynced
 from stoker.corpus.schedule import decide
-from stoker.corpus.sources import TERMINAL
 from stoker.kit.daemon import DaemonContext
-from stoker.store.errors import StorageError
-from stokerd.shard_board import Totals
+from stoker.store.errors import StorageError, UnavailableError
+from stokerd.shard_board import summary
 from stokerd.shard_view import ShardView
 
 
@@ -27,7 +27,10 @@ class Drain:
         if warm.configured:
             seen = seen and warm.known and warm.measured and warm.tidy
             seen = seen and (view.residence.tried or not view.space.short)
-        if not seen or view.crew.busy.keys() - {hot.lister, warm.lister}:
+        stuck = {job.subject for job in view.crew.jobs if job.abandoned}
+        if not seen or view.crew.busy.keys() - {hot.lister, warm.lister} - stuck:
+            return False
+        if view.failures.holds_back:  # for a while: it says so, and gives up by itself
             return False
         situation = view.situation()
         nothing = not decide(situation, math.inf) and not decide_moves(situation, view.shelves(), math.inf)
@@ -38,16 +41,16 @@ class Drain:
         left = []
         view = self._view
         beyond, sources = view.beyond(), view.book.sources
-        open_ = sorted(
-            path for path, source in sources.items() if source.state not in TERMINAL and path not in beyond
-        )
+        open_ = sorted(one.path for one in sources.in_state(*OPEN) if one.path not in beyond)
         if view.tokenizer.training is not None:
             left.append("the tokenizer waits until enough of the listing is here")
         if open_:
             left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
         if view.warm.configured and (behind := unsynced(sources)):
             left.append(f"{len(behind)} not copied to warm")
+        if stuck := [job.name for job in view.crew.jobs if job.abandoned]:
+            raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
         if view.space.short:
             raise StorageError(f"{view.space.short}; free some space, then start again")
-        self._context.log.info("drained", message=Totals.of(sources).summary(left))
+        self._context.log.info("drained", message=summary(sources.sums, left))
         return 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker.corpus.catalog import KeySet
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.reconcile import reconcile_hot
 from stoker.corpus.sources import Source
@@ -37,10 +38,12 @@ class HotYard(Yard):
             source = self._book.sources[path]
             self.published.discard(str(source.key)[:16])
             self._book.renew(source, reason, level="warning")
-        self.published -= self._published_before - set(seen.published)
+        self.published.drop(self._published_before - set(seen.published))
         if not self._agreed:  # later, what looks left over may just be in the making
-            self.published = set(seen.published)
+            self.published = KeySet(seen.published)
             self.discard(*found.remove)
+            for path, file in found.parquet:
+                self.discard(file, of=path)
         self._told.over("list_failed", tell="list_succeeded")
 
     def _tell_unavailable(self, reason: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.corpus.catalog import Catalog
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
 from stoker.corpus.listing import Listing
 from stoker.corpus.slice import Slice, is_bounded, slice_of
@@ -33,6 +34,10 @@ class Pinning:
         self._slices: dict[
             bool, tuple[tuple[object, ...], Slice]
         ] = {}  # by whether paths beyond were asked for
+        self._key_of: tuple[str, Callable[[str], str]] | None = None
+        self._kept: tuple[Listing, int, DatasetPin] | None = None  # what the pin's listing was made of
+        self._listed: tuple[Listing, frozenset[str]] | None = None
+        self._joined: tuple[list[str], tuple[str, ...]] | None = None
         self.earlier: DatasetPin | None = None
         self.pin = self._read()
         self.target = self._layout.tokenizer(self._dataset, self._version)
@@ -88,7 +93,14 @@ class Pinning:
         if self.pin is None:
             return None
         build = self.pin.build_id
-        return lambda sha256: set_key(sha256, build)
+        if self._key_of is None or self._key_of[0] != build:  # the same function for the same build
+            self._key_of = build, lambda sha256: set_key(sha256, build)
+        return self._key_of[1]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the configuration takes a slice of the source only."""
+        return is_bounded(self._pipeline.dataset.limit)
 
     def training_set(self, listing: Listing | None, sources: Mapping[str, Source]) -> TrainingSet | None:
         """What the tokenizer is to be trained on; None when it is frozen, given, or left from a lost pin."""
@@ -153,24 +165,39 @@ class Pinning:
         )
         return pin
 
-    def keep_listing(self, listing: Listing | None, sources: Mapping[str, Source]) -> None:
+    def keep_listing(self, listing: Listing | None, sources: Catalog) -> None:
         """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
         if self.pin is None or listing is None:
             return
-        ended = {path for path, source in sources.items() if source.state in TERMINAL}
+        kept, changes = self._kept, sources.changes
+        if kept is not None and kept[0] is listing and kept[1] == changes and kept[2] is self.pin:
+            return
         if (part := self.slice(listing, sources)) is not None:
             paths, whole = part.paths, part.full or (part.settled and listing.complete)
+            ended = whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
             self._tell_stayed(part)
         else:  # with every path that already came to its end, though the source may no longer list it
-            paths, whole = tuple(sorted({*listing.paths, *ended})), listing.complete
+            paths, ended = self._whole(listing, sources)
+            whole = listing.complete
         limit = self._pipeline.dataset.limit.model_dump(exclude_none=True)
-        complete = whole and ended >= set(paths)
+        complete = whole and ended
         pin = replace(self.pin, listing=paths, complete=complete, limit=limit)
         if pin != self.pin:
             write_pin(self._layout, pin)
             if complete and not self.pin.complete:
                 self._events.record("dataset_complete", dataset=self._dataset, files=len(pin.listing))
             self.pin = pin
+        self._kept = listing, changes, self.pin
+
+    def _whole(self, listing: Listing, sources: Catalog) -> tuple[tuple[str, ...], bool]:
+        """Every path that is listed or came to its end, and whether all have; sorted only when they changed."""
+        if self._listed is None or self._listed[0] is not listing:
+            self._listed, self._joined = (listing, frozenset(listing.paths)), None
+        listed = self._listed[1]
+        outside = [path for path in sources.ended if path not in listed]
+        if self._joined is None or self._joined[0] != outside:
+            self._joined = outside, tuple(sorted((*listed, *outside)))
+        return self._joined[1], sources.count(*TERMINAL) - len(outside) == len(listed)
 
     def slice(
         self, listing: Listing | None, sources: Mapping[str, Source], known: Iterable[str] = ()

@@ -196,11 +196,9 @@ class Residence:
         return self._again_at
 
     def _leaving(self) -> int:
-        return sum(
-            self.space.estimate.published(source)
-            for source in self.book.sources.values()
-            if source.evicting and not source.evicted
-        )
+        sources = self.book.sources
+        leaving = (sources[path] for path in sources.evicting)
+        return sum(self.space.estimate.published(source) for source in leaving if not source.evicted)
 
     def _sets(self) -> tuple[list[ShardSet], dict[str, str]]:
         """Every published set, and the path it belongs to by its key."""

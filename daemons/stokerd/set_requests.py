@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stoker.corpus.catalog import KEY16
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.corpus.verdict import judge
 from stoker.kit.worker import WorkerExit
@@ -91,8 +92,11 @@ class SetRequests:
 
     def _owner(self, key: object) -> Source | None:
         key_of = self._pinning.key_of()
-        named = [source for source in self._book.sources.values() if key_of and key_of(source.sha256) == key]
-        return next((source for source in named if source.state in PUBLISHED), named[0] if named else None)
+        sources = self._book.sources
+        owner = sources.get(sources.of_key(str(key)[:KEY16]) or "")
+        if owner is not None and owner.key == key:
+            return owner
+        return next((one for one in sources.values() if key_of and key_of(one.sha256) == key), None)
 
     def _finish(self, request: Request, outcome: Mapping[str, Any]) -> None:
         finish_request(self._layout, STAGE_SHARD, request, outcome)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from stoker.corpus.dataset import DatasetPin
-from stoker.corpus.sources import PUBLISHED, Source, SourceState
+from stoker.corpus.sources import PUBLISHED
+from stoker.corpus.sums import Sums
 from stoker.kit.daemon import DaemonContext
 from stokerd.crew import Crew, Job
+from stokerd.source_book import SourceBook
 
 ACTIVITIES = (
     *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
-    *("sync", "evict", "hydrate", "recall", "revalidate", "drop"),
+    *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import"),
 )
 RATE_OVER_S = 30.0
 SAMPLE_EVERY_S = 3.0
@@ -45,9 +47,9 @@ class ShardBoard:
         self._complete = metrics.gauge(
             "shard_dataset_complete", "1 when every listed source came to its end."
         )
-        self._told: Mapping[str, Source] = {}
-        self._totals = Totals()
-        self._set_totals(self._totals)
+        self._told = -1  # the changes to the records that the gauges know of
+        self._reasons: set[str] = set()  # for which rows were ever dropped
+        self._set_totals(Sums())
 
     def committed(self, job: Job, tokens: int) -> None:
         """A build made its first `tokens` tokens durable."""
@@ -60,7 +62,7 @@ class ShardBoard:
 
     def show(
         self,
-        sources: Mapping[str, Source],
+        book: SourceBook,
         pin: DatasetPin | None,
         trouble: str,
         standing: str,
@@ -70,11 +72,10 @@ class ShardBoard:
 
         `trouble` stops everything, `standing` something; `disks` goes into the snapshot as it is.
         """
-        if sources != self._told:
-            self._told, self._progress_at = dict(sources), time.time()
-            self._totals = Totals.of(sources)
-            self._set_totals(self._totals)
-        totals = self._totals
+        totals = book.sources.sums
+        if book.changes != self._told:
+            self._told, self._progress_at = book.changes, time.time()
+            self._set_totals(totals)
         working = Counter(self._crew.busy.values())
         for activity in ACTIVITIES:
             self._workers.labels(activity).set(working[activity])
@@ -88,10 +89,10 @@ class ShardBoard:
             "build_id": None if pin is None else pin.build_id,
             "complete": pin is not None and pin.complete,
             "slice": None if pin is None or not pin.limit else _slice(pin),
-            "sources": totals.states,
-            "documents": totals.documents,
-            "tokens": totals.tokens,
-            "dropped": totals.dropped,
+            "sources": dict(totals.states),
+            "documents": dict(totals.documents),
+            "tokens": dict(totals.tokens),
+            "dropped": dict(totals.dropped),
             "queue": totals.states["staged"] + totals.states["building"],
             "workers": dict(
                 sorted((activity, count) for activity, count in working.items() if activity != "list")
@@ -104,14 +105,15 @@ class ShardBoard:
         text = _text(totals, working, pin, rate)
         self._context.beat(status, trouble or (f"{text}; {standing}" if standing else text))
 
-    def _set_totals(self, totals: Totals) -> None:
+    def _set_totals(self, totals: Sums) -> None:
         for state, count in totals.states.items():
             self._sources.labels(state).set(count)
         for split in ("train", "val"):
             self._documents.set(totals.documents[split], split)
             self._tokens.set(totals.tokens[split], split)
-        for reason, rows in totals.dropped.items():
-            self._dropped.set(rows, reason)
+        self._reasons |= totals.dropped.keys()
+        for reason in self._reasons:
+            self._dropped.set(totals.dropped.get(reason, 0), reason)
 
     def _sample_memory(self) -> None:
         if time.monotonic() - self._sampled_at >= SAMPLE_EVERY_S:
@@ -128,41 +130,17 @@ def _slice(pin: DatasetPin) -> dict[str, Any]:
     return {"files": len(pin.listing), "limit": dict(pin.limit)}
 
 
-class Totals:
-    """The sums over all source records."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, int] = dict.fromkeys(get_args(SourceState), 0)
-        self.documents = {"train": 0, "val": 0}
-        self.tokens = {"train": 0, "val": 0}
-        self.dropped: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, sources: Mapping[str, Source]) -> Totals:
-        """Sum them up; books count where a set is proven."""
-        totals = cls()
-        for source in sources.values():
-            totals.states[source.state] += 1
-            if source.books is None or source.state not in PUBLISHED:
-                continue
-            for split in ("train", "val"):
-                totals.documents[split] += source.books[split]["documents"]
-                totals.tokens[split] += source.books[split]["tokens"]
-            for reason, rows in source.books["dropped"].items():
-                totals.dropped[reason] = totals.dropped.get(reason, 0) + rows
-        return totals
-
-    def summary(self, left: Collection[str]) -> str:
-        """One line for the end of a drain; `left` says what could not be brought to an end."""
-        built = sum(self.states[state] for state in PUBLISHED)
-        parts = [f"{built} files built", f"{self.tokens['train'] + self.tokens['val']:,} tokens"]
-        parts += [
-            f"{self.states[state]} {state}" for state in ("duplicate", "quarantined") if self.states[state]
-        ]
-        return ", ".join(parts) + ("".join(f"; {each}" for each in left))
+def summary(totals: Sums, left: Collection[str]) -> str:
+    """One line for the end of a drain; `left` says what could not be brought to an end."""
+    built = sum(totals.states[state] for state in PUBLISHED)
+    parts = [f"{built} files built", f"{totals.tokens['train'] + totals.tokens['val']:,} tokens"]
+    parts += [
+        f"{totals.states[state]} {state}" for state in ("duplicate", "quarantined") if totals.states[state]
+    ]
+    return ", ".join(parts) + ("".join(f"; {each}" for each in left))
 
 
-def _text(totals: Totals, working: Counter[str], pin: DatasetPin | None, rate: float) -> str:
+def _text(totals: Sums, working: Counter[str], pin: DatasetPin | None, rate: float) -> str:
     if working["tokenizer"]:
         return "training the tokenizer"
     if pin is None and 0 < totals.states["quarantined"] == sum(totals.states.values()):

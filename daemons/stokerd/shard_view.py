@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
+from stoker.corpus.catalog import KEY16
 from stoker.corpus.listing import Listing
 from stoker.corpus.moves import Shelves, recallable
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import Limits, Situation
-from stoker.corpus.sources import TERMINAL
+from stoker.corpus.schedule import Limits, Situation, differs
+from stoker.corpus.shelf import Shelf
+from stoker.store.files import TEMPORARY
 from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace
+from stokerd.failure_desk import FailureDesk
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
 from stokerd.residence import Residence
@@ -24,7 +28,7 @@ from stokerd.tokenizer_desk import TokenizerDesk
 from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import TRIES_ONCE
 
-PAUSABLE = ("stage", "build", "sync", "hydrate")
+PAUSABLE = ("stage", "sample", "build", "sync", "hydrate")
 
 
 @dataclass
@@ -46,21 +50,27 @@ class ShardView:
     requests: SetRequests
     moves: SetMoves
     tokenizer: TokenizerDesk
+    shelf: Shelf[Receipt]
+    failures: FailureDesk
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
+    _unlike: set[str] = field(default_factory=set)
 
     def situation(self) -> Situation:
         """What the schedule decides on."""
         shelved = self.outcomes.disputes(self.receipts)
         if self.once:
-            shelved += [path for path in self.book.sources if self.patience.failures(path) >= TRIES_ONCE]
+            tried = self.patience.not_before  # who failed at all waits for something
+            shelved += [path for path in tried if self.patience.failures(path) >= TRIES_ONCE]
         wanted = self.tokenizer.choose(self.listing)
+        limits, alone = self.failures.limited(self.limits, self._may_build)
+        shelved += self.failures.memory.held_back(alone)
         situation = Situation(
             receipts=self.receipts,
             sources=self.book.sources,
-            limits=self.limits,
+            limits=limits,
             key_of=self.pinning.key_of(),
-            published=frozenset(self.hot.published),
+            published=self.hot.published,
             busy=self.busy(),
             convicted=self.outcomes.convicted.keys(),
             invalid_sets=self.outcomes.invalid_sets.keys(),
@@ -68,26 +78,35 @@ class ShardView:
             wanted=wanted,
             shelved=frozenset(shelved),
             beyond=self.beyond(),
+            differing=self._differing(),
+            uncertain=self.warm.configured and not self.warm.known,
             not_before=self.patience.not_before,
-            paused_until={each: self.patience.not_before.get(paused(each), 0.0) for each in PAUSABLE},
+            paused_until={each: self._paused_until(each) for each in PAUSABLE},
             room=self.space.schedule_room(wanted, self.residence.wants.cold_bytes),
         )
-        return replace(
-            situation, recallable=recallable(situation, self.shelves()), urgent=self.urgent(situation)
-        )
+        urgent = self.urgent(situation) | ({alone} if alone is not None else frozenset())
+        return replace(situation, recallable=recallable(situation, self.shelves()), urgent=urgent)
+
+    def _paused_until(self, activity: str) -> float:
+        return max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
+
+    def _may_build(self, path: str) -> bool:
+        source = self.book.sources.get(path)
+        ready = source is not None and source.state in ("staged", "building")
+        idle = path not in self.crew and path not in self.outcomes.convicted
+        return ready and idle and self.patience.allows(path)
 
     def urgent(self, situation: Situation) -> frozenset[str]:
         """The paths of sets that a run waits for and that have to be made again."""
         keys, key_of = self.residence.urgent(), situation.key_of
         if not keys or key_of is None:
             return frozenset()
-        unmade = ((path, one) for path, one in situation.sources.items() if one.state not in TERMINAL)
-        return frozenset(path for path, source in unmade if key_of(source.sha256) in keys)
+        return frozenset(self.book.sources.open_with((key[:KEY16] for key in keys), key_of))
 
     def shelves(self) -> Shelves:
         """What lies on warm, what is wanted back, and what warm has room for."""
         return Shelves(
-            warm=frozenset(self.warm.published),
+            warm=self.warm.published,
             warm_answers=self.warm.known,
             warm_writable=self.warm.writable,
             hydrate=self.residence.wants.hydrate,
@@ -99,6 +118,8 @@ class ShardView:
 
     def beyond(self) -> frozenset[str]:
         """What the configured slice of the source leaves out."""
+        if not self.pinning.is_bounded:
+            return frozenset()
         known = self.receipts.keys() | self.book.sources.keys()
         part = self.pinning.slice(self.listing, self.book.sources, known)
         return frozenset() if part is None else part.beyond
@@ -106,13 +127,33 @@ class ShardView:
     def busy(self) -> dict[str, str]:
         """The activity each path is in; one whose files are being removed from a disk is in it too."""
         busy = {path: each for path, each in self.crew.busy.items() if path in self.book.sources}
-        clearing, key_of = self.hot.clearing | self.warm.clearing, self.pinning.key_of()
-        for path, source in self.book.sources.items() if clearing else ():
-            key = source.key if key_of is None else key_of(source.sha256)
-            places = {self.tasks.parquet(source), self.tasks.building(str(key)), *self.tasks.moving(source)}
-            if clearing & places:
+        for place in self.hot.clearing | self.warm.clearing:
+            for path in self._using(place):
                 busy.setdefault(path, "sweep")
         return busy
+
+    def _using(self, place: str) -> list[str]:
+        """The paths that have to do with a file or directory that is being removed from a disk."""
+        if (path := self.hot.litter_of.get(place)) is not None:
+            return [path] if path in self.book.sources else []
+        named = PurePath(place)
+        if named.parent.name == ".trash":  # nobody's any more
+            return []
+        # What is named by a set's key: the set itself, a copy of it in the making, a build and its lock.
+        key = named.name.removeprefix(TEMPORARY).removesuffix(".lock")[:KEY16]
+        catalog, key_of = self.book.sources, self.pinning.key_of()
+        owner = catalog.of_key(key)
+        paths = [] if owner is None else list(catalog.with_content(catalog[owner].sha256))
+        return paths + ([] if key_of is None else catalog.open_with((key,), key_of))
+
+    def _differing(self) -> set[str]:
+        """The paths whose receipt names other content than their record; looked at where one of them changed."""
+        for path in self.shelf.take_changed() | self.book.take_touched():
+            if differs(self.book.sources.get(path), self.receipts.get(path)):
+                self._unlike.add(path)
+            else:
+                self._unlike.discard(path)
+        return self._unlike
 
     def doing(self, activity: str) -> list[str]:
         """The paths with which this is going on."""

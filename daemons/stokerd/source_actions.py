@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import (
+from stoker.corpus.actions import (
     Action,
     Build,
     Duplicate,
+    Forsake,
     Prove,
     Quarantine,
     QuarantineSet,
     Release,
     Renew,
+    Replace,
     Sample,
     Stage,
     Withdraw,
 )
-from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.sources import PUBLISHED, Source, former_name
 from stoker.kit.events import Events
 from stokerd.crew import Crew, Job, Patience
 from stokerd.hot_yard import HotYard
@@ -49,21 +52,27 @@ class SourceActions:
 
     def do(self, action: Action, receipt: Receipt | None) -> None:
         """Take one action; `receipt` is its path's."""
-        if isinstance(action, Renew):
+        if isinstance(action, Renew | Replace):
             assert receipt is not None  # it is what the path is renewed from
+            if isinstance(action, Replace):
+                self._keep_former(self._book.sources[action.path], receipt)
             self._renew(action.path, receipt)
             return
         source = self._book.sources[action.path]
         match action:
             case Withdraw():
-                self._yard.discard(self._tasks.parquet(source))
+                self._discard_parquet(source)
                 self._yard.discard_build(source)
                 self._book.renew(source, "it is beyond dataset.limit")
             case Duplicate(of=other):
                 self._book.write(source.moved("duplicate", reason=f"same content as {other}"))
                 if source.state == "staged":
-                    self._yard.discard(self._tasks.parquet(source))
+                    self._discard_parquet(source)
                 self._events.record("source_duplicate", path=source.path, of=other)
+            case Forsake():
+                reason = "its shard set is gone, and no file has this content any more"
+                self._book.write(source.moved("quarantined", reason="content_gone"))
+                self._events.record("content_gone", level="error", path=source.path, reason=reason)
             case Stage(decode=decode):
                 assert receipt is not None  # nothing else is staged
                 self._start("stage", source, self._tasks.stage(source, receipt, decode=decode))
@@ -91,12 +100,11 @@ class SourceActions:
         For a build that cannot end without it, or for a file that the tokenizer waits for; `keep` are the
         contents it is trained on.
         """
-        sources = self._book.sources.values()
-        staged = [one for one in sources if one.state == "staged" and one is not first]
+        staged = [one for one in self._book.sources.in_state("staged") if one is not first]
         spare = [one for one in staged if one.sha256 not in keep]
         if spare and not self._outcomes.linked:
             source = max(spare, key=lambda one: one.path)
-            self._yard.discard(self._tasks.parquet(source))
+            self._discard_parquet(source)
             self._book.renew(source, f"{first.path} needs its room first")
 
     def key(self, source: Source) -> str:
@@ -109,6 +117,26 @@ class SourceActions:
         module, quiet_s = MODULES[activity]
         warm = activity in WARM
         return self._crew.start(activity, source.path, module, task, quiet_s=quiet_s, warm=warm)
+
+    def _discard_parquet(self, source: Source) -> None:
+        self._yard.discard(self._tasks.parquet(source), of=source.path)
+
+    def _keep_former(self, source: Source, receipt: Receipt) -> None:
+        """Keep the proven set of a content that its file does not have any more, in a record of its own.
+
+        That is written first: cut off here, the change is still to be seen, and the same record is written.
+        """
+        name = former_name(self._book.sources, source)
+        self._book.write(replace(source, path=name, former=source.path, formers=()))
+        self._events.record(
+            "source_changed_after_build",
+            level="warning",
+            path=source.path,
+            former=name,
+            sha256=receipt.sha256,
+            reason=f"its shard set stays, as that of {name}; the new content is built beside it. "
+            "To have the new one alone raise dataset.version",
+        )
 
     def _renew(self, path: str, receipt: Receipt) -> None:
         source = self._book.sources.get(path)
@@ -128,4 +156,6 @@ class SourceActions:
         building = source.moved("building", key=self.key(source))
         if building != source:
             self._book.write(building)
-        self._start("build", building, self._tasks.build(building, pin))
+        task = self._tasks.build(building, pin)
+        task["read_rows"] = self._outcomes.failures.memory.read_rows(source.path)
+        self._start("build", building, task)

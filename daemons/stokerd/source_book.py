@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from stoker.corpus.catalog import Catalog
 from stoker.corpus.sources import Source, read_sources, write_source
 from stoker.kit.events import Events
+from stoker.store.files import unlink_durably
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, set_aside
 
@@ -17,14 +19,24 @@ class SourceBook:
     def __init__(self, layout: StateLayout, dataset: str, events: Events) -> None:
         self._layout, self._events = layout, events
         self.dataset = dataset
-        self.changes = 0  # how often anything was written
-        self.sources = read_sources(layout, dataset, self._set_aside)
+        self.sources = Catalog(read_sources(layout, dataset, self._set_aside))
+        self._touched: set[str] = set()
+
+    @property
+    def changes(self) -> int:
+        """How often anything was written."""
+        return self.sources.changes
+
+    def take_touched(self) -> set[str]:
+        """The paths whose record was written since this was asked last."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def write(self, source: Source) -> None:
         """Make the record durable, then believe it."""
         write_source(self._layout, source)
-        self.sources[source.path] = source
-        self.changes += 1
+        self.sources.put(source)
+        self._touched.add(source.path)
 
     def renew(
         self,
@@ -41,6 +53,12 @@ class SourceBook:
         )
         self.write(renewed)
         self._events.record("source_renewed", level=level, path=source.path, was=source.state, reason=reason)
+
+    def forget(self, source: Source) -> None:
+        """Remove a record for good."""
+        unlink_durably(self._layout.source(source.dataset, source.path))
+        self.sources.drop(source.path)
+        self._touched.add(source.path)
 
     def _set_aside(self, file: Path, error: RecordDamaged) -> None:
         # What it said is found again: the receipt says what the file is, the set on hot what was built.

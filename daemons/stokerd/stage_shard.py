@@ -12,10 +12,10 @@ import sys
 import time
 from typing import Any
 
-from stoker.corpus.listing import read_listing
+from stoker.corpus.listing import ListingReader
 from stoker.corpus.moves import decide_moves
 from stoker.corpus.receipts import receipt_shelf
-from stoker.corpus.schedule import Limits, changed_after_build, decide
+from stoker.corpus.schedule import Limits, decide
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
@@ -23,8 +23,10 @@ from stokerd.crew import Crew, Job, Patience
 from stokerd.disk_board import DiskBoard
 from stokerd.disk_space import DiskSpace
 from stokerd.drain import Drain
-from stokerd.fresh_start import acquit_for_other_columns, begin_new_version
+from stokerd.failure_desk import FailureDesk
+from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers
 from stokerd.hot_yard import HotYard
+from stokerd.import_desk import ImportDesk
 from stokerd.pinning import Pinning
 from stokerd.quarantine_desk import QuarantineDesk
 from stokerd.residence import Residence
@@ -77,14 +79,12 @@ class StageShard:
             sample=False,
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
-        self.crew.tell = self.events.record
-        memory = pipeline.shard.memory
-        self.crew.recycle_rss_bytes = memory.soft
-        self.crew.most_rss_bytes = dict.fromkeys(("sample", "build"), memory.hard)
         self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
         self.book = SourceBook(self.layout, self.dataset, self.events)
+        self.shelf = receipt_shelf(self.layout, self.dataset, patient=True)
+        self.listing = ListingReader(self.layout, self.dataset)
         self.build_disks()
         self.build_desks()
         self.board = ShardBoard(context, self.crew)
@@ -92,8 +92,6 @@ class StageShard:
             context.metrics, book=self.book, space=self.space, hot=self.yard, warm=self.warm
         )
 
-        self.shelf = receipt_shelf(self.layout, self.dataset)
-        self.told_changed: set[str] = set()
         self.decided_on = 0  # the changes to the records that the last decisions knew of
 
     def build_disks(self) -> None:
@@ -118,7 +116,8 @@ class StageShard:
     def build_desks(self) -> None:
         """Who begins things, and who takes their ends."""
         crew, patience, book, tasks = self.crew, self.patience, self.book, self.tasks
-        self.outcomes = SourceOutcomes(self.context, book, self.yard, patience)
+        self.failures = FailureDesk(self.context, crew, hot=self.yard, warm=self.warm)
+        self.outcomes = SourceOutcomes(self.context, book, self.yard, patience, self.failures)
         self.actions = SourceActions(
             events=self.events,
             crew=crew,
@@ -178,7 +177,11 @@ class StageShard:
             requests=self.requests,
             moves=self.moves,
             tokenizer=self.tokenizer,
+            failures=self.failures,
+            shelf=self.shelf,
         )
+        self.imports = ImportDesk(self.context, self.view, self.told)
+        self.requests.verbs |= self.imports.verbs
         self.room_desk = RoomDesk(self.view, self.actions)
         self.drain = Drain(self.context, self.view)
 
@@ -190,6 +193,7 @@ class StageShard:
         try:
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
+            restore_formers(self.book)
             acquit_for_other_columns(self.book, self.tasks.columns_read)
             if self.context.pipeline.warm is None:
                 forget_copies(self.book, self.events)
@@ -243,9 +247,11 @@ class StageShard:
     def observe(self) -> None:
         """Read again what others write, and keep hot owned."""
         self.view.receipts = self.shelf.read()
-        self.view.listing = read_listing(self.layout, self.dataset) or self.view.listing
+        self.view.listing = self.listing.read() or self.view.listing
         self.requests.read()
         self.residence.look()
+        self.failures.look()
+        self.outcomes.settle_doubts()
         for yard in (self.yard, self.warm):
             yard.keep_owned()
             yard.look_if_due()
@@ -263,10 +269,10 @@ class StageShard:
         self.decided_on = self.book.changes
         self.quarantine.act(self.view.receipts)
         self.tokenizer.start_if_ready()
+        self.imports.begin()
         for yard in (self.yard, self.warm):
             yard.sweep()
         self.room_desk.make_room()
-        self.tell_changed()
         self.pinning.keep_listing(self.view.listing, self.book.sources)
 
     def takes_a_step(self) -> bool:
@@ -282,14 +288,6 @@ class StageShard:
             self.actions.do(action, self.view.receipts.get(action.path))
         return (self.book.changes, self.crew.busy) != before
 
-    def tell_changed(self) -> None:
-        """Say once of each file that it changed after its set was proven: the set stays what it is."""
-        for path in changed_after_build(self.book.sources, self.view.receipts):
-            if path not in self.told_changed:
-                self.told_changed.add(path)
-                advice = "its shard set stays; raise dataset.version to build the new content"
-                self.events.record("source_changed_after_build", level="warning", path=path, reason=advice)
-
     # Hearing, telling, waiting, ending
 
     def hear_workers(self) -> None:
@@ -301,6 +299,7 @@ class StageShard:
                 self._take_message(job, message, yard)
             if ended is None:
                 continue
+            self.failures.count(job, ended)
             if yard is not None:
                 yard.ended(job, ended)
                 continue
@@ -309,6 +308,8 @@ class StageShard:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
                 self.moves.ended(job, ended)
+            elif job.activity == "import":
+                self.imports.ended(job, ended)
             elif self.quarantine.takes(job):
                 self.quarantine.ended(job, ended, self.view.receipts)
             elif job.note.get("asked"):
@@ -321,6 +322,8 @@ class StageShard:
     def _take_message(self, job: Job, message: dict[str, Any], yard: Yard | NoWarm | None) -> None:
         if yard is not None:
             yard.hear(message)
+        elif job.activity == "import":
+            self.imports.hear(job, message)
         elif job.subject != TOKENIZER:
             self.outcomes.hear(job, message)
         if message["kind"] == "commit":
@@ -329,13 +332,17 @@ class StageShard:
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
         disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
-        standing = self.space.short or self.warm.trouble or self.space.warm_short
-        self.board.show(self.book.sources, self.pinning.pin, self.yard.trouble, standing, disks)
+        standing = self.failures.standing or self.space.short or self.warm.trouble or self.space.warm_short
+        shown = {**disks, **self.failures.show()}
+        self.board.show(self.book, self.pinning.pin, self.yard.trouble, standing, shown)
 
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        later = [due for due in (*self.patience.not_before.values(), self.residence.due) if due > now]
+        dues = (*self.patience.not_before.values(), self.residence.due, self.failures.due)
+        later = [due for due in dues if due > now]
+        if self.shelf.due is not None:
+            later.append(self.shelf.due)
         if self.book.changes != self.decided_on:  # an intent was written: it is acted on at once
             later.append(now)
         self.crew.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))

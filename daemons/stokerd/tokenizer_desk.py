@@ -61,9 +61,9 @@ class TokenizerDesk:
     def _staged(self) -> dict[str, str]:
         """The path under which each content lies on hot, unconvicted."""
         return {
-            source.sha256: path
-            for path, source in self._book.sources.items()
-            if source.state in ("staged", "building") and path not in self._outcomes.convicted
+            source.sha256: source.path
+            for source in self._book.sources.in_state("staged", "building")
+            if source.path not in self._outcomes.convicted
         }
 
     def start_if_ready(self) -> None:

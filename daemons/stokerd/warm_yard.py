@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.corpus.catalog import KeySet
 from stoker.corpus.disks import WarmSeen
 from stoker.corpus.reconcile import reconcile_warm
 from stoker.kit.events import Events
@@ -14,10 +15,9 @@ from stoker.observe.ledger import Disk
 from stoker.store.layout import WarmLayout
 from stokerd.crew import Job
 from stokerd.source_book import SourceBook
-from stokerd.yard import Yard
+from stokerd.yard import ANSWERS_WITHIN_S, Yard
 
 NAMES = ("published", "temporaries", "trash")
-ANSWERS_WITHIN_S = 15.0
 
 
 class WarmYard(Yard):
@@ -38,9 +38,9 @@ class WarmYard(Yard):
             reason = "its shard set was on warm only, and is gone from there"
             self._book.renew(self._book.sources[path], reason, level="error")
         self._gone = found.gone
-        self.published -= self._published_before - set(seen.published)
+        self.published.drop(self._published_before - set(seen.published))
         if not self._agreed:
-            self.published = set(seen.published)
+            self.published = KeySet(seen.published)
             self.discard(*found.remove)
         self._told.over("warm_unavailable", tell="warm_available", path=str(self._root))
 
@@ -72,9 +72,7 @@ class WarmYard(Yard):
     @property
     def known(self) -> bool:
         """Whether it answers; one that hangs is not waited for."""
-        since = self._silent_since
-        hanging = since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
-        return super().known and not hanging
+        return super().known and not self.hanging
 
     @property
     def undecided(self) -> bool:

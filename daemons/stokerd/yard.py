@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.catalog import KeySet
 from stoker.corpus.sources import Source
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
@@ -22,6 +23,7 @@ from stokerd.source_book import SourceBook
 from stokerd.told import Told
 
 OWNER_WAIT_S = 10.0
+ANSWERS_WITHIN_S = 15.0
 LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
 TRIES_ONCE = 5
 
@@ -58,9 +60,11 @@ class Yard(ABC):
         self._published_before: frozenset[str] = frozenset()  # as it was when the look began
         self._number = self._needs = 0  # of the last measure asked for, and of the first that counts
         self._litter: list[str] = []
+        self.litter_of: dict[str, str] = {}  # the source's path by what is removed of it
         self._why = ""  # the lister's word that the disk is not there
-        self.published: set[str] = set()
+        self.published = KeySet()
         self.disk: Disk | None = None
+        self.looked_from = 0.0  # when the last look that was answered had been asked for
         self.measured = False  # whether `disk` tells of all that ended so far
         self.writable = True
         self.mark: Mapping[str, Any] = {}  # by what workers know that it is this disk
@@ -98,6 +102,8 @@ class Yard(ABC):
     def look_if_due(self) -> None:
         """Ask for a look: the first brings the records in line, later ones find what was taken away."""
         now = time.monotonic()
+        if self.hanging:  # before its lister is given up: a mount may answer again within that time
+            self._tell_unavailable(f"no answer for {ANSWERS_WITHIN_S:.0f} s")
         if not self._owned or self.lister not in self._crew:
             return
         if self._asked_at is None and now >= self._look_due:
@@ -121,6 +127,7 @@ class Yard(ABC):
                 self._owned, self._look_due = True, 0.0
                 self._asked_at = self._silent_since = None
             case "seen":
+                self.looked_from = self._asked_at or 0.0
                 self._asked_at, self._why = None, ""
                 self._patience.succeeded(self.lister)
                 self._agree(message)
@@ -146,9 +153,11 @@ class Yard(ABC):
 
     # Keeping tidy
 
-    def discard(self, *paths: str) -> None:
-        """Have these removed from the disk at the next occasion."""
+    def discard(self, *paths: str, of: str | None = None) -> None:
+        """Have these removed from the disk at the next occasion; `of` is the source that waits for it."""
         self._litter += paths
+        if of is not None:
+            self.litter_of.update((path, of) for path in paths)
 
     def sweep(self) -> None:
         """Start removing what was discarded."""
@@ -188,6 +197,9 @@ class Yard(ABC):
         self.measure_soon()
         if ended.kind == "finished":
             self._patience.succeeded(self.sweeper)
+            for path in job.note["remove"]:
+                if path not in self._litter:
+                    self.litter_of.pop(path, None)
         else:
             self._litter += job.note["remove"]
             self._patience.failed(self.sweeper)
@@ -210,10 +222,14 @@ class Yard(ABC):
         return self._owned and self._agreed and self.disk is not None
 
     @property
+    def hanging(self) -> bool:
+        """Whether an answer is overdue: the mount does not answer now, and says nothing of what lies there."""
+        since = self._silent_since
+        return since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
+
+    @property
     def trouble(self) -> str:
-        """Why nothing can be done now; empty when the disk was seen."""
-        return (
-            ""
-            if self.known
-            else self._why or f"waiting for the {self.place} directory {self._root} to answer"
-        )
+        """Why nothing can be done now; empty when the disk was seen, and answers."""
+        if self.known and not self.hanging:
+            return ""
+        return self._why or f"waiting for the {self.place} directory {self._root} to answer"

@@ -117,15 +117,24 @@ def ended(kind: str, code: int | None = None, signum: int | None = None, **more:
         (ended("finished", 0, result={"status": "mismatch"}), "changed"),
         (ended("killed", signum=signal.SIGSEGV), "died"),
         (ended("killed", signum=signal.SIGABRT), "died"),
-        (ended("killed", signum=signal.SIGKILL), "again"),
-        (ended("timed_out", signum=signal.SIGKILL), "again"),
+        (ended("killed", signum=signal.SIGKILL), "killed"),
+        (ended("killed", signum=signal.SIGTERM), "killed"),
+        (ended("timed_out", signum=signal.SIGKILL, cause="silent"), "silent"),
+        (ended("timed_out", signum=signal.SIGKILL, cause="stalled"), "stalled"),
+        (ended("over_memory", signum=signal.SIGKILL, cause="over_memory"), "over_memory"),
+        (ended("finished", 0, result={"status": "recycled"}), "recycled"),
         (
             ended("failed", 74, error={"type": "StorageError", "message": "", "errno": errno.ENOSPC}),
             "disk_full",
         ),
         (ended("failed", 74, error={"type": "StorageError", "message": "", "errno": errno.EIO}), "storage"),
         (ended("failed", 75, error={"type": "LockHeld", "message": ""}), "again"),
-        (ended("failed", 70, error={"type": "MemoryError", "message": ""}), "again"),
+        (ended("failed", 70, error={"type": "MemoryError", "message": ""}), "out_of_memory"),
+        (ended("failed", 70, error={"type": "ArrowMemoryError", "message": ""}), "out_of_memory"),
+        (
+            ended("failed", 74, error={"type": "OSError", "message": "", "errno": errno.ENOMEM}),
+            "out_of_memory",
+        ),
         (ended("failed", 70, error={"type": "ModuleNotFoundError", "message": ""}), "again"),
         (ended("failed", 1), "again"),
         (ended("failed", 70, error={"type": "ZeroDivisionError", "message": ""}), "died"),
@@ -164,9 +173,9 @@ def test_leftovers_are_removed_and_what_is_not_ours_is_left_alone() -> None:
     )
     found = reconcile_hot(hot, seen, {"a": done, "b": begun})
     assert found.renew == ()
+    assert found.parquet == (("a", f"/hot/parquet/{parquet_name(done)}"),)
     assert set(found.remove) == {
         "/hot/parquet/.tmp-x",
-        f"/hot/parquet/{parquet_name(done)}",
         f"/hot/.building/{'a' * 16}",
         f"/hot/.building/{'a' * 16}.lock",
     }

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from stoker.corpus.catalog import Catalog
 from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen
 from stoker.corpus.moves import Evict, Hydrate, KeepHot, Recall, Shelves, Sync, decide_moves, recallable
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import reconcile_hot, reconcile_warm
 from stoker.corpus.schedule import Build, Limits, Release, Room, Situation, Stage, decide
 from stoker.corpus.sources import Source
-from stoker.corpus.space import Estimate, Workload, measured_ratio, set_bytes
+from stoker.corpus.space import Estimate, Workload, ratio_of, set_bytes
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 
@@ -192,9 +193,9 @@ class TestRoom:
 
     def test_a_set_takes_its_tokens_and_what_finds_its_documents(self) -> None:
         assert set_bytes(BOOKS, 2) - set_bytes(None, 2) == 2000 + 160
-        assert measured_ratio([source("a", "staged")], 2) is None
+        assert ratio_of(Catalog({"a": source("a", "staged")}).sums.measured, 2) is None
         big = replace(source("a"), size=10**6, books={**BOOKS, "tokens": 250_000})
-        assert math.isclose(measured_ratio([big], 2) or 0, 0.54, abs_tol=0.01)
+        assert math.isclose(ratio_of(Catalog({"a": big}).sums.measured, 2) or 0, 0.54, abs_tol=0.01)
 
     def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self) -> None:
         size = 8_000_000

@@ -6,23 +6,23 @@ import hashlib
 import math
 from dataclasses import replace
 
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import (
+from stoker.corpus.actions import (
     Action,
     Build,
     Duplicate,
-    Limits,
+    Forsake,
     Prove,
     Quarantine,
     QuarantineSet,
     Release,
     Renew,
+    Replace,
     Sample,
-    Situation,
     Stage,
-    changed_after_build,
-    decide,
 )
+from stoker.corpus.catalog import Catalog
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.schedule import Limits, Situation, decide
 from stoker.corpus.sources import Source
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
@@ -70,8 +70,8 @@ def test_a_file_whose_content_changed_is_started_anew_until_its_set_is_proven() 
         assert actions(now) == (Renew("a"),), state
     proven = source("a", "proven")
     receipts = {"a": receipt("a", "other")}
-    assert Renew("a") not in actions(situation(proven, receipts=receipts))
-    assert changed_after_build({"a": proven}, receipts) == ["a"]
+    assert actions(situation(proven, receipts=receipts)) == (Replace("a"),)
+    assert actions(situation(proven, receipts=receipts, busy={"a": "sync"})) == ()
 
 
 def test_a_disputed_receipt_is_not_staged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,7 +59,7 @@ class DatasetPin:
             tokenizer_trained_on=None
             if trained_on is None
             else tuple((str(path), str(sha256)) for path, sha256 in trained_on),
-            listing=tuple(str(path) for path in record["listing"]),
+            listing=tuple(sys.intern(str(path)) for path in record["listing"]),
             complete=bool(record["complete"]),
             limit={str(name): int(most) for name, most in record.get("limit", {}).items()},
         )

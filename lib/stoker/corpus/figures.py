@@ -25,11 +25,15 @@ class PackedBooks(Mapping[str, Any]):
     def __init__(self, figures: bytes, names: tuple[str, ...]) -> None:
         self._figures, self._names = figures, names
 
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """Rows, documents, chars and tokens; documents and tokens of train, of val; the dropped rows."""
+        return _struct(len(self._names)).unpack(self._figures)
+
     def __getitem__(self, key: str) -> Any:
+        figures = self.figures
         if key == "dropped":
-            counts = _struct(len(self._names)).unpack(self._figures)[_FIXED:]
-            return dict(zip(self._names, counts, strict=True))
-        figures = _struct(0).unpack_from(self._figures)
+            return dict(zip(self._names, figures[_FIXED:], strict=True))
         if key in _SPLITS:
             at = 4 + 2 * _SPLITS.index(key)
             return {"documents": figures[at], "tokens": figures[at + 1]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.store.errors import storage_errors
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, read_record, write_record
 
@@ -30,7 +32,7 @@ class Listing:
             raise ValueError(f"version {record['v']}")
         return cls(
             dataset=str(record["dataset"]),
-            files=tuple((str(path), int(size)) for path, size in record["files"]),
+            files=tuple((sys.intern(str(path)), int(size)) for path, size in record["files"]),
             complete=bool(record["complete"]),
             revision=str(record["revision"]),
         )
@@ -57,6 +59,29 @@ def read_listing(layout: StateLayout, dataset: str) -> Listing | None:
         return Listing.from_record(read_record(layout.listing(dataset)))
     except (FileNotFoundError, RecordDamaged):
         return None
+
+
+class ListingReader:
+    """Reads the listing again only after it changed: for 50,000 files that is a tenth of a second of work."""
+
+    def __init__(self, layout: StateLayout, dataset: str) -> None:
+        self._layout, self._dataset = layout, dataset
+        self._stamp: tuple[int, ...] | None = None
+        self._listing: Listing | None = None
+
+    def read(self) -> Listing | None:
+        """The listing as it is now; the same object while its file is the same."""
+        file = self._layout.listing(self._dataset)
+        with storage_errors("look at", file):
+            try:
+                about = file.stat()
+            except FileNotFoundError:
+                self._stamp = self._listing = None
+                return None
+        stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
+        if stamp != self._stamp:
+            self._listing, self._stamp = read_listing(self._layout, self._dataset), stamp
+        return self._listing
 
 
 def write_listing(layout: StateLayout, listing: Listing) -> None:

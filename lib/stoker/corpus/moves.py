@@ -6,11 +6,12 @@ disks allow and what goes on already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from stoker.corpus.catalog import KEY16, Catalog
 from stoker.corpus.schedule import Situation, is_free, slots
-from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.sources import Source
 
 SYNCS, EVICTIONS, HYDRATIONS, RECALLS = 2, 2, 2, 2
 
@@ -63,7 +64,7 @@ class Shelves:
     keys whose copy on warm turned out wrong.
     """
 
-    warm: frozenset[str] = frozenset()
+    warm: Set[str] = frozenset()
     warm_answers: bool = False
     warm_writable: bool = False
     hydrate: Sequence[str] = ()
@@ -85,34 +86,34 @@ def decide_moves(situation: Situation, shelves: Shelves, now: float) -> tuple[Mo
 
 def unsynced(sources: Mapping[str, Source]) -> list[Source]:
     """The published sources whose set has no proven copy on warm yet."""
-    return [source for source in sources.values() if source.hot and not source.on_warm]
+    catalog = Catalog.of(sources)
+    return [catalog[path] for path in catalog.unsynced]
 
 
 def recallable(situation: Situation, shelves: Shelves) -> frozenset[str]:
     """The paths without a set on record whose set lies on warm."""
-    key_of = situation.key_of
-    if key_of is None or not shelves.warm_answers:
+    if situation.key_of is None or not shelves.warm_answers:
         return frozenset()
-    owned = {source.sha256 for source in situation.sources.values() if source.state in PUBLISHED}
+    catalog, key_of = situation.catalog, situation.key_of
+    keys = (key for key in catalog.unowned(shelves.warm) if key not in situation.published)
     return frozenset(
         path
-        for path, source in situation.sources.items()
-        if source.state == "seen" and source.sha256 not in owned
-        for key in (key_of(source.sha256),)
-        if key[:16] in shelves.warm and key[:16] not in situation.published and key not in shelves.rotten
+        for path in catalog.open_with(keys, key_of)
+        if catalog[path].state == "seen" and key_of(catalog[path].sha256) not in shelves.rotten
     )
 
 
 def _evictions(situation: Situation, shelves: Shelves, now: float) -> Iterator[Evict | KeepHot]:
     """Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted."""
     room = slots(situation, "evict", EVICTIONS)
-    for path, source in situation.sources.items():
-        here = str(source.key)[:16] in situation.published
-        left = source.evicted and here and path not in shelves.wanted
-        if not (source.evicting or left) or not _movable(situation, path, now):
+    catalog = situation.catalog
+    left = (path for path in catalog.left_behind(situation.published) if path not in shelves.wanted)
+    for path in dict.fromkeys((*catalog.evicting, *left)):
+        source = catalog[path]
+        if not _movable(situation, path, now):
             continue
         if not shelves.warm_answers:
-            if source.evicting and here:
+            if source.evicting and str(source.key)[:KEY16] in situation.published:
                 yield KeepHot(path)
         elif room > 0:
             room -= 1
@@ -152,7 +153,7 @@ def _movable(situation: Situation, path: str, now: float) -> bool:
 def _recalls(situation: Situation, shelves: Shelves, now: float) -> Iterator[Recall]:
     room = slots(situation, "recall", RECALLS)
     claimed: set[str] = set()
-    for path in sorted(recallable(situation, shelves)):
+    for path in sorted(recallable(situation, shelves)) if room else ():
         sha256 = situation.sources[path].sha256
         if room > 0 and sha256 not in claimed and is_free(situation, path, now):
             claimed.add(sha256)

@@ -18,11 +18,15 @@ def parquet_name(source: Source) -> str:
 
 @dataclass(frozen=True)
 class HotFindings:
-    """Paths to start anew, each with the reason; paths whose set is on warm only; paths on hot to remove."""
+    """Paths to start anew, each with the reason; paths whose set is on warm only; what to remove from hot.
+
+    `parquet` are files to remove with the paths of their sources, (path, file).
+    """
 
     renew: tuple[tuple[str, str], ...]
     remove: tuple[str, ...]
     on_warm_only: tuple[str, ...] = ()
+    parquet: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,28 +49,27 @@ def reconcile_hot(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) 
     Files in the parquet folder that belong to no record are left alone: Stoker did not put them there. What
     becomes of a set that is being evicted its worker says.
     """
-    renew, lost = [], []
+    renew, lost, files = [], [], []
     remove = [*seen.temporaries, *_finished(hot, seen.trash, sources.values())]
     building = set()
     parquet, published = set(seen.parquet), set(seen.published)
     for path, source in sources.items():
-        name = parquet_name(source)
         if source.hot and source.key is not None and source.key[:16] not in published:
             if source.on_warm:
                 lost.append(path)
             else:
                 renew.append((path, f"its shard set {source.key[:16]} is not on hot"))
-        elif source.state in ("staged", "building") and name not in parquet:
+        elif source.state in ("staged", "building") and parquet_name(source) not in parquet:
             if source.key is None or source.key[:16] not in published:
                 renew.append((path, "its parquet file is not on hot"))
-        elif source.state in ("quarantined", "duplicate", "released") and name in parquet:
-            remove.append(str(hot.parquet / name))
+        elif parquet and source.state in ("quarantined", "duplicate", "released"):
+            files += [(path, str(hot.parquet / name)) for name in (parquet_name(source),) if name in parquet]
         if source.state == "building" and source.key is not None:
             building.add(source.key[:16])
     remove += [
         str(hot.building / name) for name in seen.building if name.removesuffix(".lock") not in building
     ]
-    return HotFindings(tuple(renew), tuple(remove), tuple(lost))
+    return HotFindings(tuple(renew), tuple(remove), tuple(lost), tuple(files))
 
 
 def reconcile_warm(

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
+from stoker.corpus.actions import (
+    Action,
+    Build,
+    Duplicate,
+    Forsake,
+    Prove,
+    Quarantine,
+    QuarantineSet,
+    Release,
+    Renew,
+    Replace,
+    Sample,
+    Stage,
+    Withdraw,
+)
+from stoker.corpus.catalog import Catalog
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.sources import PUBLISHED, Source, SourceState
 
 Activity = Literal[
     "stage",
@@ -67,14 +84,16 @@ class Situation:
     `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
     asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
-    out. `room` tells what the disk has room for, None where that does not matter.
+    out. `differing` are the paths among which those are whose receipt names other content than their record,
+    None for any. `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for,
+    None where that does not matter.
     """
 
     receipts: Mapping[str, Receipt]
     sources: Mapping[str, Source]
     limits: Limits
     key_of: Callable[[str], str] | None = None
-    published: frozenset[str] = frozenset()
+    published: Set[str] = frozenset()
     busy: Mapping[str, str] = field(default_factory=dict)
     convicted: Collection[str] = ()
     invalid_sets: Collection[str] = ()
@@ -84,84 +103,16 @@ class Situation:
     wanted: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
     beyond: frozenset[str] = frozenset()
+    differing: Collection[str] | None = None
+    uncertain: bool = False
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
     room: Room | None = None
 
-
-@dataclass(frozen=True)
-class Renew:
-    """Start the path anew with the content its receipt names."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Duplicate:
-    """The path's content is that of `of`, which has its shard set."""
-
-    path: str
-    of: str
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Bring the path's file to hot; `decode` its text as well, to know that a tokenizer can train on it."""
-
-    path: str
-    decode: bool
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Encode a sample of the path's file with every engine: the fast one builds it only if they agree."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Build:
-    """Make the path's shard set, or go on making it."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Prove:
-    """A set with the path's key lies on hot: prove it and take it for built."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Quarantine:
-    """Set the path's file aside for the finding against it."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class QuarantineSet:
-    """Set aside what stands at the path's target: it is not the set it should be."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Release:
-    """Remove the path's file from hot: its set is proven, and with a warm disk copied."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Take back what was begun of the path's file: it turned out to be beyond the slice."""
-
-    path: str
-
-
-Action = Renew | Withdraw | Duplicate | Stage | Sample | Build | Prove | Quarantine | QuarantineSet | Release
+    @property
+    def catalog(self) -> Catalog:
+        """The sources, to be asked for those in a state or of a content."""
+        return Catalog.of(self.sources)
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -170,12 +121,13 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     Work is claimed by content: of two paths with the same sha256 one is worked on, the other waits and
     becomes its duplicate once the set is proven.
     """
-    renewals: tuple[Action, ...] = tuple(Renew(path) for path in stale(situation))
+    renewals = tuple(stale(situation))
     if renewals:  # everything else depends on the records being of the content at hand
         return renewals
     return (
         *_withdrawals(situation, now),
         *_duplicates(situation),
+        *_forsaken(situation),
         *(Quarantine(path) for path in sorted(situation.convicted) if is_free(situation, path, now)),
         *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
         *_proofs(situation, now),
@@ -186,55 +138,63 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     )
 
 
-def stale(situation: Situation) -> Iterator[str]:
-    """Paths whose record speaks of other content than their receipt, where nothing is built of it yet.
+def stale(situation: Situation) -> Iterator[Renew | Replace]:
+    """What to do about the records that speak of other content than their receipt.
 
-    So are the duplicates of a content that has no shard set any more: the set was lost, and the file it was
-    made of may be gone or another by now, while theirs is here.
+    Duplicates of a content that has no shard set any more begin anew too: the set was lost, and the file it
+    was made of may be gone or another by now, while theirs is here.
     """
-    owners = _owners(situation)
-    for path, receipt in situation.receipts.items():
-        source = situation.sources.get(path)
-        if receipt.state != "verified" or path in situation.busy:
+    catalog, receipts = situation.catalog, situation.receipts
+    for path in receipts if situation.differing is None else sorted(situation.differing):
+        source, receipt = catalog.get(path), receipts.get(path)
+        if receipt is None or receipt.state != "verified" or path in situation.busy:
             continue
         if source is None:
             if path not in situation.beyond:
-                yield path
+                yield Renew(path)
+        elif source.sha256 != receipt.sha256:
+            yield Replace(path) if source.state in PUBLISHED else Renew(path)
+    for source in catalog.in_state("duplicate"):
+        if catalog.owner(source.sha256) is not None or source.path in situation.busy:
             continue
-        changed = source.sha256 != receipt.sha256 and source.state not in PUBLISHED
-        if changed or (source.state == "duplicate" and source.sha256 not in owners):
-            yield path
+        receipt = receipts.get(source.path)
+        if receipt is not None and receipt.state == "verified" and receipt.sha256 == source.sha256:
+            yield Renew(source.path)
 
 
-def changed_after_build(sources: Mapping[str, Source], receipts: Mapping[str, Receipt]) -> list[str]:
-    """Paths whose file changed after its set was proven: the set stays, the new content is not built."""
-    return [
-        path
-        for path, source in sources.items()
-        if source.state in PUBLISHED
-        and (receipt := receipts.get(path)) is not None
-        and receipt.state == "verified"
-        and receipt.sha256 != source.sha256
-    ]
-
-
-def _owners(situation: Situation) -> dict[str, str]:
-    """The path whose set stands for a content, by the content's sha256."""
-    return {source.sha256: path for path, source in situation.sources.items() if source.state in PUBLISHED}
+def differs(source: Source | None, receipt: Receipt | None) -> bool:
+    """Whether a receipt names other content than the record of its path."""
+    return receipt is not None and (source is None or source.sha256 != receipt.sha256)
 
 
 def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
-    for path in sorted(situation.beyond & situation.sources.keys()):
-        if situation.sources[path].state in ("staged", "building") and is_free(situation, path, now):
-            yield Withdraw(path)
+    for source in situation.catalog.in_state("staged", "building") if situation.beyond else ():
+        if source.path in situation.beyond and is_free(situation, source.path, now):
+            yield Withdraw(source.path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
-    owners = _owners(situation)
-    for path, source in situation.sources.items():
-        free = source.state in ("seen", "staged") and path not in situation.busy
-        if free and source.sha256 in owners:
-            yield Duplicate(path, owners[source.sha256])
+    catalog = situation.catalog
+    for paths in catalog.twins:
+        owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
+        for path in paths if owner is not None else ():
+            if catalog[path].state in ("seen", "staged") and path not in situation.busy:
+                yield Duplicate(path, str(owner))
+
+
+def _forsaken(situation: Situation) -> Iterator[Forsake]:
+    """Former contents without a set, when there is none to be found and no other file has that content."""
+    catalog = situation.catalog
+    if situation.uncertain or situation.key_of is None:
+        return
+    for path in catalog.formers:
+        source = catalog[path]
+        found = path in situation.recallable or path in situation.busy or path in situation.invalid_sets
+        if source.state != "seen" or found or _is_published(situation, source):
+            continue
+        others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
+        if all(other.former is not None or other.state == "quarantined" for other in others):
+            yield Forsake(path)
 
 
 def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
@@ -265,55 +225,56 @@ def _is_published(situation: Situation, source: Source) -> bool:
 
 
 def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
-    owners = _owners(situation)
-    paths = [
-        path
-        for path, source in situation.sources.items()
-        if (
-            path in situation.to_prove
-            if source.state in PUBLISHED
-            else source.state in ("seen", "staged", "building") and source.sha256 not in owners
-        )
-        and _is_published(situation, source)
-        and _open(situation, path, "prove", now)
-    ]
-    once = {situation.sources[path].sha256: path for path in reversed(paths)}
-    chosen = [path for path in paths if once[situation.sources[path].sha256] == path]
-    return tuple(Prove(path) for path in chosen[: slots(situation, "prove", situation.limits.provers)])
+    """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
+    catalog, key_of = situation.catalog, situation.key_of
+    if key_of is None:
+        return ()
+    asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
+    unowned = catalog.open_with(catalog.unowned(situation.published), key_of)
+    chosen: dict[str, str] = {}
+    for path in (*unowned, *sorted(asked)):
+        if _is_published(situation, catalog[path]) and _open(situation, path, "prove", now):
+            chosen.setdefault(catalog[path].sha256, path)
+    return tuple(map(Prove, [*chosen.values()][: slots(situation, "prove", situation.limits.provers)]))
 
 
 def stageable(situation: Situation, now: float) -> list[str]:
     """The paths to stage next within workers and queue, if only there is room on the disk."""
-    limits = situation.limits
-    ahead = {
-        path: source.size
-        for path, source in situation.sources.items()
-        if source.state in ("staged", "building") or situation.busy.get(path) == "stage"
-    }
-    claimed = {situation.sources[path].sha256 for path in (*ahead, *situation.busy)}
-    claimed |= _owners(situation).keys()
-    chosen: list[str] = []
+    limits, catalog = situation.limits, situation.catalog
     most = slots(situation, "stage", limits.stagers)
+    ahead = {source.path: source.size for source in catalog.in_state("staged", "building")}
+    ahead |= {path: catalog[path].size for path, each in situation.busy.items() if each == "stage"}
+    claimed = {catalog[path].sha256 for path in (*ahead, *situation.busy)}
+    queued = sum(ahead.values())
+    chosen: list[str] = []
     # What the tokenizer or a run waits for goes first and past the queue's limits: all else waits for it.
     first = situation.wanted | situation.urgent
-    for path in sorted(situation.sources, key=lambda each: (each not in first, each)):
-        source, receipt = situation.sources[path], situation.receipts.get(path)
+    for path in chain(sorted(first & catalog.keys()), catalog.waiting):
         if len(chosen) == most:
             break
-        if source.state != "seen" or receipt is None or receipt.state != "verified":
+        source = catalog[path]
+        if not _may_stage(situation, source, now) or source.sha256 in claimed:
             continue
-        if source.sha256 in claimed or _is_published(situation, source):
-            continue
-        if path in situation.recallable or path in situation.beyond:
-            continue
-        full = len(ahead) >= limits.queue_files or sum(ahead.values()) + source.size > limits.queue_bytes
+        full = len(ahead) >= limits.queue_files or queued + source.size > limits.queue_bytes
         if ahead and full and path not in first:
-            continue
-        if _open(situation, path, "stage", now):
-            chosen.append(path)
-            claimed.add(source.sha256)
-            ahead[path] = source.size
+            break  # in listing order: a small one behind does not overtake it
+        chosen.append(path)
+        claimed.add(source.sha256)
+        ahead[path] = source.size
+        queued += source.size
     return chosen
+
+
+def _may_stage(situation: Situation, source: Source, now: float) -> bool:
+    """Whether a source waits for nothing but its turn; the cheapest questions first, for many may wait."""
+    path, receipt = source.path, situation.receipts.get(source.path)
+    if source.state != "seen" or receipt is None or receipt.state != "verified":
+        return False
+    if path in situation.recallable or path in situation.beyond:
+        return False
+    if not _open(situation, path, "stage", now) or situation.catalog.owner(source.sha256) is not None:
+        return False
+    return not _is_published(situation, source)
 
 
 def buildable(situation: Situation, now: float) -> list[str]:
@@ -337,9 +298,8 @@ def _ready(situation: Situation, activity: Literal["sample", "build"], now: floa
     sampling = situation.limits.sample
     ready = [
         path
-        for path, source in situation.sources.items()
-        if source.state in ("staged", "building")
-        and (sampling and source.engine is None) == (activity == "sample")
+        for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
+        if (sampling and source.engine is None) == (activity == "sample")
         and path not in situation.beyond
         and not _is_published(situation, source)
         and _open(situation, path, activity, now)
@@ -379,7 +339,10 @@ def _builds(situation: Situation, now: float) -> Iterator[Build]:
 
 
 def _releases(situation: Situation, now: float) -> Iterator[Release]:
-    ready = {"after_proof": "proven", "after_sync": "synced"}.get(situation.limits.release)
-    for path, source in situation.sources.items():
-        if source.state == ready and _open(situation, path, "release", now):
-            yield Release(path)
+    ready: SourceState | None = _READY.get(situation.limits.release)
+    for source in situation.catalog.in_state(ready) if ready is not None else ():
+        if _open(situation, source.path, "release", now):
+            yield Release(source.path)
+
+
+_READY: Mapping[str, SourceState] = {"after_proof": "proven", "after_sync": "synced"}

@@ -30,9 +30,10 @@ TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
     "synced": frozenset({"seen", "released", "proven"}),
     "released": frozenset({"seen", "proven"}),
     "quarantined": frozenset({"seen"}),
-    "duplicate": frozenset({"seen"}),
+    "duplicate": frozenset({"seen", "quarantined"}),
 }
 
+FORMER_DIGITS = 12  # of a content's hash, behind its path
 _STATES: Mapping[object, SourceState] = {state: state for state in get_args(SourceState)}
 
 
@@ -126,7 +127,29 @@ class Source:
         """This source from the start, for the content given."""
         if self.state != "seen" and "seen" not in TRANSITIONS[self.state]:
             raise DataError(f"source {self.path}: no way leads from {self.state} to seen")
-        return Source(self.dataset, self.path, size, sha256, reason=reason, imported=self.imported)
+        formers = self.formers
+        if self.state in PUBLISHED and sha256 != self.sha256:
+            formers = (*(one for one in formers if one[0] != self.sha256), (self.sha256, self.size))
+        return Source(
+            self.dataset,
+            self.path,
+            size,
+            sha256,
+            reason=reason,
+            imported=self.imported,
+            former=self.former,
+            formers=formers,
+        )
+
+
+def former_name(sources: Mapping[str, Source], source: Source) -> str:
+    """The path under which the source's content is kept once its file has another: a free one, or its own."""
+    digits = FORMER_DIGITS
+    while (name := f"{source.path}@{source.sha256[:digits]}") in sources:
+        if sources[name].sha256 == source.sha256:
+            break
+        digits *= 2
+    return name
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:

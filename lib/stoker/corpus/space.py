@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.sources import Source
+from stoker.corpus.sums import Amount
 from stoker.observe.ledger import Claim, Purpose
 
 UNMEASURED_RATIO = 1.5  # set bytes a parquet byte before any set was built; text mostly gives less than 1
@@ -20,14 +21,18 @@ def set_bytes(books: Mapping[str, Any] | None, token_bytes: int) -> int:
     """Bytes a published set takes on a disk, by its books."""
     if books is None:
         return _FILES_BYTES
-    return int(books["tokens"] * token_bytes + books["documents"] * _INDEX_BYTES + _FILES_BYTES)
+    return int(books["tokens"] * token_bytes + (books["documents"] or 0) * _INDEX_BYTES + _FILES_BYTES)
 
 
-def measured_ratio(sources: Iterable[Source], token_bytes: int) -> float | None:
-    """Set bytes a parquet byte over everything published; None before anything is."""
-    built = [source for source in sources if source.state in PUBLISHED and source.size]
-    parquet = sum(source.size for source in built)
-    return sum(set_bytes(source.books, token_bytes) for source in built) / parquet if parquet else None
+def amount_bytes(amount: Amount, token_bytes: int) -> int:
+    """Bytes that so many sets take together."""
+    indices = amount.documents * _INDEX_BYTES
+    return amount.tokens * token_bytes + indices + amount.sets * _FILES_BYTES
+
+
+def ratio_of(measured: Amount, token_bytes: int) -> float | None:
+    """Set bytes a parquet byte over what was built; None before anything was."""
+    return amount_bytes(measured, token_bytes) / measured.parquet_bytes if measured.parquet_bytes else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""What all sources come to: sums that each is added to and taken from, so that nobody goes through all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from stoker.corpus.figures import PackedBooks
+from stoker.corpus.sources import PUBLISHED, Source, SourceState
+
+SPLITS = ("train", "val")
+
+
+@dataclass(slots=True)
+class Amount:
+    """Shard sets, the tokens and the documents in them, and the bytes of their sources' files."""
+
+    sets: int = 0
+    tokens: int = 0
+    documents: int = 0
+    parquet_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sources and their files' bytes by state; documents, tokens and dropped rows of what is published.
+
+    `hot` are the published sets on hot, `warm` those with a proven copy there, `evicted` those on warm only,
+    `leaving` those about to leave hot, `unsynced` those on hot, to stay, without a copy. `measured` are those
+    that tell how large a set is beside its file.
+    """
+
+    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    dropped: dict[str, int] = field(default_factory=dict)
+    hot: Amount = field(default_factory=Amount)
+    warm: Amount = field(default_factory=Amount)
+    evicted: Amount = field(default_factory=Amount)
+    leaving: Amount = field(default_factory=Amount)
+    unsynced: int = 0
+    measured: Amount = field(default_factory=Amount)
+
+    def count(self, source: Source, sign: int) -> None:
+        """Add (1) or take away (-1) a source."""
+        state = source.state
+        self.states[state] += sign
+        self.bytes[state] += sign * source.size
+        if state not in PUBLISHED:
+            return
+        documents, tokens = self._count_books(source.books, sign)
+        places = [self.evicted if source.evicted else self.hot]
+        if source.on_warm:
+            places.append(self.warm)
+        if source.evicting and not source.evicted:
+            places.append(self.leaving)
+        if source.size and not source.imported:
+            places.append(self.measured)
+        for place in places:
+            place.sets += sign
+            place.tokens += sign * tokens
+            place.documents += sign * documents
+            place.parquet_bytes += sign * source.size
+        self.unsynced += sign * (source.hot and not source.on_warm)
+
+    def _count_books(self, books: Mapping[str, Any] | None, sign: int) -> tuple[int, int]:
+        """Documents and tokens of the books; what an imported set's do not tell counts nothing."""
+        if books is None:
+            return 0, 0
+        if isinstance(books, PackedBooks):
+            _, documents, _, tokens, *split = books.figures[:8]
+        else:
+            documents, tokens = books.get("documents") or 0, books.get("tokens") or 0
+            streams = [books.get(split) or {} for split in SPLITS]
+            split = [stream.get(name) or 0 for stream in streams for name in ("documents", "tokens")]
+        for at, stream in enumerate(SPLITS):
+            self.documents[stream] += sign * split[2 * at]
+            self.tokens[stream] += sign * split[2 * at + 1]
+        for reason, rows in (books.get("dropped") or {}).items():
+            left = self.dropped.get(reason, 0) + sign * rows
+            if left:
+                self.dropped[reason] = left
+            else:
+                self.dropped.pop(reason, None)
+        return documents, tokens
