@@ -124,16 +124,19 @@ class QuarantineDesk:
             keep_bytes=self._budget.keep_bytes,
             busy=busy,
         )
-        for drop in list(going):
+        chosen = list(going)
+        for drop in chosen:  # all at once: with the first of them gone, an older one would fit again
+            if drop.kept.dropping is None:
+                intent = {"why": drop.why, "bytes": drop.kept.bytes}
+                mark(self._directory / drop.kept.name, dropping=intent)
+                self._read_soon()
+        for drop in chosen:
             if not drop.kept.things:
                 self._finish(drop)
             elif DROPPING not in self._crew and self._patience.allows(DROPPING):
-                self._start(drop)
+                self._start(drop.kept)
 
-    def _start(self, drop: Drop) -> None:
-        kept = drop.kept
-        if kept.dropping is None:
-            mark(self._directory / kept.name, dropping={"why": drop.why, "bytes": kept.bytes})
+    def _start(self, kept: Kept) -> None:
         remove = [str(self._directory / kept.name / thing) for thing in kept.things]
         job = self._crew.start(
             "drop", DROPPING, "stoker.corpus.sweep_worker", {"remove": remove}, quiet_s=_QUIET_S

@@ -60,6 +60,7 @@ class ReleaseDesk:
         self._asked: dict[str, tuple[str, bool]] = {}  # folder's name and whether by force, by request
         self._rounds: dict[str, _Round] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
+        self._shelf: tuple[Kept, ...] | None = None  # as it was last seen
         self._think_due = 0.0
         metrics = context.metrics
         self._looks = metrics.counter("quarantine_looks_total", "Quarantined files seen again.", ("verdict",))
@@ -93,10 +94,11 @@ class ReleaseDesk:
 
     def consider_round(self, request: Request) -> Mapping[str, Any] | None:
         """Everything quarantined is looked at again; the answer says what came of it."""
-        if request.id in self._answers:
-            return self._answers.pop(request.id)
-        self._rounds.setdefault(request.id, _Round(_filed_at(request.id)))
-        return None
+        round_ = self._rounds.setdefault(request.id, _Round(_filed_at(request.id)))
+        if self._shelf is None or LOOKING in self._crew or self._left(round_):
+            return None
+        del self._rounds[request.id]
+        return {"released": round_.released, "bad": round_.bad, "unreadable": round_.unreadable}
 
     # A turn
 
@@ -114,6 +116,7 @@ class ReleaseDesk:
 
     def act(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
         """Have the next one looked at."""
+        self._shelf = shelf
         if LOOKING in self._crew:
             return
         by_name = {kept.name: kept for kept in shelf}
@@ -136,7 +139,7 @@ class ReleaseDesk:
             detail = "what was kept of it, and why, is gone from quarantine"
             finding = {"reason": source.reason, "column": source.column, "detail": detail}
             name = record_name(source.dataset, source.path)
-            body = {"path": source.path, "sha256": source.sha256, **finding}
+            body = {"path": source.path, "sha256": source.sha256, "unseen": True, **finding}
             open_folder(self._directory, "parquet", name, body)
             self._changed()
         waiting = [
@@ -144,16 +147,15 @@ class ReleaseDesk:
             for kept in due(shelf, sources, now=time.time(), every=self._every)
             if self._patience.allows(f"{LOOKING} {kept.name}")
         ]
-        for asked, round_ in list(self._rounds.items()):
-            ones = due(shelf, sources, now=time.time(), every=None, asked_at=round_.asked_at + 1.0)
-            left = [kept for kept in ones if kept.name not in round_.done]
-            waiting = left + waiting
-            if not left:
-                figures = {"released": round_.released, "bad": round_.bad, "unreadable": round_.unreadable}
-                del self._rounds[asked]
-                self._answers[asked] = figures
+        waiting = [kept for round_ in self._rounds.values() for kept in self._left(round_)] + waiting
         if waiting:
             self._start(waiting[0], sources[waiting[0].path], receipts, force=False)
+
+    def _left(self, round_: _Round) -> list[Kept]:
+        ones = due(
+            self._shelf or (), self._book.sources, now=time.time(), every=None, asked_at=round_.asked_at + 1.0
+        )
+        return [kept for kept in ones if kept.name not in round_.done]
 
     def _start(self, kept: Kept, source: Source, receipts: Mapping[str, Receipt], *, force: bool) -> None:
         receipt = receipts.get(source.path)

@@ -2,6 +2,7 @@
 
 The marks that are added to a reason (each present once it holds):
     revalidated, revalidations   when the thing was last found still bad, and how often
+    unseen      the reason was written for one that was lost: `time` tells of no look
     released    {"time", "why", "told"}: its source was given another try; `told`: there was an event
     dropping    {"why", "bytes", "reason_too"}: the thing is to go, an intent that is finished at a start
     dropped     {"time", "why", "bytes"}: the thing is gone, and there was an event
@@ -60,7 +61,8 @@ class Kept:
     @property
     def looked_at(self) -> float:
         """When it was last found bad, in seconds since 1970; 0 when that is not known."""
-        return max(_seconds(self.when), _seconds(str(self.body.get("revalidated") or "")))
+        first = 0.0 if self.body.get("unseen") else _seconds(self.when)
+        return max(first, _seconds(str(self.body.get("revalidated") or "")))
 
     @property
     def released(self) -> Mapping[str, Any] | None:

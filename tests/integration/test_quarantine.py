@@ -1,0 +1,281 @@
+"""Quarantine with real daemons: looked at again, released, kept within its budget, asked by command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.corpus.quarantine_shelf import QuarantineShelf, mark
+from stoker.corpus.receipts import write_receipt
+from stoker.corpus.reconcile import parquet_name
+from stoker.corpus.sources import write_source
+from stoker.store.layout import STAGE_SHARD
+from stoker.store.record import set_aside, write_record
+from stoker.store.requests import file_request, read_outcome
+from support.parquet import flip_page, write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.waiting import LONG_S, wait_until
+
+LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+class Site:
+    """A drained pipeline: one good file, and `bad.parquet`, of which a page was flipped."""
+
+    def __init__(self, data: DataPipeline) -> None:
+        self.data = data
+        self.layout = data.pipeline.layout
+
+    def stoker(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`stoker quarantine WORDS[0] FILE WORDS[1:]`."""
+        code = "from stoker.cli.main import main; main()"
+        verb, *others = words
+        command = [sys.executable, "-c", code, "quarantine", verb, str(self.data.file), *others]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG_S, check=False)
+
+    def listed(self) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").stdout)
+        return told
+
+    def audit(self) -> dict[str, Any]:
+        code = "from stoker.cli.main import main; main()"
+        command = [sys.executable, "-c", code, "audit", str(self.data.file), "--json", "--deep"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    def folder(self) -> Path:
+        """The finding against bad.parquet."""
+        (one,) = [kept for kept in self.shelf() if kept.path == "bad.parquet" and kept.released is None]
+        return self.layout.quarantine / one.name
+
+    def shelf(self) -> tuple[Any, ...]:
+        return QuarantineShelf(self.layout.quarantine).read()
+
+    def acquit(self, content: bytes) -> None:
+        """Let the records say that another content was convicted: this one, which is good."""
+        sha256, size = hashlib.sha256(content).hexdigest(), len(content)
+        write_receipt(self.layout, replace(self.data.receipts()["bad.parquet"], sha256=sha256, size=size))
+        write_source(self.layout, replace(self.data.sources()["bad.parquet"], sha256=sha256, size=size))
+        folder = self.folder()
+        mark(folder, sha256=sha256)
+        for thing in folder.iterdir():
+            if thing.name != "reason.json":
+                thing.unlink()
+                thing.write_bytes(content)
+
+    def released(self) -> list[dict[str, Any]]:
+        return self.data.events("stage_shard", "source_released_from_quarantine")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("made")
+    data = make_pipeline(home)
+    write_fineweb(data.source / "good.parquet", 150, seed=1)
+    flip_page(write_fineweb(data.source / "bad.parquet", 150, seed=2, row_group=50), row_group=1)
+    data.drain()
+    return home
+
+
+@pytest.fixture
+def site(made: Path, tmp_path: Path) -> Site:
+    for part in ("state", "hot", "source"):
+        shutil.copytree(made / part, tmp_path / part)
+    data = make_pipeline(tmp_path)
+    # The receipts speak of the copied files now.
+    for path, receipt in data.receipts().items():
+        write_receipt(data.pipeline.layout, replace(receipt, file=str(data.source / path)))
+    return Site(data)
+
+
+def good_content(tmp_path: Path) -> bytes:
+    return write_fineweb(tmp_path / "other" / "bad.parquet", 150, seed=2, row_group=50).read_bytes()
+
+
+def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None:
+    (kept,) = site.listed()
+    assert (kept["path"], kept["reason"], kept["row_group"], kept["column"]) == (
+        "bad.parquet",
+        "page_corrupt",
+        1,
+        "text",
+    )
+    assert kept["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+    shown = site.stoker("show", "bad.parquet").stdout
+    assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
+    assert kept["detail"] in shown
+
+    refused = site.stoker("release", "bad.parquet")  # the daemon is down: done by the command
+
+    assert refused.returncode == 1
+    assert "page_corrupt in row group 1, column text: " + kept["detail"] in refused.stderr
+    assert site.data.states()["bad.parquet"] == "quarantined"
+    assert site.listed()[0]["revalidations"] == 1
+    daemon = site.data.start("stage_shard")
+    try:
+        refused = site.stoker("release", kept["name"])
+        assert refused.returncode == 1
+        assert kept["detail"] in refused.stderr
+        assert site.listed()[0]["revalidations"] == 2
+        forced = site.stoker("release", "bad.parquet", "--force")
+        assert forced.returncode == 0, forced.stderr
+        wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
+        wait_until(lambda: len(site.shelf()) == 2, what="a finding of its own")
+    finally:
+        assert daemon.stop() == 0
+    assert site.audit()["balanced"]
+
+
+def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
+    site: Site, tmp_path: Path
+) -> None:
+    content = good_content(tmp_path)
+    (site.data.source / "bad.parquet").write_bytes(content)
+    site.acquit(content)
+    mark(site.folder(), time=LONG_AGO)
+
+    ended = site.data.once("stage_shard")
+
+    assert ended.returncode == 0, ended.stderr
+    assert set(site.data.states().values()) == {"released"}
+    (told,) = site.released()
+    assert (told["path"], told["why"]) == ("bad.parquet", "it decodes and hashes well now")
+    (dropped,) = site.data.events("stage_shard", "quarantine_dropped")
+    assert (dropped["path"], dropped["bytes"]) == ("bad.parquet", len(content))
+    assert "its source was released" in dropped["why"]
+    assert [kept.things for kept in site.shelf()] == [()]
+    report = site.audit()
+    assert report["balanced"], report["findings"]
+    assert report["sources"] == {"total": 2, "proven": 2, "quarantined": 0, "duplicate": 0}
+    again = site.data.once("stage_shard")
+    assert again.returncode == 0
+    assert len(site.released()) == 1
+
+
+def test_a_look_is_due_a_day_after_the_last_whatever_was_restarted(site: Site) -> None:
+    assert site.data.once("stage_shard").returncode == 0
+    assert not site.data.events("stage_shard", "quarantine_revalidated")
+    mark(site.folder(), time=LONG_AGO)
+    assert site.data.once("stage_shard").returncode == 0
+    assert site.data.once("stage_shard").returncode == 0
+    (told,) = site.data.events("stage_shard", "quarantine_revalidated")
+    assert told["path"] == "bad.parquet"
+    assert told["reason"].startswith("page_corrupt in row group 1, column text: ")
+    off = make_pipeline(site.data.home, quarantine={"revalidate": None})
+    mark(site.folder(), revalidated=LONG_AGO)
+    assert off.once("stage_shard").returncode == 0
+    assert len(site.data.events("stage_shard", "quarantine_revalidated")) == 1
+
+
+def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_quarantine(
+    site: Site, tmp_path: Path
+) -> None:
+    content = good_content(tmp_path)
+    (site.data.source / "bad.parquet").unlink()
+    site.acquit(content)
+    refused = site.stoker("release", "bad.parquet")
+    assert refused.returncode == 75
+    assert "start it" in refused.stderr
+    daemon = site.data.start("stage_shard")
+    try:
+        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
+        answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
+        assert answer == {"released": ["bad.parquet"], "bad": 0, "unreadable": 0}
+        wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the set")
+        wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="its copy's end")
+    finally:
+        assert daemon.stop() == 0
+    assert site.audit()["balanced"]
+
+
+def test_a_file_that_differs_from_its_receipt_is_hashed_and_built_again(site: Site, tmp_path: Path) -> None:
+    shutil.rmtree(site.folder())  # nobody knows any more what was found
+    source = site.data.source / "bad.parquet"
+    found = source.stat()
+    source.write_bytes(good_content(tmp_path))
+    os.utime(source, ns=(found.st_atime_ns, found.st_mtime_ns))  # as a disk mends or breaks by itself
+    receipt = site.layout.receipt("prose", "bad.parquet")
+    watchdog = site.data.start("download_watchdog")
+    daemon = site.data.start("stage_shard")
+    try:
+        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
+        wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
+        wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the new content's set")
+    finally:
+        codes = [daemon.stop(), watchdog.stop()]
+    assert codes == [0, 0]
+    assert receipt.exists()
+    assert site.audit()["balanced"]
+
+
+def test_the_budget_is_kept_by_count_and_bytes_with_an_event_for_each(site: Site) -> None:
+    for number in range(4):
+        for kind in ("parquet", "shards"):
+            folder = site.layout.quarantine / f"{kind}-old{number}-x"
+            folder.mkdir()
+            body = {"v": 1, "kind": kind, "path": f"old{number}", "reason": "x", "sha256": "0" * 64}
+            write_record(folder / "reason.json", {**body, "time": f"2026-0{number + 1}-01T00:00:00Z"})
+            (folder / "thing").write_bytes(bytes(1000))
+    size = site.listed()[0]["bytes"]
+    data = make_pipeline(site.data.home, quarantine={"keep_files": 3, "keep_bytes": size + 1500})
+
+    assert data.once("stage_shard").returncode == 0
+
+    told = {each["folder"]: each for each in data.events("stage_shard", "quarantine_dropped")}
+    assert {name: each["why"].split()[0] for name, each in told.items()} == {
+        "parquet-old0-x": "quarantine.keep_files",
+        "parquet-old1-x": "quarantine.keep_files",
+        "parquet-old2-x": "quarantine.keep_bytes",
+        "shards-old0-x": "quarantine.keep_files",
+    }
+    assert {each["bytes"] for each in told.values()} == {1000}
+    left = {kept.name: bool(kept.things) for kept in site.shelf()}
+    assert len(left) == 9
+    assert sorted(name for name, there in left.items() if not there) == sorted(told)
+
+
+def test_drops_are_done_with_the_daemon_up_or_down_and_told_once(site: Site) -> None:
+    body = {"v": 1, "kind": "checkpoint", "path": "step-5", "reason": "x", "time": LONG_AGO}
+    place = site.layout.quarantine / "checkpoint-step-5-x"
+    (place / "step-5").mkdir(parents=True)
+    (place / "step-5" / "model").write_bytes(bytes(50))
+    write_record(place / "reason.json", body)
+    broken = site.layout.quarantine.parent / "broken.json"
+    broken.write_bytes(b"{}")
+    set_aside(broken, site.layout.quarantine, "damaged", "does not sum")
+    assert sorted(each["kind"] for each in site.listed()) == ["checkpoint", "parquet", "record"]
+    never = site.stoker("release", place.name)
+    assert never.returncode == 65
+    assert "a checkpoint that was proven wrong is never released" in never.stderr
+    unasked = site.stoker("drop", "record-*")
+    assert unasked.returncode == 64
+    assert "say --yes" in unasked.stderr
+    assert site.stoker("drop", "nothing-of-the-kind").returncode == 64
+
+    assert site.stoker("drop", "record-*", place.name, "--yes").returncode == 0  # both daemons are down
+
+    assert not place.exists()
+    assert [each["kind"] for each in site.listed() if each["kept"]] == ["parquet"]
+    daemon = site.data.start("stage_shard")
+    try:
+        wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="the word of it")
+        done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)[0]["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+    finally:
+        assert daemon.stop() == 0
+    told = site.data.events("stage_shard", "quarantine_dropped")
+    assert [each["kind"] for each in told] == ["record", "parquet"]
+    assert all(each["why"].startswith("asked for by uid ") for each in told)
+    assert [kept.kind for kept in site.shelf() if kept.path != "bad.parquet"] == ["record"]
+    assert site.audit()["balanced"]
