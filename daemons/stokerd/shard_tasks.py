@@ -36,6 +36,7 @@ MODULES: Mapping[str, tuple[str, float]] = {
     "evict": ("stoker.shards.move_worker", 300.0),
     "hydrate": ("stoker.shards.move_worker", 300.0),
     "recall": ("stoker.shards.proof_worker", 300.0),
+    "import": ("stoker.shards.import_worker", 300.0),
 }
 
 
