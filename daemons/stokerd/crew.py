@@ -41,6 +41,11 @@ class Job:
     note: dict[str, Any] = field(default_factory=dict)
     abandoned: bool = False
 
+    @property
+    def name(self) -> str:
+        """Activity and subject, in words."""
+        return f"{self.activity} {self.subject}"
+
 
 class Crew:
     """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again.
@@ -59,6 +64,7 @@ class Crew:
         self.recycle_rss_bytes: int | None = None  # a warm worker larger than that is not kept
         self.most_rss_bytes: Mapping[str, int] = {}  # what a worker may take at most, by activity
         self.tell: Callable[..., None] = lambda event, **fields: None
+        self.on_start: Callable[[Job], None] = lambda job: None
 
     def start(
         self,
@@ -91,6 +97,7 @@ class Crew:
             worker.give(task, name=name, **bounds)
         job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
         self._waiter.add_fd(job.descriptor, subject)
+        self.on_start(job)
         return job
 
     def warm_up(self, module: str, count: int = 1) -> None:
@@ -261,6 +268,10 @@ class Patience:
         self._failures[subject] = self._failures.get(subject, 0) + 1
         self.not_before[subject] = time.monotonic() + wait
         return wait
+
+    def retry_in(self, subject: str, seconds: float) -> None:
+        """Have the subject wait so long after what was no failure of its own."""
+        self.not_before[subject] = time.monotonic() + seconds
 
     def allows(self, subject: str) -> bool:
         """Whether the subject may be tried now."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from stoker.corpus.moves import Evict, Hydrate, KeepHot, Move, Recall, Sync
 from stoker.corpus.sources import Source
-from stoker.corpus.verdict import judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import StorageError
 from stokerd.crew import Crew, Job, Patience
+from stokerd.failure_desk import FailureDesk
 from stokerd.hot_yard import HotYard
 from stokerd.shard_tasks import MODULES, ShardTasks
 from stokerd.source_book import SourceBook
-from stokerd.source_outcomes import paused
+from stokerd.source_outcomes import RETRY_S, paused
 from stokerd.told import Told
 from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import TRIES_ONCE
@@ -41,11 +41,12 @@ class SetMoves:
         warm: WarmYard | NoWarm,
         key_of: Callable[[Source], str],
         set_invalid: Callable[[Source, str], None],
+        failures: FailureDesk,
     ) -> None:
         self._context, self._events = context, context.events
         self._crew, self._patience, self._tasks, self._book, self._told = crew, patience, tasks, book, told
         self._hot, self._warm = hot, warm
-        self._key_of, self._set_invalid = key_of, set_invalid
+        self._key_of, self._set_invalid, self._failures = key_of, set_invalid, failures
         self.rotten: set[str] = set()
         self.moved_bytes = dict.fromkeys(("sync", "evict", "hydrate"), 0)
 
@@ -74,7 +75,10 @@ class SetMoves:
         source = self._book.sources[job.subject]
         self._hot.measure_soon()
         self._warm.measure_soon()
-        verdict = judge(ended)
+        verdict = self._failures.judge(job, ended)
+        if verdict.kind == "disk_full":
+            self._no_room(job.activity, source, verdict.reason)
+            return
         if verdict.kind != "done" or verdict.fields is None:
             self._try_again(job.activity, source, verdict.reason)
             return
@@ -171,6 +175,13 @@ class SetMoves:
             self._events.record("warm_copy_rotten", level="error", path=source.path, reason=reason)
         else:
             self._try_again("recall", source, str(proof["reason"]))
+
+    def _no_room(self, activity: str, source: Source, reason: str) -> None:
+        """It goes on as soon as there is room; what came of it so far takes some of that."""
+        self._patience.retry_in(source.path, RETRY_S)
+        if activity == "hydrate":
+            self._hot.discard(self._tasks.coming(source))
+        self._failures.disks.failed(activity, reason)
 
     def _try_again(self, activity: str, source: Source, reason: str) -> None:
         """Wait, with this set and, lest each of many fails in turn, with all that is to go the same way."""

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import PUBLISHED, Source
-from stoker.corpus.verdict import convicted, judge
+from stoker.corpus.verdict import Verdict, convicted
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.store.errors import StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request
 from stokerd.crew import Job, Patience
+from stokerd.failure_desk import FailureDesk
 from stokerd.hot_yard import HotYard
 from stokerd.shard_tasks import FLAW_FIELDS
 from stokerd.source_book import SourceBook
-from stokerd.yard import TRIES_ONCE
 
 FOOTER = -1  # stands for the row group where the footer is what was being read
+RETRY_S = 1.0  # where nobody is to blame
+DOUBT_S = 5.0  # time for a look at the disk
+SAMPLE_FAILURES = ("died", "over_memory", "out_of_memory", "stalled", "silent")
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A death that may be the disk's, of a worker on this content, at a monotonic time."""
+
+    job: Job
+    sha256: str
+    reason: str
+    since: float
 
 
 class SourceOutcomes:
@@ -28,14 +41,23 @@ class SourceOutcomes:
     `invalid_sets` the reasons why the set at a path's target has to go there. `linked` tells whether the last
     file was staged by a hard link, which takes no room."""
 
-    def __init__(self, context: DaemonContext, book: SourceBook, yard: HotYard, patience: Patience) -> None:
+    def __init__(
+        self,
+        context: DaemonContext,
+        book: SourceBook,
+        yard: HotYard,
+        patience: Patience,
+        failures: FailureDesk,
+    ) -> None:
         self._context, self._events = context, context.events
-        self._book, self._yard, self._patience = book, yard, patience
+        self._book, self._yard, self._patience, self.failures = book, yard, patience, failures
         self.convicted: dict[str, dict[str, Any]] = {}
         self.invalid_sets: dict[str, str] = {}
         self.linked = False
         self._disputed: dict[str, Receipt] = {}
         self._reached: dict[tuple[str, str], tuple[int, int]] = {}  # row group and row, by path and content
+        self._doubts: dict[str, Doubt] = {}  # deaths that the disk may explain, by path
+        self._unsampled: dict[tuple[str, str], int] = {}  # how often a sample ended badly
 
     def disputes(self, receipts: Mapping[str, Receipt]) -> list[str]:
         """The paths whose receipt was disputed and not written again since."""
@@ -51,13 +73,19 @@ class SourceOutcomes:
             job.note["row_group"] = message["row_group"]
         if message["kind"] == "commit":
             job.note["reached"] = (message["row_group"], message["row"])
+            self.failures.disks.works(job.activity)
+        if message.get("phase") == "encode":
+            job.note["encoding"] = True
 
     def ended(self, job: Job, ended: WorkerExit, receipt: Receipt | None, key: str | None) -> None:
         """Judge the end of a worker on a source and act on it."""
         source = self._book.sources[job.subject]
-        verdict = judge(ended)
+        verdict = self.failures.judge(job, ended)
         result = verdict.fields or {}
-        self._credit(source, job.note.get("reached", (0, 0)))
+        further = self._credit(source, job.note.get("reached", (0, 0)))
+        if job.activity == "sample" and verdict.kind in SAMPLE_FAILURES and self._gives_up_sampling(source):
+            self._sampled(source, "tokenizers", f"its sample ended twice: {verdict.reason}")
+            return
         match verdict.kind:
             case "done":
                 self._done(job, source, result, key)
@@ -65,19 +93,65 @@ class SourceOutcomes:
                 self.convicted[source.path] = {name: result[name] for name in FLAW_FIELDS}
             case "changed":
                 self.dispute(source, receipt)
+            case "recycled":
+                self._recycled(job, source, further=further)
             case "disk_full":
-                self._pause(job.activity, verdict.reason)
+                self._patience.retry_in(source.path, RETRY_S)
+                self._yard.look_soon()  # how much of it is built already
+                self.failures.disks.failed(job.activity, verdict.reason)
+            case "out_of_memory" | "over_memory":
+                self._short_of_memory(job, source, verdict)
+            case "killed":  # by hand, or with the daemon's own stop: nobody is to blame
+                self._try_again(job, source, verdict.reason, wait_s=RETRY_S)
+            case "died" if verdict.doubtful:
+                self._doubt(job, source, verdict.reason)
             case "died":
                 self._died(job, source, verdict.reason)
-            case "storage" | "again":
+            case _:
                 self._try_again(job, source, verdict.reason)
 
-    def _credit(self, source: Source, reached: tuple[int, int]) -> None:
+    def _credit(self, source: Source, reached: tuple[int, int]) -> bool:
         """Forget failures where a worker came further than any before; else it could go round for ever."""
         content = (source.path, source.sha256)
-        if reached > self._reached.get(content, (0, 0)):
+        further = reached > self._reached.get(content, (0, 0))
+        if further:
             self._reached[content] = reached
             self._patience.succeeded(source.path)
+        return further
+
+    def _recycled(self, job: Job, source: Source, *, further: bool) -> None:
+        """A fresh worker goes on at once; one that never came further reads in smaller batches first."""
+        self._events.record("worker_recycled", level="debug", path=source.path, further=further)
+        if not further:
+            self.failures.memory.recycled_in_vain(job)
+            self._try_again(job, source, "its worker outgrew shard.memory.soft before it could commit")
+
+    def _short_of_memory(self, job: Job, source: Source, verdict: Verdict) -> None:
+        finding = self.failures.memory.failed(job, verdict.kind, verdict.reason)
+        if finding is not None:
+            self.convicted[source.path] = {name: finding[name] for name in FLAW_FIELDS}
+        self._try_again(job, source, verdict.reason, wait_s=RETRY_S)
+
+    def _doubt(self, job: Job, source: Source, reason: str) -> None:
+        """A page of a mapped file could not be read: its disk may be away, or the file, as well as bad."""
+        self._doubts[source.path] = Doubt(job, source.sha256, reason, time.monotonic())
+        self._yard.look_soon()
+        self._try_again(job, source, reason, wait_s=DOUBT_S)
+
+    def settle_doubts(self) -> None:
+        """Count the deaths whose file still lies on a hot disk that answers, by a look begun after them."""
+        for path, doubt in list(self._doubts.items()):
+            source = self._book.sources.get(path)
+            stays = (
+                source is not None
+                and source.sha256 == doubt.sha256
+                and source.state in ("staged", "building")
+            )
+            if source is None or not stays or not self._yard.known:
+                del self._doubts[path]  # gone, or its disk is: no fault of the file
+            elif self._yard.looked_from > doubt.since and path not in self.failures.busy:
+                del self._doubts[path]
+                self._died(doubt.job, source, doubt.reason)
 
     def _done(self, job: Job, source: Source, result: Mapping[str, Any], key: str | None) -> None:
         match (job.activity, result.get("status")):
@@ -92,6 +166,7 @@ class SourceOutcomes:
             case ("build", "target_invalid"):
                 return self.set_invalid(source, str(result["reason"]))
             case ("build", _):
+                self.failures.memory.succeeded(source.path)
                 self._proven(source, str(key), result["books"], result["manifest_sha256"])
             case ("prove", _):
                 return self._take_proof(job, source, str(key), result["proofs"][0])
@@ -161,7 +236,20 @@ class SourceOutcomes:
         self._yard.discard_build(source)
         self._book.renew(source, "its content is not what its receipt says", level="warning")
 
+    def _gives_up_sampling(self, source: Source) -> bool:
+        content = (source.path, source.sha256)
+        self._unsampled[content] = self._unsampled.get(content, 0) + 1
+        return self._unsampled[content] > 1
+
     def _died(self, job: Job, source: Source, reason: str) -> None:
+        if job.activity == "build" and source.engine not in (None, "tokenizers") and job.note.get("encoding"):
+            # The engine may have died of the text: the reference shows whether the file is to blame.
+            source = replace(source, engine="tokenizers")
+            self._events.record(
+                "engine_refused", level="warning", path=source.path, used="tokenizers", reason=reason
+            )
+            self._try_again(job, source, reason)
+            return
         group = job.note.get("row_group")
         if group is not None:
             source = replace(source, deaths=(*source.deaths, int(group)))
@@ -175,8 +263,12 @@ class SourceOutcomes:
             }
         self._try_again(job, source, reason)
 
-    def _try_again(self, job: Job, source: Source, reason: str) -> None:
-        wait_s = self._patience.failed(source.path)
+    def _try_again(self, job: Job, source: Source, reason: str, *, wait_s: float | None = None) -> None:
+        """Wait longer each time, or always `wait_s` seconds."""
+        if wait_s is None:
+            wait_s = self._patience.failed(source.path)
+        else:
+            self._patience.retry_in(source.path, wait_s)
         if job.activity == "build":
             source = replace(source, attempts=source.attempts + 1)
         if source != self._book.sources[source.path]:
@@ -189,15 +281,6 @@ class SourceOutcomes:
             row_group=job.note.get("row_group"),
             retry_in_s=round(wait_s, 1),
         )
-
-    def _pause(self, activity: str, reason: str) -> None:
-        wait_s = self._patience.failed(paused(activity))
-        self._yard.look_soon()  # how much of it is built already
-        self._events.record(
-            "disk_full", level="error", activity=activity, reason=reason, retry_in_s=round(wait_s, 1)
-        )
-        if self._context.once and self._patience.failures(paused(activity)) >= TRIES_ONCE:
-            raise StorageError(f"{activity}: {reason}")
 
 
 def paused(activity: str) -> str:

@@ -139,6 +139,7 @@ class StageShard:
             warm=self.warm,
             key_of=self.actions.key,
             set_invalid=self.outcomes.set_invalid,
+            failures=self.failures,
         )
         self.requests = SetRequests(
             self.layout,

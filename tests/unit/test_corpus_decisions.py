@@ -132,7 +132,7 @@ def ended(kind: str, code: int | None = None, signum: int | None = None, **more:
         (ended("failed", 70, error={"type": "MemoryError", "message": ""}), "out_of_memory"),
         (ended("failed", 70, error={"type": "ArrowMemoryError", "message": ""}), "out_of_memory"),
         (
-            ended("failed", 74, error={"type": "OSError", "message": "", "errno": errno.ENOMEM}),
+            ended("failed", 74, error={"type": "OSError", "errno": errno.ENOMEM, "message": ""}),
             "out_of_memory",
         ),
         (ended("failed", 70, error={"type": "ModuleNotFoundError", "message": ""}), "again"),
