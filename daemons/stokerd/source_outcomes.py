@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.corpus.fullness import LOOK_S
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import PUBLISHED, Source
 from stoker.corpus.verdict import Verdict, convicted
@@ -76,6 +77,9 @@ class SourceOutcomes:
             self.failures.disks.works(job.activity)
         if message.get("phase") == "encode":
             job.note["encoding"] = True
+        if message["kind"] == "engine":
+            source = self._book.sources[job.subject]
+            self._sampled(source, str(message["used"]), str(message["reason"]))
 
     def ended(self, job: Job, ended: WorkerExit, receipt: Receipt | None, key: str | None) -> None:
         """Judge the end of a worker on a source and act on it."""
@@ -96,7 +100,7 @@ class SourceOutcomes:
             case "recycled":
                 self._recycled(job, source, further=further)
             case "disk_full":
-                self._patience.retry_in(source.path, RETRY_S)
+                self._patience.retry_in(source.path, LOOK_S)
                 self._yard.look_soon()  # how much of it is built already
                 self.failures.disks.failed(job.activity, verdict.reason)
             case "out_of_memory" | "over_memory":
@@ -157,6 +161,8 @@ class SourceOutcomes:
         match (job.activity, result.get("status")):
             case ("stage", "missing"):
                 return self._try_again(job, source, "the source file is not there")
+            case ("stage", "unavailable"):
+                return self._try_again(job, source, str(result["reason"]))
             case ("stage", _):
                 if result["how"] != "kept":
                     self.linked = result["how"] == "link"

@@ -88,4 +88,4 @@ def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(main, stop_anywhere=True, many=True)
