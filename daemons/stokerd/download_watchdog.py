@@ -7,8 +7,10 @@ The folder itself is never written.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -34,6 +36,7 @@ from stokerd.state_trouble import wait_for_state
 LOOK_TRIES_ONCE = 3
 HASH_TRIES_ONCE = 5
 LONGEST_WAIT_S = 5.0
+SHOW_EVERY_S = 0.25
 
 
 def main() -> int:
@@ -64,6 +67,10 @@ class FolderWatch:
         self.receipts = read_receipts(self.layout, self.dataset, self._set_aside)
         self.listing = read_listing(self.layout, self.dataset)
         self.watched: dict[str, Watched] = {}
+        self.meant: Mapping[str, Watched] = {}  # those within dataset.limit
+        self.open: dict[str, Watched] = {}  # those of them that no receipt vouches for
+        self.listing_due = False  # something happened that the listing may have to tell
+        self.shown_at, self.unshown = -math.inf, False  # when the board was last told, and whether it is due
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
         self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
@@ -132,6 +139,7 @@ class FolderWatch:
             return
         self.take_polling(look.polling)
         before, self.watched = self.watched, watch(self.watched, look.files, time.monotonic())
+        self.find_open()
         self.confirmed = self.watched == before
         self.whole = not look.unreadable
         self.check_files_list()
@@ -180,11 +188,10 @@ class FolderWatch:
 
     # Hashing
 
-    def desk(self) -> Desk:
-        """What the decisions about hashing are made from."""
-        most = self.pipeline.dataset.limit.files
+    def desk(self, files: Mapping[str, Watched] | None = None) -> Desk:
+        """What the decisions about hashing are made from, by default about the open files alone."""
         return Desk(
-            watched=self.watched if most is None else dict(islice(self.watched.items(), most)),
+            watched=self.open if files is None else files,
             receipts=self.receipts,
             hashing=self.crew.busy.keys() - {LISTER},
             not_before=self.patience.not_before,
@@ -193,6 +200,14 @@ class FolderWatch:
             root=self.root,
             only=self.files.names,
         )
+
+    def find_open(self) -> None:
+        """Know anew which files are to be hashed: with fifty thousand that is not done every turn."""
+        most = self.pipeline.dataset.limit.files
+        self.meant = self.watched if most is None else dict(islice(self.watched.items(), most))
+        desk = self.desk(self.meant)
+        self.open = {path: each for path, each in self.meant.items() if not desk.vouched(each.file)}
+        self.listing_due = True
 
     def hash_what_settled(self) -> None:
         """Start hashing the files that stopped changing, as many at once as download.files_at_once."""
@@ -225,6 +240,7 @@ class FolderWatch:
         wait_s = self.patience.failed(file.path)
         if result:  # changed or missing: it was not quiet after all
             self.watched[file.path] = Watched(file, time.monotonic())
+            self.find_open()
             self.lister.ask_soon()
             return
         self.events.record(
@@ -259,7 +275,10 @@ class FolderWatch:
         """Write the listing when it changed; an unseen folder changes nothing."""
         if not self.lister.looks or self.trouble:
             return
-        listing = self.desk().listing(self.dataset, self.whole)
+        if not self.listing_due:
+            return
+        self.listing_due = False
+        listing = self.desk(self.meant).listing(self.dataset, self.whole)
         if listing != self.listing:
             write_listing(self.layout, listing)
             self.listing = listing
@@ -269,6 +288,12 @@ class FolderWatch:
     def _write(self, receipt: Receipt) -> None:
         write_receipt(self.layout, receipt)
         self.receipts[receipt.path] = receipt
+        watched = self.meant.get(receipt.path)
+        if watched is not None and self.desk().vouched(watched.file):
+            self.open.pop(receipt.path, None)
+            self.listing_due = self.listing_due or not self.open
+        else:
+            self.find_open()
 
     def _set_aside(self, file: Path, error: RecordDamaged) -> None:
         # Its file is hashed again: without a receipt it is as good as new.
@@ -297,13 +322,23 @@ class FolderWatch:
 
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
+        now = time.monotonic()
+        self.unshown = now < self.shown_at + SHOW_EVERY_S
+        if self.unshown:
+            return
+        self.shown_at = now
+        self.board.show(self.counts(), self.receipts, self.listing, self.trouble, self.polling)
+
+    def counts(self) -> dict[str, int]:
+        """How many files are in which state."""
         counts = self.desk().counts(time.monotonic())
-        self.board.show(counts, self.receipts, self.listing, self.trouble, self.polling)
+        return {**counts, "verified": counts["verified"] + len(self.meant) - len(self.open)}
 
     def wait(self) -> None:
         """Sleep until a worker, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        due = [now + LONGEST_WAIT_S, self.lister.next_due(now), self.context.show_due]
+        due = [now + LONGEST_WAIT_S, self.lister.next_due(now)]
+        due.append(self.shown_at + SHOW_EVERY_S if self.unshown else self.context.show_due)
         if (settling := self.desk().next_due(now)) is not None:
             due.append(settling)
         self.context.waiter.wait(max(0.0, min(due) - now))
@@ -323,10 +358,8 @@ class FolderWatch:
 
     def farewell(self) -> int:
         """The last line of --once."""
-        desk = self.desk()
-        verified = desk.counts(time.monotonic())["verified"]
-        meant = [each.file for each in desk.watched.values() if self.files.takes(each.file.path)]
-        left = sum(1 for file in meant if not desk.vouched(file))
+        verified = self.counts()["verified"]
+        left = sum(1 for path in self.open if self.files.takes(path))
         still = f", {left} left: they kept changing or could not be read" if left else ""
         self.context.log.info("drained", message=f"{verified} files verified{still}")
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing
@@ -93,16 +94,26 @@ class Desk:
 
     def next_to_hash(self, now: float) -> list[FileSeen]:
         """The files to start hashing now, within the free slots."""
-        free = max(0, self.slots - len(self.hashing))
-        return [file for file in self.waiting(now) if now >= self.not_before.get(file.path, now)][:free]
+        may = (
+            each.file
+            for each in self._open()
+            if now >= max(each.since + self.settle_s, self.not_before.get(each.file.path, now))
+        )
+        return list(islice(may, self._free))
 
     def next_due(self, now: float) -> float | None:
-        """When, after now, a file settles or may be tried again; None when nothing is pending."""
+        """When, after now, a file settles or may be tried again; None when nothing is, or no slot is free."""
+        if not self._free:
+            return None
         due = [
             max(each.since + self.settle_s, self.not_before.get(each.file.path, now)) for each in self._open()
         ]
         later = [moment for moment in due if moment > now]
         return min(later) if later else None
+
+    @property
+    def _free(self) -> int:
+        return max(0, self.slots - len(self.hashing))
 
     def counts(self, now: float) -> dict[str, int]:
         """How many files are in which state; every state is present, so that a gauge falls back to 0."""

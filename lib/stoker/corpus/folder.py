@@ -94,9 +94,9 @@ class Selection:
 
 
 def look_through(
-    root: Path, selection: Selection, entered: Callable[[int], None] = lambda _: None
+    root: Path, selection: Selection, tick: Callable[[], None] = lambda: None
 ) -> Iterator[FileSeen | Refused | Unreadable]:
-    """Every matching file below root, in no particular order; `entered` gets each folder before it is listed.
+    """Every matching file below root, in no particular order; `tick` is called for each folder entered.
 
     Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
     itself cannot be listed; a folder below it that cannot is reported as Unreadable.
@@ -106,7 +106,7 @@ def look_through(
         folder = folders.pop()
         try:
             with folder_beneath(root, folder) as opened:
-                entered(opened)
+                tick()
                 with os.scandir(opened) as entries:
                     found, below = _sort_out(entries, folder, selection)
         except Linked:  # it was a folder when the one above it was listed

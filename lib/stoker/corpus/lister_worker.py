@@ -42,7 +42,7 @@ from stoker.store.layout import HotLayout, WarmLayout
 
 _ALIVE_EVERY_S = 5.0
 _PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
-_FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
+_MESSAGE_BYTES = 1 << 20  # about a quarter of what one may have: escapes make names longer
 _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal, a moment later
 
 
@@ -75,7 +75,7 @@ class Folder:
         asked = self._report.receive(timeout_s=0)
         if asked is not None:
             return asked
-        told = () if self._changed else self._watch.descriptors  # one word before a look is enough
+        told = () if self._changed else (self._watch.descriptor,)  # one word before a look is enough
         readable(0, *told, timeout_s=_PEEK_EVERY_S)
         if not self._changed and self._watch.changed():
             self._changed = True
@@ -97,26 +97,26 @@ class Folder:
             missing = True
         except OSError as error:
             unreadable.append(["", error.strerror or str(error)])
-        self._watch.end()
         found = {"missing": missing, "refused": refused, "unreadable": unreadable}
         self._report("looked", look=number, **found, polling=self._watch.polling)
 
     def _look(self, number: int, refused: list[list[str]], unreadable: list[list[str]]) -> None:
         files: list[list[Any]] = []
-        for found in look_through(self._root, self._selection, self._entered):
+        size = 0
+        for found in look_through(self._root, self._selection, self._tick):
             if isinstance(found, FileSeen):
                 files.append([found.path, found.size, found.mtime_ns, found.inode])
+                size += len(found.path.encode()) + 64
             elif isinstance(found, Refused):
                 refused.append([found.path, found.reason])
             else:
                 unreadable.append([found.path, found.reason])
-            if len(files) == _FILES_A_MESSAGE:
+            if size > _MESSAGE_BYTES:
                 self._report("files", look=number, files=files)
-                files = []
+                files, size = [], 0
         self._report("files", look=number, files=files)
 
-    def _entered(self, folder: int) -> None:
-        self._watch.entered(folder)
+    def _tick(self) -> None:
         if time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
             self._alive()
 
