@@ -153,7 +153,8 @@ class ImportDesk:
         if key_of is None or (self._view.warm.configured and not self._view.warm.known):
             return
         for source in self._book.sources.in_state("seen"):
-            if not source.imported or source.path in self._crew.busy:
+            path = source.path
+            if not source.imported or path in self._crew.busy or path in self._view.outcomes.invalid_sets:
                 continue
             key = key_of(source.sha256)[:16]
             if key not in self._view.hot.published and key not in self._view.warm.published:

@@ -11,7 +11,7 @@ from stoker.corpus.catalog import Catalog
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
 from stoker.corpus.listing import Listing
 from stoker.corpus.slice import Slice, is_bounded, slice_of
-from stoker.corpus.sources import TERMINAL, Source
+from stoker.corpus.sources import PUBLISHED, TERMINAL, Source
 from stoker.corpus.training_set import TrainingSet, choose
 from stoker.kit.events import Events
 from stoker.shards.identity import BuildParameters, build_id, parameters_for, set_key
@@ -35,7 +35,7 @@ class Pinning:
             bool, tuple[tuple[object, ...], Slice]
         ] = {}  # by whether paths beyond were asked for
         self._key_of: tuple[str, Callable[[str], str]] | None = None
-        self._kept: tuple[Listing, int, DatasetPin] | None = None  # what the pin's listing was made of
+        self._kept: tuple[Listing | None, int, DatasetPin] | None = None  # what the pin's listing was made of
         self._listed: tuple[Listing, frozenset[str]] | None = None
         self._joined: tuple[list[str], tuple[str, ...]] | None = None
         self.earlier: DatasetPin | None = None
@@ -167,12 +167,16 @@ class Pinning:
 
     def keep_listing(self, listing: Listing | None, sources: Catalog) -> None:
         """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
-        if self.pin is None or listing is None:
+        if self.pin is None or (listing is None and not sources.imported):
             return
         kept, changes = self._kept, sources.changes
         if kept is not None and kept[0] is listing and kept[1] == changes and kept[2] is self.pin:
             return
-        if (part := self.slice(listing, sources)) is not None:
+        paths: tuple[str, ...] = ()
+        whole = ended = False
+        if listing is None:
+            pass  # what was imported does not wait for one
+        elif (part := self.slice(listing, sources)) is not None:
             paths, whole = part.paths, part.full or (part.settled and listing.complete)
             ended = whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
             self._tell_stayed(part)
@@ -180,8 +184,9 @@ class Pinning:
             paths, ended = self._whole(listing, sources)
             whole = listing.complete
         limit = self._pipeline.dataset.limit.model_dump(exclude_none=True)
-        complete = whole and ended
-        pin = replace(self.pin, listing=paths, complete=complete, limit=limit)
+        imports = self._imports(sources)
+        complete = whole and ended and all(sources[path].state in TERMINAL for path in imports)
+        pin = replace(self.pin, listing=(*paths, *imports), complete=complete, limit=limit)
         if pin != self.pin:
             write_pin(self._layout, pin)
             if complete and not self.pin.complete:
@@ -190,14 +195,22 @@ class Pinning:
         self._kept = listing, changes, self.pin
 
     def _whole(self, listing: Listing, sources: Catalog) -> tuple[tuple[str, ...], bool]:
-        """Every path that is listed or came to its end, and whether all have; sorted only when they changed."""
+        """Every path that is listed or came to its end, and whether all did; sorted only when changed."""
         if self._listed is None or self._listed[0] is not listing:
             self._listed, self._joined = (listing, frozenset(listing.paths)), None
         listed = self._listed[1]
-        outside = [path for path in sources.ended if path not in listed]
+        unlisted = [path for path in sources.ended if path not in listed]
+        outside = [path for path in unlisted if path not in sources.imported]
         if self._joined is None or self._joined[0] != outside:
             self._joined = outside, tuple(sorted((*listed, *outside)))
-        return self._joined[1], sources.count(*TERMINAL) - len(outside) == len(listed)
+        return self._joined[1], sources.count(*TERMINAL) - len(unlisted) == len(listed)
+
+    def _imports(self, sources: Catalog) -> tuple[str, ...]:
+        """What was imported, to be trained on after all files; once listed it stays, for plans name it."""
+        listed = frozenset(() if self.pin is None or not sources.imported else self.pin.listing)
+        return tuple(
+            path for path in sorted(sources.imported) if path in listed or sources[path].state in PUBLISHED
+        )
 
     def slice(
         self, listing: Listing | None, sources: Mapping[str, Source], known: Iterable[str] = ()
@@ -217,7 +230,10 @@ class Pinning:
 
     def _slice(self, listing: Listing, sources: Mapping[str, Source], known: frozenset[str]) -> Slice:
         before = () if self.pin is None else self.pin.listing
-        kept = [path for path in before if path in sources and sources[path].state in TERMINAL]
+        ended = [path for path in before if path in sources and sources[path].state in TERMINAL]
+        # What was imported is no part of what the limit is about.
+        kept = [path for path in ended if not sources[path].imported]
+        known = frozenset(path for path in known if path not in sources or not sources[path].imported)
         return slice_of(listing.paths, sources, self._pipeline.dataset.limit, kept=kept, known=known)
 
     def _tell_stayed(self, part: Slice) -> None:

@@ -35,6 +35,9 @@ class ShardBoard:
             "shard_documents_total", "Documents in proven shard sets.", ("split",)
         )
         self._tokens = metrics.total("shard_tokens_total", "Tokens in proven shard sets.", ("split",))
+        self._imported = metrics.gauge(
+            "shard_imported_sets", "Imported shard sets, whose rows are not known.", ("documents",)
+        )
         self._dropped = metrics.total("shard_dropped_rows_total", "Rows that filters dropped.", ("reason",))
         self._workers = metrics.gauge("shard_workers", "Workers at work.", ("activity",))
         self._rss = metrics.gauge("shard_workers_rss_bytes", "Resident memory of all workers together.")
@@ -93,6 +96,7 @@ class ShardBoard:
             "documents": dict(totals.documents),
             "tokens": dict(totals.tokens),
             "dropped": dict(totals.dropped),
+            "imported": {"sets": totals.imported, "documents_not_known": totals.undocumented},
             "queue": totals.states["staged"] + totals.states["building"],
             "workers": dict(
                 sorted((activity, count) for activity, count in working.items() if activity != "list")
@@ -111,6 +115,8 @@ class ShardBoard:
         for split in ("train", "val"):
             self._documents.set(totals.documents[split], split)
             self._tokens.set(totals.tokens[split], split)
+        self._imported.labels("known").set(totals.imported - totals.undocumented)
+        self._imported.labels("unknown").set(totals.undocumented)
         self._reasons |= totals.dropped.keys()
         for reason in self._reasons:
             self._dropped.set(totals.dropped.get(reason, 0), reason)
@@ -132,12 +138,17 @@ def _slice(pin: DatasetPin) -> dict[str, Any]:
 
 def summary(totals: Sums, left: Collection[str]) -> str:
     """One line for the end of a drain; `left` says what could not be brought to an end."""
-    built = sum(totals.states[state] for state in PUBLISHED)
-    parts = [f"{built} files built", f"{totals.tokens['train'] + totals.tokens['val']:,} tokens"]
+    parts = [_built(totals)]
     parts += [
         f"{totals.states[state]} {state}" for state in ("duplicate", "quarantined") if totals.states[state]
     ]
     return ", ".join(parts) + ("".join(f"; {each}" for each in left))
+
+
+def _built(totals: Sums) -> str:
+    built = sum(totals.states[state] for state in PUBLISHED) - totals.imported
+    more = f" and {totals.imported} imported" if totals.imported else ""
+    return f"{built} files built{more}, {totals.tokens['train'] + totals.tokens['val']:,} tokens"
 
 
 def _text(totals: Sums, working: Counter[str], pin: DatasetPin | None, rate: float) -> str:
@@ -147,9 +158,7 @@ def _text(totals: Sums, working: Counter[str], pin: DatasetPin | None, rate: flo
         return f"every file so far is quarantined ({totals.states['quarantined']}); stoker events says why"
     if pin is None:
         return f"waiting for the tokenizer's files: {totals.states['staged']} staged"
-    built = sum(totals.states[state] for state in PUBLISHED)
-    tokens = totals.tokens["train"] + totals.tokens["val"]
-    text = f"{built} files built, {tokens:,} tokens"
+    text = _built(totals)
     if working["build"]:
         text += f", {working['build']} building at {rate:,.0f} tokens/s"
     if totals.states["quarantined"]:

@@ -93,6 +93,10 @@ def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     for what, figures in (("documents", documents), ("tokens", tokens)):
         train, val = format_count(figures["train"]), format_count(figures["val"])
         lines.append((what, f"{train} to train on, {val} held out"))
+    if imported := body.get("imported", {}).get("sets"):
+        unknown = body["imported"]["documents_not_known"]
+        told = f", documents of {unknown:,} not known" if unknown else ""
+        lines.append(("imported", f"{imported:,} sets, rows not known{told}"))
     if body.get("dropped"):
         lines.append(("rows dropped", _counts(body["dropped"])))
     if body.get("tokens_per_second"):

@@ -55,7 +55,7 @@ class Catalog(dict[str, Source]):
 
     `changes` counts them. `waiting` are the paths of state `seen` in listing order; `unsynced` those whose
     set is on hot to stay and has no proven copy on warm; `evicting` those with the intent to evict; `formers`
-    those of contents that a file had before.
+    those of contents that a file had before, `imported` those of tokens that were taken over.
     """
 
     def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
@@ -66,6 +66,7 @@ class Catalog(dict[str, Source]):
         self.unsynced: dict[str, None] = {}
         self.evicting: dict[str, None] = {}
         self.formers: dict[str, None] = {}
+        self.imported: dict[str, None] = {}
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
         self._contents: dict[str, str | tuple[str, ...]] = {}
         self._shared: dict[str, None] = {}  # contents that several paths have
@@ -191,6 +192,8 @@ class Catalog(dict[str, Source]):
             self._shared[content] = None
         if source.former is not None:
             self.formers[path] = None
+        if source.imported:
+            self.imported[path] = None
         if state in PUBLISHED:
             if source.key is not None:
                 self._owned.setdefault(source.key[:KEY16], path)
@@ -216,6 +219,7 @@ class Catalog(dict[str, Source]):
         self.evicting.pop(path, None)
         self.unsynced.pop(path, None)
         self.formers.pop(path, None)
+        self.imported.pop(path, None)
         key = str(source.key)[:KEY16]
         if self._owned.get(key) == path:
             del self._owned[key]

@@ -28,7 +28,8 @@ class Sums:
 
     `hot` are the published sets on hot, `warm` those with a proven copy there, `evicted` those on warm only,
     `leaving` those about to leave hot, `unsynced` those on hot, to stay, without a copy. `measured` are those
-    that tell how large a set is beside its file.
+    that tell how large a set is beside its file. `imported` sets were taken over; of so many of them
+    `undocumented` says that documents are not known.
     """
 
     states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
@@ -42,6 +43,8 @@ class Sums:
     leaving: Amount = field(default_factory=Amount)
     unsynced: int = 0
     measured: Amount = field(default_factory=Amount)
+    imported: int = 0
+    undocumented: int = 0
 
     def count(self, source: Source, sign: int) -> None:
         """Add (1) or take away (-1) a source."""
@@ -51,6 +54,8 @@ class Sums:
         if state not in PUBLISHED:
             return
         documents, tokens = self._count_books(source.books, sign)
+        self.imported += sign * source.imported
+        self.undocumented += sign * (source.books is not None and source.books["documents"] is None)
         places = [self.evicted if source.evicted else self.hot]
         if source.on_warm:
             places.append(self.warm)
