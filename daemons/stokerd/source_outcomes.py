@@ -215,7 +215,7 @@ class SourceOutcomes:
             key=key[:16],
             documents=books["documents"],
             tokens=books["tokens"],
-            dropped=sum(books["dropped"].values()),
+            dropped=sum((books["dropped"] or {}).values()),  # not known of what was imported
         )
 
     def set_invalid(self, source: Source, reason: str) -> None:

@@ -91,6 +91,6 @@ def outcome_of(source: Source, *, new: bool, notes: Collection[str] = ()) -> dic
         "path": source.path,
         "key": source.key,
         "new": new,
-        "books": source.books,
+        "books": None if source.books is None else dict(source.books),
         "notes": list(notes),
     }
