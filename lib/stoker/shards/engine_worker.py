@@ -1,0 +1,124 @@
+"""The worker that chooses the engine for a file: `python -m stoker.shards.engine_worker`, a task a line.
+
+Task: {"parquet", "source": {"sha256"}, "text_column", "tokenizer_file", "read_rows"}. It encodes a sample of
+the file's text, and odd texts once a tokenizer, with the fast engine and with the reference. Result: `status`
+sampled with `engine`, fastokens where both gave the same, else tokenizers with the `reason`; bad or changed
+as the build worker says it. It reads only, and can be stopped anywhere.
+"""
+
+from __future__ import annotations
+
+from stoker.shards.one_thread import one_thread
+
+# isort: split
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.kit.worker_main import Report, run_worker
+from stoker.shards.engine import FASTOKENS, HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
+from stoker.shards.parquet import BadParquet
+from stoker.shards.probes import probes
+from stoker.shards.readers import READERS
+from stoker.shards.sealing import still_staged
+from stoker.shards.tokenizer import reload_tokenizer
+
+SAMPLE_BYTES = 256 << 10  # of text; the reference encodes some 4 MB a second
+PLACES = 16  # in the file, from as many row groups as it has
+MOST_CHARS = 1 << 12  # of one document
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Choose the engine for one file."""
+    one_thread()
+    parquet = Path(task["parquet"])
+    try:
+        engines = _engines_for(Path(task["tokenizer_file"]))
+        refused = engines.refused
+        report("phase", phase="sample")
+        sample = _sample(parquet, str(task["text_column"]), str(task.get("reader", "parquet")))
+        for place, texts in sample:
+            refused = refused or engines.difference(texts, place)
+    except BadParquet as error:
+        if not still_staged(parquet, str(task["source"]["sha256"]), report):
+            return {"status": "changed"}
+        return {"status": "bad", **error.fields()}
+    return {"status": "sampled", "engine": HF_TOKENIZERS if refused else FASTOKENS, "reason": refused}
+
+
+def _sample(parquet: Path, text_column: str, reader: str) -> Iterator[tuple[str, list[str]]]:
+    """Documents from places spread over the file, with words for where they are."""
+    share = SAMPLE_BYTES // PLACES
+    source = READERS[reader](parquet, text_column, (), 64)
+    groups = [group for group, rows in enumerate(source.group_rows) if rows]
+    spread = np.linspace(0, len(groups) - 1, min(PLACES, len(groups))).round().astype(int)
+    chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []
+    for group in chosen:
+        for batch in islice(source.batches(group), max(1, PLACES // len(chosen))):
+            if batch.row_group != group:
+                break
+            texts, room = [], share
+            for text in batch.texts:
+                if text is not None and room > 0:
+                    texts.append(text[: min(room, MOST_CHARS)])
+                    room -= len(texts[-1])
+            yield f"row group {group}, rows from {batch.row}", texts
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """Both engines for a tokenizer file; `refused` says why the fast one is out of the question, if it is."""
+
+    fingerprint: str
+    reference: Engine
+    fast: Engine | None
+    refused: str
+
+    def difference(self, texts: list[str], where: str) -> str:
+        """What the fast engine does differently on these texts, in words; empty where nothing."""
+        return "" if self.fast is None else _difference(self.reference, self.fast, texts, where)
+
+
+_kept: list[_Engines] = []  # one at most
+
+
+def _engines_for(tokenizer_file: Path) -> _Engines:
+    data = tokenizer_file.read_bytes()
+    fingerprint = hashlib.sha256(data).hexdigest()
+    if not _kept or _kept[0].fingerprint != fingerprint:
+        _kept.clear()
+        tokenizer = reload_tokenizer(tokenizer_file)
+        reference = make_engine(HF_TOKENIZERS, tokenizer)
+        special = [token["content"] for token in json.loads(data)["added_tokens"]]
+        fast: Engine | None = None
+        try:
+            fast = make_engine(FASTOKENS, tokenizer)
+            refused = _difference(reference, fast, probes(special), "odd texts")
+        except EngineUnsupported as error:
+            refused = str(error)
+        _kept.append(_Engines(fingerprint, reference, None if refused else fast, refused))
+    return _kept[0]
+
+
+def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -> str:
+    try:
+        found, lengths = fast.documents(texts)
+    except EngineUnsupported as error:
+        return f"{error} ({where})"
+    wanted, wanted_lengths = reference.documents(texts)
+    if np.array_equal(found, wanted) and np.array_equal(lengths, wanted_lengths):
+        return ""
+    for number, text in enumerate(texts):
+        if not np.array_equal(fast.documents([text])[0], reference.documents([text])[0]):
+            return f"{fast.name} differs from {reference.name} on {where}, text {number}: {text[:80]!r}"
+    return f"{fast.name} differs from {reference.name} on {where}, taken together"
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True, many=True)
