@@ -341,7 +341,7 @@ def _builds(situation: Situation, now: float) -> Iterator[Build]:
 def _releases(situation: Situation, now: float) -> Iterator[Release]:
     ready: SourceState | None = _READY.get(situation.limits.release)
     for source in situation.catalog.in_state(ready) if ready is not None else ():
-        if _open(situation, source.path, "release", now):
+        if not source.imported and _open(situation, source.path, "release", now):
             yield Release(source.path)
 
 
