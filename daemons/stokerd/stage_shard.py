@@ -76,7 +76,7 @@ class StageShard:
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
             release=pipeline.shard.release,
-            sample=False,
+            sample=pipeline.tokenizer.engine != "tokenizers",
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
         self.patience, self.told = Patience(), Told(self.events)
