@@ -65,14 +65,9 @@ class SourceActions:
                 self._yard.discard_build(source)
                 self._book.renew(source, "it is beyond dataset.limit")
             case Duplicate(of=other):
-                self._book.write(source.moved("duplicate", reason=f"same content as {other}"))
-                if source.state == "staged":
-                    self._discard_parquet(source)
-                self._events.record("source_duplicate", path=source.path, of=other)
+                self._duplicate(source, other)
             case Forsake():
-                reason = "its shard set is gone, and no file has this content any more"
-                self._book.write(source.moved("quarantined", reason="content_gone"))
-                self._events.record("content_gone", level="error", path=source.path, reason=reason)
+                self._forsake(source)
             case Stage(decode=decode):
                 assert receipt is not None  # nothing else is staged
                 self._start("stage", source, self._tasks.stage(source, receipt, decode=decode))
@@ -115,8 +110,20 @@ class SourceActions:
 
     def _start(self, activity: str, source: Source, task: dict[str, Any]) -> Job:
         module, quiet_s = MODULES[activity]
+        task["disks"] = [self._yard.mark] if self._yard.mark else []
         warm = activity in WARM
         return self._crew.start(activity, source.path, module, task, quiet_s=quiet_s, warm=warm)
+
+    def _duplicate(self, source: Source, other: str) -> None:
+        self._book.write(source.moved("duplicate", reason=f"same content as {other}"))
+        if source.state == "staged":
+            self._discard_parquet(source)
+        self._events.record("source_duplicate", path=source.path, of=other)
+
+    def _forsake(self, source: Source) -> None:
+        reason = "its shard set is gone, and no file has this content any more"
+        self._book.write(source.moved("quarantined", reason="content_gone"))
+        self._events.record("content_gone", level="error", path=source.path, reason=reason)
 
     def _discard_parquet(self, source: Source) -> None:
         self._yard.discard(self._tasks.parquet(source), of=source.path)
