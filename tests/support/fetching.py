@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.hub import HubRepo
 from stoker.corpus.remote import RemoteFile
 from stoker.kit.worker import Worker, WorkerExit
-from support.loopback_hub import LoopbackHub
+from support.loopback_hub import REPO, LoopbackHub
 from support.waiting import LONG_S, wait_until
 
 MODULE = "stoker.corpus.fetch_worker"
@@ -37,10 +39,26 @@ def fetch_task(root: Path, hub: LoopbackHub, **changes: Any) -> dict[str, Any]:
         "floor": 0,
         "keep_files": 3,
         "keep_bytes": 1 << 30,
-        "hub": {"repo": "org/data", "repo_type": "dataset", "endpoint": hub.endpoint},
+        "hub": {"repo": REPO, "repo_type": "dataset", "endpoint": hub.endpoint},
         "token_file": None,
         **changes,
     }
+
+
+def hub_file(hub: LoopbackHub, path: str, data: bytes, *, repo: str = REPO) -> RemoteFile:
+    """Store a file in a repository; the wish for it at the commit that this makes."""
+    sha256 = hub.put(path, data, repo=f"dataset/{repo}")
+    commit = hub.control("head", repo=f"dataset/{repo}")
+    lfs = path.endswith((".parquet", ".bin"))
+    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    url = HubRepo(repo, endpoint=hub.endpoint).file_url(commit, path)
+    return RemoteFile(path, url, len(data), sha256 if lfs else None, None if lfs else git, revision=commit)
+
+
+def plain_file(hub: LoopbackHub, name: str, data: bytes, *, summed: bool = True) -> RemoteFile:
+    """Store a file on the plain web server; the wish for it, with its sum or without."""
+    sha256 = hub.put(name, data, repo="urls")
+    return RemoteFile(name, hub.url(name), sha256=sha256 if summed else None)
 
 
 class Fetching:

@@ -111,6 +111,8 @@ class Hub:
         elif do == "log":
             with self.lock:
                 return {"requests": list(self.log), "served": dict(self.served)}
+        elif do == "head":
+            return self.head(message["repo"])
         elif do == "forget":
             with self.lock:
                 self.log.clear()

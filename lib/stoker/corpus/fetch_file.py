@@ -30,7 +30,6 @@ from stoker.kit.backoff import Backoff
 from stoker.store.errors import UnavailableError
 
 _CHUNK = 1 << 20
-_FLUSH_S = 0.25  # a slow line's bytes do not wait for a whole chunk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)
 
@@ -80,10 +79,11 @@ class FileOnItsWay:
         self._wake = threading.Event()  # set when the attempt under way shall end
         self._part: PartFile | None = None
         self._content = Content(file)
+        self._pending = bytearray()  # received, and not yet a chunk worth writing; a commit writes it
         self._record = PartRecord(
             terms.landing.dataset, file.path, sums=file.identity, revision=file.revision
         )
-        self._lock = threading.Lock()  # content and part as one
+        self._lock = threading.Lock()  # content, part and pending as one
         self._committing = threading.Lock()  # one commit in flight
         self._durable = 0
         self._trouble: FetchFailed | None = None  # what a commit met
@@ -111,7 +111,7 @@ class FileOnItsWay:
     @property
     def uncommitted(self) -> int:
         """Bytes that a power cut would take."""
-        return self._content.size - self._durable
+        return self._content.size + len(self._pending) - self._durable
 
     def commit(self) -> None:
         """Make what came durable, then claim it. A failure is kept for the attempt under way."""
@@ -128,6 +128,7 @@ class FileOnItsWay:
                 self._part.close()
             self._part = None
             self._content, self._durable = Content(self.file), 0
+            self._pending = bytearray()
 
     def forget(self) -> None:
         """Close, and drop what is unfinished of the file. Raises FetchFailed."""
@@ -184,7 +185,9 @@ class FileOnItsWay:
         self._tell("start", path=self.file.path, offset=offset)
 
     def _fetch(self, caller: Caller) -> None:
-        offset = self._content.size
+        with self._lock:
+            self._pending = bytearray()  # what a full disk did not take
+            offset = self._content.size
         with caller.open(self.file.url, offset, self._record.validator) as body:
             kept = replace(self._record.kept, offset=offset)
             try:
@@ -206,42 +209,49 @@ class FileOnItsWay:
 
     def _take(self, body: Body, go: Go) -> None:
         watch = RateWatch(self._terms.min_rate, self._terms.window_s)
-        buffer = bytearray()
-        flushed = read_from = time.monotonic()
+        read_from = time.monotonic()
         try:
             for chunk in body.chunks():
-                now = time.monotonic()
+                waited_s = time.monotonic() - read_from
                 self.received += len(chunk)
-                buffer += chunk
-                if len(buffer) >= _CHUNK or now - flushed >= _FLUSH_S:
-                    self._append(buffer, go.total)
-                    buffer = bytearray()
-                    flushed = now
-                if watch.add(now - read_from, len(chunk)):
+                self._receive(chunk, go.total)
+                if watch.add(waited_s, len(chunk)):
                     raise FetchFailed("slow", f"{body.answer.where} sends too slowly")
                 self._stop_if_asked()
                 if pause_s := self._terms.bandwidth.take(len(chunk)):
                     self._wake.wait(pause_s)
                 read_from = time.monotonic()
         finally:
-            self._append(buffer, go.total)
+            with self._lock:
+                self._write_pending()
         if go.total is not None and self._content.size < go.total:
             raise FetchFailed(
                 "short", f"{body.answer.where} ended {go.total - self._content.size} bytes early"
             )
 
-    def _append(self, data: bytearray, total: int | None) -> None:
+    def _receive(self, chunk: bytes, total: int | None) -> None:
         if self._trouble is not None:
             raise self._trouble
-        if not data or self._part is None:
-            return
-        if total is not None and self._content.size + len(data) > total:
-            raise FetchFailed("length", f"{self.file.path}: more bytes came than the {total} there are")
         with self._lock:
-            self._part.append(data)
-            self._content.add(data)
+            if total is not None and self._content.size + len(self._pending) + len(chunk) > total:
+                raise FetchFailed("length", f"{self.file.path}: more bytes came than the {total} there are")
+            self._pending += chunk
+            if len(self._pending) >= _CHUNK:
+                self._write_pending()
         if self.uncommitted >= self._terms.commit_bytes:
             self._tell("due")
+
+    def _write_pending(self) -> None:
+        """Under the lock: file and sums take what was received."""
+        if not self._pending or self._part is None:
+            return
+        data, self._pending = self._pending, bytearray()
+        try:
+            self._part.append(data)
+        except OSError:
+            self._pending = bytearray(data)  # else what comes next would be written in its place
+            raise
+        self._content.add(data)
 
     def _finish(self) -> Done:
         assert self._part is not None
@@ -271,6 +281,7 @@ class FileOnItsWay:
                 if self._part is not None:
                     self._part.restart()
                 self._content, self._durable = Content(self.file), 0
+                self._pending = bytearray()
             self._record = replace(self._record, offset=0, prefix="", validator="", etag="", total=None)
             self._landing.write_part(self._record)
         if dropped:
@@ -278,6 +289,7 @@ class FileOnItsWay:
 
     def _commit(self) -> None:
         with self._lock:
+            self._write_pending()
             if self._part is None or self._content.size == self._durable:
                 return
             size, prefix, part = self._content.size, self._content.sha256, self._part

@@ -1,0 +1,456 @@
+"""The fetch worker against a hub on loopback: whatever the network does, what lands is true."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.corpus.landing import EVIDENCE, PARTS
+from stoker.corpus.remote import RemoteFile
+from stoker.store.record import read_record
+from support.fetching import Fetching, fetch_task, hub_file, plain_file
+from support.loopback_hub import LoopbackHub, noise
+from support.mounts import WHY_NOT, apart
+
+SIZE = 3_000_000
+CUT = 1_200_000
+ON_THE_WAY = 1 << 20  # what the kernel holds between the hub and a worker that is killed
+Start = Callable[..., Fetching]
+
+
+@pytest.fixture(scope="module")
+def served_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
+    with LoopbackHub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(served_hub: LoopbackHub) -> LoopbackHub:
+    served_hub.control("clear")
+    served_hub.control("forget")
+    served_hub.control("set", gated={}, xet=False)
+    return served_hub
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Path:
+    return tmp_path / "landing"
+
+
+@pytest.fixture
+def start(hub: LoopbackHub, landing: Path) -> Iterator[Start]:
+    workers: list[Fetching] = []
+
+    def start(*, environ: dict[str, str] | None = None, **changes: Any) -> Fetching:
+        workers.append(Fetching({**fetch_task(landing, hub), **changes}, environ=environ))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.kill()
+
+
+def content(landing: Path, file: RemoteFile) -> bytes:
+    return (landing / file.path).read_bytes()
+
+
+def left(landing: Path) -> list[str]:
+    """What lies there besides whole files."""
+    return sorted(str(each.relative_to(landing)) for each in (landing / PARTS).rglob("*"))
+
+
+def until_durable(worker: Fetching, size: int, files: list[RemoteFile]) -> None:
+    """Wait until so many bytes of each file are durable."""
+    paths = {file.path for file in files}
+    worker.until_true(
+        lambda: {each["path"] for each in worker.of("progress") if each["bytes"] == size} == paths,
+        f"{size} durable bytes of each file",
+    )
+
+
+# When all is well
+
+
+def test_files_of_a_repository_land_whole_and_the_token_goes_to_the_hub_alone(
+    hub: LoopbackHub, landing: Path, start: Start, tmp_path: Path
+) -> None:
+    hub.control("set", gated={"dataset/org/data": "secret"}, xet=True)
+    (tmp_path / "token").write_text("secret\n")
+    wanted = {name: noise(size, size) for name, size in (("a.parquet", SIZE), ("b.json", 999), ("c.bin", 0))}
+    files = [hub_file(hub, f"deep/er/{name}", data) for name, data in wanted.items()]
+    worker = start(token_file=str(tmp_path / "token"))
+    worker.fetch(*files)
+    worker.until("done", count=3)
+    ended = worker.finish()
+    assert ended.result == {"status": "ended"}
+    for file, data in zip(files, wanted.values(), strict=True):
+        assert content(landing, file) == data
+        assert worker.of("done", file.path)[0]["sha256"] == hashlib.sha256(data).hexdigest()
+    assert left(landing) == [] and not (landing / EVIDENCE).exists()
+    asked = hub.requests("deep/er")
+    assert {each["host"]: each["authorization"] for each in asked} == {
+        "127.0.0.1": "Bearer secret",
+        "127.0.0.2": None,
+    }
+    assert {each["encoding"] for each in asked} == {"identity"}
+    assert "secret" not in json.dumps(worker.said)
+
+
+def test_plain_urls_land_with_and_without_a_sum_and_a_proxy_is_asked_where_one_is_set(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    data = noise(70_000, 7)
+    plain_file(hub, "plain.parquet", data)
+    files = [
+        RemoteFile("one.parquet", "http://far.example/files/plain.parquet"),
+        RemoteFile(
+            "two.parquet", "http://far.example/files/plain.parquet", sha256=hashlib.sha256(data).hexdigest()
+        ),
+    ]
+    worker = start(hub=None, environ={"HTTP_PROXY": hub.endpoint, "NO_PROXY": ""})
+    worker.fetch(*files)
+    worker.until("done", count=2)
+    assert [content(landing, file) for file in files] == [data, data]
+    assert {each["via"] for each in hub.requests("plain")} == {"http://far.example/files/plain.parquet"}
+
+
+def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    right, wrong = (hub_file(hub, f"kept/{name}.parquet", noise(SIZE, i)) for i, name in enumerate("rw"))
+    (landing / "kept").mkdir(parents=True)
+    (landing / right.path).write_bytes(noise(SIZE, 0))
+    (landing / wrong.path).write_bytes(noise(SIZE, 5))
+    worker = start()
+    worker.fetch(right, wrong)
+    worker.until("done", count=2)
+    assert worker.of("done", right.path)[0]["how"] == "kept" and hub.served("r.parquet") == 0
+    assert worker.of("done", wrong.path)[0]["how"] == "fetched"
+    assert content(landing, wrong) == noise(SIZE, 1)
+    told = worker.of("mismatch")[0]
+    assert told["landed"] and Path(told["evidence"], "content").read_bytes() == noise(SIZE, 5)
+
+
+# When it is not
+
+
+@pytest.mark.parametrize(
+    ("strike", "kind"),
+    [
+        (({"kind": "stall", "after": CUT}, {"read_s": 0.5}), "stalled"),
+        (({"kind": "trickle", "after": CUT, "seconds": 0.05}, {"min_rate": 50_000, "window_s": 1.0}), "slow"),
+        (({"kind": "reset", "after": CUT}, {}), "broken"),
+        (({"kind": "short", "after": CUT}, {}), "short"),
+        (({"kind": "status", "on": "cdn", "code": 500}, {}), "server"),
+        (({"kind": "status", "on": "resolve", "code": 502}, {}), "server"),
+        (({"kind": "status", "on": "cdn", "code": 503, "retry_after": "0"}, {}), "server"),
+        (({"kind": "status", "on": "resolve", "code": 429}, {}), "throttled"),
+        (({"kind": "slow_head", "on": "cdn"}, {"head_s": 0.3}), None),
+        (({"kind": "expired", "on": "resolve"}, {}), "expired"),
+    ],
+    ids=["stall", "trickle", "reset", "short", "500", "502", "503", "429", "slow head", "expired"],
+)
+def test_a_transfer_goes_on_after(
+    strike: tuple[dict[str, Any], dict[str, Any]],
+    kind: str | None,
+    hub: LoopbackHub,
+    landing: Path,
+    start: Start,
+) -> None:
+    data = noise(SIZE, 3)
+    file = hub_file(hub, "on.parquet", data)
+    fault, task = strike
+    hub.fault(**fault, path="on.parquet")
+    worker = start(**task)
+    worker.fetch(file)
+    worker.until("done")
+    worker.finish()
+    assert content(landing, file) == data and left(landing) == []
+    said = worker.of("retry")
+    assert said and kind in (None, said[0]["class"]), said
+    # Not a byte comes twice while the worker lives, but what was under way when it hung up.
+    assert worker.of("done")[0]["fetched"] == SIZE
+    assert hub.served("on.parquet") <= SIZE + ON_THE_WAY
+
+
+@pytest.mark.parametrize("as_date", [False, True], ids=["seconds", "date"])
+def test_retry_after_is_honoured_for_every_file_of_that_server(
+    as_date: bool, hub: LoopbackHub, start: Start
+) -> None:
+    files = [hub_file(hub, f"wait{i}.parquet", noise(1000, i)) for i in range(3)]
+    wait_s = 2
+    value = formatdate(time.time() + wait_s, usegmt=True) if as_date else str(wait_s)
+    hub.fault("status", on="resolve", code=429, retry_after=value)
+    worker = start(files_at_once=1)
+    worker.fetch(*files)
+    worker.until("done", count=3)
+    at = [each["at"] for each in hub.requests("resolve")]
+    assert at[1] - at[0] > (wait_s - 1.1 if as_date else wait_s - 0.1)  # a date has whole seconds
+    assert worker.of("retry")[0]["class"] == "throttled" and len(at) == 4
+
+
+def test_wrong_content_is_kept_as_evidence_counted_and_given_up_and_the_others_go_on(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    good, once, always = (
+        hub_file(hub, f"bad/{name}.parquet", noise(SIZE, i)) for i, name in enumerate("goa")
+    )
+    hub.fault("wrong", path="bad/o", after=CUT)
+    hub.fault("wrong", path="bad/a", after=CUT, times=-1)
+    worker = start(attempts=3, keep_files=2)
+    worker.fetch(always, once, good)
+    failed = worker.until("failed")
+    worker.until("done", count=2)
+    assert (failed["path"], failed["class"]) == (always.path, "mismatch")
+    assert [each["count"] for each in worker.of("mismatch", "bad/a")] == [1, 2, 3]
+    assert content(landing, once) == noise(SIZE, 1) and not (landing / always.path).exists()
+    kept = sorted((landing / EVIDENCE).iterdir())
+    assert len(kept) == 2
+    reason = read_record(kept[-1] / "reason.json")
+    assert reason["found"] == hashlib.sha256((kept[-1] / "content").read_bytes()).hexdigest()
+    assert left(landing) == []
+
+
+def test_the_count_of_wrong_content_survives_a_kill(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    file = hub_file(hub, "count.parquet", noise(SIZE, 1))
+    hub.fault("wrong", path="count", after=CUT)
+    hub.fault("stall", path="count", after=CUT)
+    worker = start()
+    worker.fetch(file)
+    worker.until("mismatch")
+    worker.kill()
+    hub.control("clear")
+    hub.fault("wrong", path="count", after=CUT, times=-1)
+    worker = start(attempts=2)
+    worker.fetch(file)
+    worker.until("failed")
+    assert [each["count"] for each in worker.of("mismatch")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"kind": "length", "size": SIZE - 1}, "length"),
+        ({"kind": "length", "size": SIZE + 1}, "length"),
+        ({"kind": "loop", "on": "resolve"}, "redirects"),
+        ({"kind": "status", "on": "cdn", "code": 403}, "expired"),
+        ({"kind": "status", "on": "resolve", "code": 451}, "refused"),
+        ({"kind": "encoded"}, "encoded"),
+    ],
+    ids=["shorter", "longer", "loop", "always 403 elsewhere", "451", "gzip"],
+)
+def test_what_no_retry_betters_is_given_up_with_its_reason(
+    fault: dict[str, Any], kind: str, hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    file = hub_file(hub, "no.parquet", noise(SIZE, 3))
+    hub.fault(**fault, times=-1)
+    worker = start()
+    worker.fetch(file)
+    failed = worker.until("failed")
+    assert failed["class"] == kind and failed["reason"]
+    assert len(worker.of("retry")) == (2 if kind in ("length", "redirects", "expired") else 0)
+    assert not (landing / file.path).exists()
+
+
+def test_a_gated_repository_names_the_page_to_visit_and_a_missing_file_is_missing(
+    hub: LoopbackHub, start: Start
+) -> None:
+    file = hub_file(hub, "gated.parquet", noise(1000, 3))
+    gone = RemoteFile("gone.parquet", file.url.replace("gated", "gone"), 5, "0" * 64)
+    worker = start()
+    worker.fetch(gone)
+    assert worker.until("failed")["class"] == "missing"
+    hub.control("set", gated={"dataset/org/data": "secret"})
+    worker.fetch(file)
+    failed = worker.until("failed", count=2)
+    assert failed["class"] == "gated" and f"{hub.endpoint}/datasets/org/data" in failed["reason"]
+
+
+def test_a_redirect_to_another_host_is_followed_without_the_token(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    data = noise(5000, 4)
+    file = plain_file(hub, "far.parquet", data)
+    hub.fault("elsewhere", on="url")
+    worker = start(environ={"HF_TOKEN": "secret"})
+    worker.fetch(file)
+    worker.until("done")
+    assert content(landing, file) == data
+    assert [(each["host"], each["authorization"]) for each in hub.requests("far")] == [
+        ("127.0.0.1", "Bearer secret"),
+        ("127.0.0.3", None),
+    ]
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["if-range", "without ranges"])
+def test_content_that_changed_half_way_is_fetched_from_its_start(
+    ranges: bool, hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    file = plain_file(hub, "change.parquet", noise(SIZE, 1), summed=False)
+    hub.put("change.parquet.v1", noise(SIZE, 2), repo="urls")
+    hub.fault("etag", path="change", after=CUT)
+    hub.control("set", tags={})
+    if not ranges:
+        hub.fault("no_range", path="change", times=-1)
+    worker = start()
+    worker.fetch(file)
+    worker.until("done")
+    assert content(landing, file) == noise(SIZE, 2)
+    assert worker.of("anew")[0]["dropped"] == CUT
+    again = hub.requests("change")[-1]
+    assert again["range"] == f"bytes={CUT}-" and again["if_range"].endswith('-0"')
+
+
+# When the worker goes
+
+
+def test_a_killed_worker_is_gone_on_with_from_what_was_durable(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    files = [hub_file(hub, f"kill{i}.parquet", noise(SIZE, i)) for i in range(3)]
+    worker = start()
+    for at in (CUT, 2 * CUT):
+        hub.fault("stall", path="kill", after=at, times=3)
+        worker.fetch(*files)
+        until_durable(worker, at, files)
+        worker.kill()
+        worker = start()
+        assert worker.until("ready")["unfinished"] == [[file.path, at] for file in files]
+    worker.fetch(*files)
+    worker.until("done", count=3)
+    assert {each["offset"] for each in worker.of("start")} == {2 * CUT}
+    assert [content(landing, file) for file in files] == [noise(SIZE, i) for i in range(3)]
+    assert hub.served("kill") == 3 * SIZE and left(landing) == []
+
+
+def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    file = hub_file(hub, "stop.parquet", noise(SIZE, 1))
+    hub.fault("stall", path="stop", after=CUT)
+    worker = start(commit_s=3600.0, commit_bytes=1 << 30)  # nothing is durable before the stop
+    worker.fetch(file)
+    part = landing / PARTS
+    worker.until_true(
+        lambda: (
+            sum(each.stat().st_size for each in part.glob("*.part")) >= 1_000_000
+            and hub.served("stop") == CUT
+        ),
+        "the transfer's stall",
+    )
+    ended = worker.stop()
+    assert ended.code == 75 and ended.wall_s < 60
+    worker = start()
+    assert worker.until("ready")["unfinished"] == [[file.path, CUT]]
+    worker.fetch(file)
+    worker.until("done")
+    assert hub.served("stop") == SIZE
+
+
+def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    rotten, short = (hub_file(hub, f"rot/{name}.parquet", noise(SIZE, i)) for i, name in enumerate("rs"))
+    hub.fault("stall", path="rot", after=CUT, times=2)
+    worker = start()
+    worker.fetch(rotten, short)
+    until_durable(worker, CUT, [rotten, short])
+    worker.kill()
+    parts = {
+        read_record(each)["path"]: each.with_suffix(".part") for each in (landing / PARTS).glob("*.json")
+    }
+    with parts[rotten.path].open("r+b") as stream:
+        stream.seek(1000)
+        stream.write(b"rot")
+    with parts[short.path].open("r+b") as stream:
+        stream.truncate(CUT - 1)
+    (landing / PARTS / "orphan.part").write_bytes(b"of nobody")
+    worker = start()
+    worker.fetch(rotten, short)
+    worker.until("done", count=2)
+    assert [each["path"] for each in worker.of("rotten")] == [rotten.path]
+    assert content(landing, rotten) == noise(SIZE, 0) and content(landing, short) == noise(SIZE, 1)
+    assert not worker.of("mismatch") and left(landing) == []
+
+
+# When the disk is not as it should be
+
+
+def test_a_landing_that_is_not_there_any_more_is_not_made_again(landing: Path, start: Start) -> None:
+    worker = start(expected=True)
+    worker.until_true(lambda: worker.ended is not None, "the worker's end")
+    assert worker.ended is not None and worker.ended.code == 69
+    assert not landing.exists()
+
+
+def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    file = hub_file(hub, "vanish.parquet", noise(SIZE, 1))
+    hub.fault("stall", path="vanish", after=CUT)
+    worker = start()
+    worker.fetch(file)
+    worker.until("progress")
+    landing.rename(landing.with_name("away"))
+    landing.mkdir()
+    hub.control("release")
+    failed = worker.until("failed")
+    assert failed["class"] == "gone"
+    assert list(landing.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_full_disk_is_told_and_what_came_is_kept(tmp_path: Path) -> None:
+    command = apart([sys.executable, "-m", "support.full_landing", str(tmp_path)])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+# What the daemon may wish
+
+
+def test_a_file_is_dropped_in_hand_and_waiting_and_a_landed_one_removed(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    first, second, third = (hub_file(hub, f"drop/{i}.parquet", noise(SIZE, i)) for i in range(3))
+    hub.fault("stall", path="drop/0", after=CUT)
+    worker = start(files_at_once=1)
+    worker.fetch(first, second, third)
+    worker.until("progress", first.path)
+    worker.worker.send({"drop": second.path})
+    worker.until("dropped", second.path)
+    worker.worker.send({"drop": first.path})
+    hub.control("release")
+    worker.until("dropped", first.path)
+    worker.until("done", third.path)
+    assert left(landing) == [] and [each["path"] for each in worker.of("done")] == [third.path]
+    worker.worker.send({"remove": third.path})
+    worker.until("removed", third.path)
+    assert not (landing / "drop").exists()
+
+
+def test_the_bandwidth_holds_for_all_files_together(hub: LoopbackHub, start: Start) -> None:
+    files = [hub_file(hub, f"slow{i}.parquet", noise(400_000, i)) for i in range(3)]
+    worker = start(bandwidth=400_000)
+    worker.until("ready")
+    began = time.monotonic()
+    worker.fetch(*files)
+    worker.until("done", count=3)
+    assert time.monotonic() - began > 1.0  # a second's worth may come at once
+
+
+def test_the_worker_stays_small(hub: LoopbackHub, start: Start) -> None:
+    files = [hub_file(hub, f"small{i}.parquet", noise(12 << 20, i)) for i in range(4)]
+    worker = start()
+    worker.fetch(*files)
+    worker.until("done", count=4)
+    assert worker.rss_bytes() < 120 << 20
