@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.transfer import insist_on_room
-from stoker.shards.builder import Reporter
 from stoker.shards.heartbeat import heartbeat
 from stoker.shards.identity import dtype_for, set_key
 from stoker.shards.import_source import Found, ImportRefused, look_at, tokenizer_refusal
@@ -25,6 +24,9 @@ from stoker.shards.proof import prove_set
 from stoker.store.errors import StorageError
 from stoker.store.files import make_dir, publish_dir, remove_tree
 from stoker.store.names import new_id, utc_now
+
+if TYPE_CHECKING:
+    from stoker.shards.builder import Reporter
 
 # Told what was found, gives the path under which it is on record now; None where another has its set.
 Claim = Callable[[Survey, Found], str | None]
