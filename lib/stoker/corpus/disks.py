@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stoker.observe.ledger import Disk
 from stoker.store.errors import UnavailableError
@@ -53,6 +54,15 @@ class OwnerMark:
             raise UnavailableError(f"{self.path}: {error.strerror}; mount the disk again") from error
         if (found.st_dev, found.st_ino) != (self.device, self.inode):
             raise UnavailableError(f"{self.path} is not the one it was: another disk is mounted there")
+
+
+def insist_on(task: Mapping[str, Any]) -> None:
+    """Raise UnavailableError unless each disk a worker's task marks in `disks` is still the one in its place.
+
+    A worker's first act: below an unmounted mount point it would fill, or find empty, some other disk.
+    """
+    for mark in task.get("disks", ()):
+        OwnerMark(**mark).insist()
 
 
 def look_at_hot(hot: HotLayout, dataset: str) -> HotSeen:

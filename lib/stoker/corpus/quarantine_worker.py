@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.disks import insist_on
 from stoker.corpus.quarantine import quarantine
 from stoker.kit.worker_main import Report, run_worker
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Quarantine the thing with its reason."""
+    insist_on(task)
     folder = quarantine(
         Path(task["directory"]),
         task["kind"],

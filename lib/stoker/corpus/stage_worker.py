@@ -16,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.disks import insist_on
 from stoker.corpus.pace import paced
 from stoker.corpus.preflight import preflight
 from stoker.corpus.staging import Brought, Wanted, bring, drop_partial, why_away
@@ -29,6 +30,7 @@ from stoker.store.hashing import hash_file
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Stage the file and judge it."""
+    insist_on(task)
     target, root = Path(task["target"]), Path(task["root"])
     tell = paced(lambda what, done: report(what, bytes=done))
     make_dir(target.parent)

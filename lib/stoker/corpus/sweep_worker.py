@@ -11,12 +11,14 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import Report, run_worker
 from stoker.store.files import remove_tree, unlink_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Remove each path, file or folder; one that is gone already is fine."""
+    insist_on(task)
     removed = []
     for name in task["remove"]:
         path = Path(name)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.disks import OwnerMark
+from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import run_worker
 from stoker.shards.builder import Build, BuildTask, Reporter
 from stoker.shards.engine import HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
@@ -45,9 +45,8 @@ from stoker.store.files import make_dir, opened, remove_tree
 def main(task: dict[str, Any], report: Reporter) -> dict[str, Any]:
     """Build, or find built, the set that the task describes."""
     one_thread()
+    insist_on(task)
     wanted = BuildTask.from_mapping(task)
-    for mark in task.get("disks", ()):
-        OwnerMark(**mark).insist()  # nothing is made in a mount point whose disk is away
     make_dir(wanted.building)
     try:
         with _alone(wanted.building):
