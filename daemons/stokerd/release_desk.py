@@ -134,7 +134,7 @@ class ReleaseDesk:
             self._go_on(shelf, receipts)
 
     def _go_on(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
-        sources = self._book.sources
+        sources = self._quarantined()
         for source in homeless(sources, shelf):
             detail = "what was kept of it, and why, is gone from quarantine"
             finding = {"reason": source.reason, "column": source.column, "detail": detail}
@@ -151,9 +151,16 @@ class ReleaseDesk:
         if waiting:
             self._start(waiting[0], sources[waiting[0].path], receipts, force=False)
 
+    def _quarantined(self) -> dict[str, Source]:
+        return {source.path: source for source in self._book.sources.in_state("quarantined")}
+
     def _left(self, round_: _Round) -> list[Kept]:
         ones = due(
-            self._shelf or (), self._book.sources, now=time.time(), every=None, asked_at=round_.asked_at + 1.0
+            self._shelf or (),
+            self._quarantined(),
+            now=time.time(),
+            every=None,
+            asked_at=round_.asked_at + 1.0,
         )
         return [kept for kept in ones if kept.name not in round_.done]
 
@@ -169,10 +176,8 @@ class ReleaseDesk:
         """Act on what a look found, and answer those who asked for it."""
         kept: Kept = job.note["kept"]
         source = self._book.sources.get(kept.path)
-        if (
-            source is None or source != job.note["source"]
-        ):  # renewed meanwhile: the look was at something else
-            return
+        if source is None or source != job.note["source"]:
+            return  # renewed meanwhile: the look was at something else
         verdict = judge(ended)
         result = verdict.fields or {}
         status = {"bad": "bad", "changed": "changed", "died": "bad"}.get(verdict.kind, result.get("status"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def write_styled(path: Path, style: Style, seed: int) -> bytes:
         column_encoding=None if "text" in dictionary else {"text": plain},
         data_page_version=style.version,
         data_page_size=4096,
+        write_statistics=False,
         write_page_checksum=style.checksum,
     )
     return path.read_bytes()
@@ -145,16 +147,53 @@ def _flip(data: bytearray, start: int, end: int, rng: random.Random) -> None:
 
 
 def _part_of_text(content: bytes, kind: str, rng: random.Random) -> tuple[int, int]:
-    """Where one row group's text has its data pages, its dictionary, or the head of its first page."""
+    """Where one row group's text has the body of a data page, its dictionary's, or the head of a page."""
     footer = pq.ParquetFile(pa.BufferReader(content)).metadata
     group = footer.row_group(rng.randrange(footer.num_row_groups))
     chunks = [group.column(number) for number in range(group.num_columns)]
     text = next(each for each in chunks if each.path_in_schema == "text")
     first = text.dictionary_page_offset or text.data_page_offset
-    end = first + text.total_compressed_size
+    pages = list(_pages(content, first, first + text.total_compressed_size))
     if kind == "page header":
-        return text.data_page_offset, text.data_page_offset + 12
-    if kind == "dictionary" and text.dictionary_page_offset:
-        return first + 24, text.data_page_offset
-    start = text.data_page_offset + 40  # past the head of the first page
-    return (start, end) if start < end else (text.data_page_offset, end)
+        head, body, _ = rng.choice(pages)
+        return head, body
+    dictionaries, bodies = (
+        [page for page in pages if (page[0] < text.data_page_offset) is wanted] for wanted in (True, False)
+    )
+    _, body, end = rng.choice(dictionaries if kind == "dictionary" and dictionaries else bodies)
+    return body, end
+
+
+def _pages(content: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Each page of a column chunk: where its header, its body and the next one begin."""
+    while start < end:
+        sizes, body = _struct(content, start)
+        yield start, body, body + sizes[3]  # compressed_page_size
+        start = body + sizes[3]
+
+
+def _struct(data: bytes, at: int) -> tuple[dict[int, int], int]:
+    """A thrift struct's whole numbers by field, and where it ends."""
+    numbers: dict[int, int] = {}
+    field = 0
+    while data[at]:
+        kind, step = data[at] & 15, data[at] >> 4
+        assert step, "fields of a page header are close together"
+        field, at = field + step, at + 1
+        if kind == 12:
+            _, at = _struct(data, at)
+        elif kind in (4, 5, 6):
+            zigzag, at = _varint(data, at)
+            numbers[field] = zigzag >> 1 if not zigzag & 1 else -(zigzag + 1) // 2
+        else:
+            assert kind in (1, 2), f"a page header without statistics has no field of type {kind}"
+    return numbers, at + 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if not data[at - 1] & 0x80:
+            return value, at

@@ -1,7 +1,8 @@
 """Worker: look at a quarantined source file again: hash it, decode it wholly, both past the page cache.
 
-task: {"origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot |
-       null, "size", "sha256", "text_column", "columns": [...], "floor", "decode": false to take its word}
+task: {"root": the source folder | null, "origin": the source's file | null, "kept": the copy in quarantine |
+       null, "target": its place on hot | null, "size", "sha256", "text_column", "columns": [...], "floor",
+       "decode": false to take its word}
 messages: {"kind": "progress"}
 result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
         origin is gone lies at the target too, when one was given; without one the place is "here".
@@ -21,10 +22,10 @@ import psutil
 import pyarrow as pa
 
 from stoker.corpus.preflight import preflight
-from stoker.corpus.staging import Wanted, bring
+from stoker.corpus.staging import Wanted, bring, why_away
 from stoker.kit.worker_main import run_worker
 from stoker.shards.past_cache import PastCacheFile
-from stoker.store.errors import Transient
+from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened
 from stoker.store.hashing import FileHash, hash_file
 
@@ -51,6 +52,8 @@ def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
         place, path, found = "kept", kept, copy
     elif there is not None:
         return {"status": "changed", "sha256": there.sha256}
+    elif task["root"] is not None and (reason := why_away(Path(task["root"]))):
+        raise UnavailableError(reason)
     else:
         return {"status": "gone"}
     assert path is not None  # it was hashed

@@ -169,10 +169,12 @@ class Batch:
         return fates
 
     def _fate(self, fate: Damage, source: Source, decoded: Mapping[str, list[str | None] | None]) -> str:
-        place = f"{fate.kind}, {'checksums' if fate.style.checksum else 'no checksums'}, {fate.moment}"
+        place = f"{fate.kind}, {'checksums' if fate.style.checksum else 'no checksums'}"
         before, after = (decoded[sha256] for sha256 in self.contents[fate.name])
         if source.state in PUBLISHED:
             seen = source.sha256 == _sha256(self.spoiled[fate.name])
+            if seen and fate.kind == "text page":
+                assert not fate.style.checksum, f"{fate}: its checksum does not hold"
             told = "as if whole" if before == after else "as it decodes"
             return f"{place}: built {told if seen else 'before it was damaged'}"
         assert source.state == "quarantined", f"{fate}: {source}"
