@@ -11,7 +11,7 @@ from stoker.corpus.sources import PUBLISHED, Source
 from stoker.corpus.verdict import judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.shards.import_claim import IMPORT, claim, outcome_of, proven, task_of
+from stoker.shards.import_claim import IMPORT, claim, misasked, outcome_of, proven, task_of
 from stoker.store.requests import Request
 from stokerd.crew import Job
 from stokerd.shard_tasks import MODULES
@@ -46,12 +46,8 @@ class ImportDesk:
         if answer is not None:
             self._asked.pop(request.id, None)
             return answer
-        pin = self._pinning.pin
-        if pin is not None:
-            try:
-                task_of(self._context.pipeline, pin, request.args)
-            except ValueError as error:
-                return {"refused": str(error)}
+        if (reason := misasked(request.args)) is not None:
+            return {"refused": reason}
         self._asked[request.id] = request
         return None
 
@@ -60,6 +56,8 @@ class ImportDesk:
         if self._pinning.pin is None or not self._view.hot.known:
             return
         for request in list(self._asked.values()):
+            if request.id in self._answers:
+                continue
             subject = _subject(request)
             busy = sum(1 for each in self._crew.busy.values() if each == "import")
             if subject in self._crew or busy >= IMPORTS or not self._patience.allows(subject):

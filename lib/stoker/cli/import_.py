@@ -116,7 +116,7 @@ def _do_it(pipeline: Pipeline, request: Request) -> dict[str, Any]:
 
     try:
         return _import(pipeline, request)
-    except (ImportRefused, ValueError) as refusal:
+    except ImportRefused as refusal:
         return {"refused": str(refusal)}
     except (StokerError, OSError) as problem:
         return {"failed": str(problem)}

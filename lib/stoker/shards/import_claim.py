@@ -50,16 +50,21 @@ def path_of(name: str) -> str:
     return f"{FOLDER}/{plain.removesuffix('.bin').removesuffix('.parquet')}"
 
 
-def task_of(pipeline: Pipeline, pin: DatasetPin, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The import worker's task for what was asked; raises ValueError where that is no import."""
+def misasked(args: Mapping[str, Any]) -> str | None:
+    """Why what was asked is no import, None where it is one."""
     place, stated = args.get("place"), args.get("tokenizer_sha256")
-    if not isinstance(place, str) or not place.startswith("/"):
-        raise ValueError(f"place {place!r} is no absolute path")
+    if not isinstance(place, str) or not place.startswith("/") or "\0" in place:
+        return f"place {place!r} is no absolute path"
     if stated is not None and not isinstance(stated, str):
-        raise ValueError(f"tokenizer_sha256 {stated!r} is no hash")
+        return f"tokenizer_sha256 {stated!r} is no hash"
+    return None
+
+
+def task_of(pipeline: Pipeline, pin: DatasetPin, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The import worker's task for what was asked."""
     hot = pipeline.hot_layout
     return {
-        "place": place,
+        "place": args["place"],
         "dataset": pin.dataset,
         "build_id": pin.build_id,
         "shard_tokens": int(pin.build["shard_tokens"]),
@@ -69,7 +74,7 @@ def task_of(pipeline: Pipeline, pin: DatasetPin, args: Mapping[str, Any]) -> dic
         "building": str(hot.building),
         "shards": str(hot.shards(pin.dataset)),
         "floor": pipeline.stage.free_floor,
-        "stated_tokenizer": stated,
+        "stated_tokenizer": args.get("tokenizer_sha256"),
         "trust_tokenizer": args.get("trust_tokenizer") is True,
     }
 

@@ -92,8 +92,14 @@ def import_place(task: ImportTask, report: Reporter, claim: Claim) -> dict[str, 
         report("phase", phase="copy")
         writers = _copy(task, found, content, building, progress)
         report("phase", phase="seal")
+        note = _note(task, path, found)
         manifest = seal(
-            building, _identity(task, content), writers, content.end_of_text, _note(task, path, found)
+            building,
+            _identity(task, content),
+            writers,
+            end_of_text=content.end_of_text,
+            note=note,
+            progress=progress,
         )
         report("phase", phase="publish")
         make_dir(task.shards)

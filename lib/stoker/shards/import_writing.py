@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,10 @@ def seal(
     directory: Path,
     identity: SetIdentity,
     writers: dict[str, SplitWriter],
+    *,
     end_of_text: EndOfText | None,
     note: dict[str, Any],
+    progress: Callable[[int], None],
 ) -> Manifest:
     """Read back what was written, then write manifest, build note and sums.
 
@@ -136,7 +139,7 @@ def seal(
     """
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}
     for name, file in files.items():
-        found = hash_file(directory / name)
+        found = hash_file(directory / name, progress=progress)
         if (found.size, found.sha256) != (file.size, file.sha256):
             raise StorageError(
                 f"{directory / name}: the disk gives back other bytes than were written; check this disk and "

@@ -1,0 +1,240 @@
+"""Imports among the records: behind the listing, outside its limit, never counted as zero."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.cli.main import exit_code
+from stoker.corpus.catalog import Catalog
+from stoker.corpus.dataset import DatasetPin, read_pin, write_pin
+from stoker.corpus.listing import Listing
+from stoker.corpus.schedule import Limits, Situation, decide
+from stoker.corpus.sources import Source, write_source
+from stoker.corpus.space import set_bytes
+from stoker.shards.import_claim import misasked
+from stoker.shards.import_set import ImportTask, import_place
+from stokerd.pinning import Pinning
+from support.builds import Recorder
+from support.imports import import_task, streams, write_tokens
+from support.looking import FakeRun, Site, make_site
+from support.pipelines import DataPipeline, make_pipeline
+
+BOOKS = {
+    "rows": None,
+    "documents": None,
+    "dropped": None,
+    "chars": None,
+    "tokens": 7,
+    "train": {"documents": None, "tokens": 5},
+    "val": {"documents": None, "tokens": 2},
+}
+
+
+def built(path: str, tokens: int = 100, **changes: Any) -> Source:
+    books = {"rows": 3, "documents": 2, "dropped": {"null": 1}, "chars": 9, "tokens": tokens}
+    split = {"train": {"documents": 1, "tokens": tokens - 1}, "val": {"documents": 1, "tokens": 1}}
+    return Source(
+        "prose",
+        path,
+        10,
+        f"{path:0>64}",
+        state="proven",
+        key=f"{path:0<64}",
+        books={**books, **split},
+        **changes,
+    )
+
+
+def imported(path: str, state: str = "proven") -> Source:
+    found = Source("prose", path, 14, f"{path:1>64}", imported=True)
+    if state == "seen":
+        return found
+    return found.moved("proven", key=f"{path:2<64}", books=BOOKS, manifest_sha256="ab" * 32)
+
+
+class Quiet:
+    """Takes events."""
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Nobody reads them here."""
+
+
+def pinned(home: Path, **changes: Any) -> tuple[DataPipeline, Pinning]:
+    """A pipeline whose pin was just written."""
+    data = make_pipeline(home, **changes)
+    data.pipeline.layout.create()
+    pinning = Pinning(data.pipeline, Quiet())  # type: ignore[arg-type] - it only takes events
+    pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
+    return data, pinning
+
+
+def listed(*paths: str, complete: bool = True) -> Listing:
+    return Listing("prose", tuple((path, 1) for path in paths), complete, "")
+
+
+def catalog(*sources: Source) -> Catalog:
+    return Catalog({source.path: source for source in sources})
+
+
+def pin_of(data: DataPipeline) -> DatasetPin:
+    found = read_pin(data.pipeline.layout, "prose")
+    assert found is not None
+    return found
+
+
+def test_imports_stand_behind_every_file_and_are_part_of_the_whole(tmp_path: Path) -> None:
+    data, pinning = pinned(tmp_path)
+    sources = catalog(built("z"), imported("import/b"), imported("import/a"), imported("import/c", "seen"))
+    pinning.keep_listing(listed("z"), sources)
+    assert pin_of(data).listing == ("z", "import/a", "import/b")  # c was never there: nobody waits for it
+    assert pin_of(data).complete
+    sources.put(imported("import/a", "seen"))  # lost: a plan may name it
+    pinning.keep_listing(listed("z"), sources)
+    assert (pin_of(data).listing, pin_of(data).complete) == (("z", "import/a", "import/b"), False)
+
+
+def test_imports_need_no_listing_but_make_none_complete(tmp_path: Path) -> None:
+    data, pinning = pinned(tmp_path)
+    pinning.keep_listing(None, catalog(imported("import/a")))
+    assert (pin_of(data).listing, pin_of(data).complete) == (("import/a",), False)
+    pinning.keep_listing(listed(complete=False), catalog(imported("import/a")))
+    assert (pin_of(data).listing, pin_of(data).complete) == (("import/a",), False)
+
+
+@pytest.mark.parametrize("limit", [{"tokens": 150}, {"files": 2}, {"rows": 4}])
+def test_imports_are_outside_the_limit(tmp_path: Path, limit: dict[str, int]) -> None:
+    data, pinning = pinned(tmp_path, dataset__limit=limit)
+    sources = catalog(built("a"), built("b"), imported("import/x"))
+    for _ in range(2):  # again with what was listed before
+        pinning.keep_listing(listed("a", "b", "c"), sources)
+        assert (pin_of(data).listing, pin_of(data).complete) == (("a", "b", "import/x"), True)
+    part = pinning.slice(listed("a", "b", "c"), sources, sources.keys())
+    assert part is not None
+    assert part.beyond == {"c"}
+
+
+def test_nothing_is_done_for_an_import_but_what_is_done_for_its_set() -> None:
+    limits = Limits(2, 2, 2, 8, 1 << 40, "after_proof", sample=True)
+    lost = imported("import/lost", "seen")
+    sources = catalog(imported("import/a"), lost)
+    situation = Situation(
+        receipts={}, sources=sources, limits=limits, key_of=lambda sha256: f"{sha256[::-1]}"
+    )
+    assert decide(situation, 0.0) == ()
+
+
+def test_sums_count_what_is_known_and_say_how_much_is_not() -> None:
+    sums = catalog(built("a"), imported("import/a")).sums
+    assert (sums.imported, sums.undocumented) == (1, 1)
+    assert sums.documents == {"train": 1, "val": 1}
+    assert sums.tokens == {"train": 104, "val": 3}
+    assert sums.measured.sets == 1  # an import has no parquet to be measured by
+    assert set_bytes(BOOKS, 2) > 14
+
+
+def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
+    source = imported("import/a")
+    assert Source.from_record(source.to_record()) == source
+    assert source.renewed(size=14, sha256=source.sha256).imported
+    plain = built("a").to_record()
+    plain.pop("imported", None)
+    assert not Source.from_record(plain).imported
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"place": "/data/x"}, None),
+        ({"place": "data/x"}, "no absolute path"),
+        ({}, "no absolute path"),
+        ({"place": "/data/x", "tokenizer_sha256": 7}, "no hash"),
+    ],
+)
+def test_a_request_must_be_one(args: dict[str, Any], words: str | None) -> None:
+    found = misasked(args)
+    assert found is None if words is None else words in str(found)
+
+
+def with_import(site: Site, where: str | None) -> list[int]:
+    """Give the site an imported set of the tokenizer it has; returns its train tokens."""
+    pipeline = site.pipeline
+    pin = read_pin(pipeline.layout, "prose")
+    assert pin is not None
+    ids = streams(where=where, documents=60, vocab_size=pin.tokenizer.vocab_size)
+    ids = [token if token else pin.tokenizer.eot for token in ids]
+    place = write_tokens(site.home / "web" / "train.bin", ids)
+    task = import_task(
+        site.home,
+        place,
+        build_id=pin.build_id,
+        tokenizer_sha256=pin.tokenizer.sha256,
+        vocab_size=pin.tokenizer.vocab_size,
+        eot=pin.tokenizer.eot,
+    )
+    seen: list[Source] = []
+
+    def take(content: Any, _: Any) -> str:
+        seen.append(Source("prose", "import/web", content.size, content.sha256, imported=True))
+        return "import/web"
+
+    done = import_place(ImportTask.from_mapping(task), Recorder(), take)
+    books, digest = done["books"], done["manifest_sha256"]
+    write_source(
+        pipeline.layout, seen[0].moved("proven", key=done["key"], books=books, manifest_sha256=digest)
+    )
+    write_pin(
+        pipeline.layout, DatasetPin.from_record({**pin.to_record(), "listing": [*pin.listing, "import/web"]})
+    )
+    return ids
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("looking") / "home")
+
+
+@pytest.mark.parametrize("where", ["after", None])
+def test_batch_and_where_say_what_is_not_known_of_an_import(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str | None
+) -> None:
+    site = Site(Path(shutil.copytree(site.home, tmp_path / "home")), site.texts)
+    ids = with_import(site, where)
+    run = FakeRun(site)
+    run.plan("import/web")
+    run.launch(5)
+    run.train(3, 5)
+    run.seal()
+    assert exit_code(["batch", str(site.file), "main", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    ends = np.flatnonzero(np.asarray(ids) == 0) + 1
+    for window in report["windows"]:
+        (part,) = window["sets"]
+        assert part["source"] == "import/web"
+        if where is None:
+            assert part["documents"] is None
+            continue
+        first, last = part["tokens"]
+        held = [number for number, end in enumerate(ends) if end > first and ([0, *ends][number]) < last]
+        assert [one["document"] for one in part["documents"]] == held
+        assert {one["row"] for one in part["documents"]} == {None}
+    assert exit_code(["batch", str(site.file), "main", "1"]) == 0
+    told = capsys.readouterr().out
+    assert ("documents not known" in told) == (where is None)
+    assert ("(imported)" in told) == (where is not None)
+    assert exit_code(["where", str(site.file), "import/web:0"]) == 64
+    assert "was imported" in capsys.readouterr().err
+    assert exit_code(["plan", str(site.file)]) == 0
+
+
+def test_a_name_that_a_file_may_have_is_not_taken(tmp_path: Path) -> None:
+    """Given a file of the dataset called import/web, an import of a folder web is called otherwise."""
+    from stoker.shards.import_claim import claim
+
+    made = claim({}, {"import/web"}, dataset="prose", name="web", size=1, sha256="ab" * 32)
+    assert made.source.path == "import/web-abababab"
