@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from stoker.shards.manifest import KINDS, OFFSET_BYTES, SPLITS, TOKEN_BYTES, data_name
 from stoker.store.errors import storage_errors
@@ -19,16 +19,19 @@ _CHUNK = 1 << 20
 
 
 class GrowingFile:
-    """One file, open for appending behind its `length` bytes; `digest` is the sha256 of all it was given."""
+    """One file, open for appending behind its `length` bytes; `written` is the xxh3_128 of all it was given.
+
+    What is read back must have the same; the sha256 in the manifest is that of what was read back.
+    """
 
     def __init__(self, path: Path, length: int) -> None:
         self.path = path
         self.length = length
-        self.digest = hashlib.sha256()
+        self.written = xxhash.xxh3_128()
         self.finished = False
         with storage_errors("open", path):
             if length:
-                self._digest_kept()
+                self._read_kept()
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self.descriptor = os.open(path, flags, 0o640)
 
@@ -37,7 +40,7 @@ class GrowingFile:
         view = data.data.cast("B")
         with storage_errors("append to", self.path):
             write_all(self.descriptor, view)
-        self.digest.update(view)
+        self.written.update(view)
         self.length += len(view)
 
     def make_durable(self, *, close: bool) -> None:
@@ -53,10 +56,10 @@ class GrowingFile:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def _digest_kept(self) -> None:
+    def _read_kept(self) -> None:
         with opened(self.path, os.O_RDONLY) as descriptor:
             while piece := os.read(descriptor, _CHUNK):
-                self.digest.update(piece)
+                self.written.update(piece)
 
 
 class Shard(NamedTuple):

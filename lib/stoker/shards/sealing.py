@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from stoker.observe.memory import sample_memory
 from stoker.shards.builder import Build, BuildTask, Reporter
-from stoker.shards.growing import documents_in
+from stoker.shards.growing import GrowingFile, documents_in
 from stoker.shards.heartbeat import heartbeat
 from stoker.shards.manifest import BUILD_NOTE, MANIFEST, SUMS, DataFile, Manifest, sums_text
 from stoker.shards.progress import PROGRESS, origin_of
 from stoker.shards.proof import prove_set
-from stoker.shards.trail import Trail
+from stoker.shards.trail import ReadBack, Trail
 from stoker.store.errors import StorageError
 from stoker.store.files import (
     canonical_json,
@@ -30,7 +30,7 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.hashing import FileHash, hash_file
+from stoker.store.hashing import hash_file
 from stoker.store.names import utc_now
 
 
@@ -51,18 +51,17 @@ def seal(build: Build, report: Reporter, trail: Trail) -> None:
     """
     task = build.task
     report("phase", phase="seal_hash")
+    read = {file: trail.finish(file.path) for file in build.set.files}
+    hashes = {file: _as_written(task.building, file, read[file].result()) for file in build.set.files}
     files: dict[str, DataFile] = {}
     for split in build.set.splits.values():
         for shard in split.files:
             tokens, documents = build.set.tokens_in(shard.tokens), documents_in(shard.ends)
             files[shard.tokens.path.name] = DataFile(
-                shard.tokens.length, shard.tokens.digest.hexdigest(), tokens, documents
+                shard.tokens.length, hashes[shard.tokens], tokens, documents
             )
             for told in (shard.ends, shard.rows):
-                files[told.path.name] = DataFile(told.length, told.digest.hexdigest())
-    read_back = {name: trail.finish(task.building / name) for name in files}
-    for name, file in files.items():
-        _check_read_back(task.building, name, file, read_back[name].result())
+                files[told.path.name] = DataFile(told.length, hashes[told])
     report("phase", phase="seal_manifest")
     manifest = Manifest(
         dataset=task.dataset,
@@ -81,8 +80,8 @@ def seal(build: Build, report: Reporter, trail: Trail) -> None:
     write_atomic(task.building / MANIFEST, manifest.to_bytes())
     write_atomic(task.building / BUILD_NOTE, canonical_json(_build_note(build)) + b"\n")
     report("phase", phase="seal_sums")
-    hashes = {name: file.sha256 for name, file in files.items()} | {MANIFEST: manifest.sha256}
-    write_atomic(task.building / SUMS, sums_text(hashes))
+    sums = {name: file.sha256 for name, file in files.items()} | {MANIFEST: manifest.sha256}
+    write_atomic(task.building / SUMS, sums_text(sums))
 
 
 def publish(task: BuildTask, report: Reporter, *, staged: bool) -> Published:
@@ -109,7 +108,7 @@ def still_staged(parquet: Path, sha256: str, report: Callable[..., None]) -> boo
     return hash_file(parquet, progress=heartbeat(report, parquet.name)).sha256 == sha256
 
 
-def still_staged_behind(build: Build, read: Future[FileHash], report: Callable[..., None]) -> bool:
+def still_staged_behind(build: Build, read: Future[ReadBack], report: Callable[..., None]) -> bool:
     """The same, of a file that was hashed behind the build that read it.
 
     Unless it is another file by now, or was written to: then it is hashed as it is.
@@ -143,13 +142,15 @@ def sealed_before(task: BuildTask, report: Reporter) -> bool:
     return proof.verdict == "proven" and not proof.unknown
 
 
-def _check_read_back(building: Path, name: str, file: DataFile, found: FileHash) -> None:
-    if (found.size, found.sha256) != (file.size, file.sha256):
+def _as_written(building: Path, file: GrowingFile, found: ReadBack) -> str:
+    """The sha256 of what the disk gives back of a file, which is what was written."""
+    if (found.size, found.xxh3) != (file.length, file.written.hexdigest()):
         remove_tree(building)
         raise StorageError(
-            f"{building / name}: the disk gives back other bytes than were written; the build is dropped and "
+            f"{file.path}: the disk gives back other bytes than were written; the build is dropped and "
             "made again; check this disk and this machine's memory"
         )
+    return found.sha256
 
 
 def _build_note(build: Build) -> dict[str, Any]:

@@ -13,7 +13,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from stoker.shards.heartbeat import heartbeat
 from stoker.store.direct import DirectReader, aligned_buffer
@@ -21,6 +24,13 @@ from stoker.store.errors import storage_errors
 from stoker.store.hashing import FileHash
 
 BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReadBack(FileHash):
+    """What was read, with its xxh3_128 too: to be compared with that of what was written."""
+
+    xxh3: str
 
 
 class Trail:
@@ -41,7 +51,7 @@ class Trail:
             file.upto = upto
             self._thread.submit(file.follow)
 
-    def finish(self, path: Path) -> Future[FileHash]:
+    def finish(self, path: Path) -> Future[ReadBack]:
         """The file is finished with as a whole: its hash, size and whether the cache may have answered.
 
         The future raises StorageError, FileNotFoundError.
@@ -78,7 +88,7 @@ class _Followed:
         self._buffer = buffer
         self._progress = progress
         self._stopped = stopped
-        self._digest = hashlib.sha256()
+        self._digest, self._xxh3 = hashlib.sha256(), xxhash.xxh3_128()
         self._descriptor = -1
         self._reader: DirectReader | None = None
         self._failed: BaseException | None = None
@@ -90,13 +100,13 @@ class _Followed:
         except Exception as error:  # noqa: BLE001 - finish() raises it
             self._failed = error
 
-    def finish(self) -> FileHash:
+    def finish(self) -> ReadBack:
         """Read to the end."""
         if self._failed is not None:
             raise self._failed
         reader = self._read(None)
         self.close()
-        return FileHash(self._digest.hexdigest(), reader.done, reader.cached)
+        return ReadBack(self._digest.hexdigest(), reader.done, reader.cached, self._xxh3.hexdigest())
 
     def close(self) -> None:
         """Let go of the file."""
@@ -113,6 +123,7 @@ class _Followed:
                 return self._reader  # all at the end: it would drop from the cache what another reads from it
             for chunk in self._reader.chunks(self._buffer, end):
                 self._digest.update(chunk)
+                self._xxh3.update(chunk)
                 self._progress(self._reader.done)
                 if self._stopped.is_set():
                     break
