@@ -155,7 +155,7 @@ class SourceOutcomes:
                 del self._doubts[path]  # gone, or its disk is: no fault of the file
             elif self._yard.looked_from > doubt.since and path not in self.failures.busy:
                 del self._doubts[path]
-                self._died(doubt.job, source, doubt.reason)
+                self._book.write(self._blame(doubt.job, source, doubt.reason))
 
     def _done(self, job: Job, source: Source, result: Mapping[str, Any], key: str | None) -> None:
         match (job.activity, result.get("status")):
@@ -189,9 +189,10 @@ class SourceOutcomes:
     def _sampled(self, source: Source, engine: str, reason: str) -> None:
         self._book.write(replace(source, engine=engine))
         if reason:
-            self._events.record(
-                "engine_refused", level="warning", path=source.path, used=engine, reason=reason
-            )
+            self._tell_refused(source, engine, reason)
+
+    def _tell_refused(self, source: Source, used: str, reason: str) -> None:
+        self._events.record("engine_refused", level="warning", path=source.path, used=used, reason=reason)
 
     def _take_proof(self, job: Job, source: Source, key: str, proof: Mapping[str, Any]) -> None:
         if proof["verdict"] == "proven":
@@ -248,14 +249,14 @@ class SourceOutcomes:
         return self._unsampled[content] > 1
 
     def _died(self, job: Job, source: Source, reason: str) -> None:
+        self._try_again(job, self._blame(job, source, reason), reason)
+
+    def _blame(self, job: Job, source: Source, reason: str) -> Source:
+        """The source with this death on its account; twice at one place convicts it."""
         if job.activity == "build" and source.engine not in (None, "tokenizers") and job.note.get("encoding"):
             # The engine may have died of the text: the reference shows whether the file is to blame.
-            source = replace(source, engine="tokenizers")
-            self._events.record(
-                "engine_refused", level="warning", path=source.path, used="tokenizers", reason=reason
-            )
-            self._try_again(job, source, reason)
-            return
+            self._tell_refused(source, "tokenizers", reason)
+            return replace(source, engine="tokenizers")
         group = job.note.get("row_group")
         if group is not None:
             source = replace(source, deaths=(*source.deaths, int(group)))
@@ -267,7 +268,7 @@ class SourceOutcomes:
                 "column": None,
                 "detail": f"{reason}; twice at the same place",
             }
-        self._try_again(job, source, reason)
+        return source
 
     def _try_again(self, job: Job, source: Source, reason: str, *, wait_s: float | None = None) -> None:
         """Wait longer each time, or always `wait_s` seconds."""
