@@ -41,7 +41,8 @@ class Drain:
         left = []
         view = self._view
         beyond, sources = view.beyond(), view.book.sources
-        open_ = sorted(one.path for one in sources.in_state(*OPEN) if one.path not in beyond)
+        meant = (one.path for one in sources.in_state(*OPEN) if view.files.takes(one.path))
+        open_ = sorted(path for path in meant if path not in beyond)
         if view.tokenizer.training is not None:
             left.append("the tokenizer waits until enough of the listing is here")
         if open_:

@@ -16,6 +16,7 @@ from stoker.store.files import TEMPORARY
 from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace
 from stokerd.failure_desk import FailureDesk
+from stokerd.files_list import FilesList
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
 from stokerd.residence import Residence
@@ -52,6 +53,7 @@ class ShardView:
     tokenizer: TokenizerDesk
     shelf: Shelf[Receipt]
     failures: FailureDesk
+    files: FilesList
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     _unlike: set[str] = field(default_factory=set)
@@ -63,6 +65,8 @@ class ShardView:
             tried = self.patience.not_before  # who failed at all waits for something
             shelved += [path for path in tried if self.patience.failures(path) >= TRIES_ONCE]
         wanted = self.tokenizer.choose(self.listing)
+        if self.files.names is not None:  # the tokenizer's files are brought whatever the list says
+            shelved += self.files.left_out(self.receipts.keys() | self.book.sources.keys(), but=wanted)
         limits, alone = self.failures.limited(self.limits, self._may_build)
         shelved += self.failures.memory.held_back(alone)
         situation = Situation(
@@ -147,7 +151,7 @@ class ShardView:
         return paths + ([] if key_of is None else catalog.open_with((key,), key_of))
 
     def _differing(self) -> set[str]:
-        """The paths whose receipt names other content than their record; looked at where one of them changed."""
+        """The paths whose receipt names other content than their record; only what changed is looked at."""
         for path in self.shelf.take_changed() | self.book.take_touched():
             if differs(self.book.sources.get(path), self.receipts.get(path)):
                 self._unlike.add(path)

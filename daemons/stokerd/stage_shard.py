@@ -7,7 +7,6 @@ what to do, does it, and records each fact after it is durable; so a restart rep
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from typing import Any
@@ -24,9 +23,11 @@ from stokerd.disk_board import DiskBoard
 from stokerd.disk_space import DiskSpace
 from stokerd.drain import Drain
 from stokerd.failure_desk import FailureDesk
+from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
+from stokerd.parallelism_desk import ParallelismDesk
 from stokerd.pinning import Pinning
 from stokerd.quarantine_desk import QuarantineDesk
 from stokerd.residence import Residence
@@ -46,12 +47,12 @@ from stokerd.warm_yard import NoWarm, WarmYard, forget_copies
 from stokerd.yard import Yard
 
 LONGEST_WAIT_S = 5.0
-STAGERS, PROVERS = 2, 2
+PROVERS = 2
 
 
 def main() -> int:
-    """The command `stoker-stage-shard FILE [--once]`."""
-    return daemon_main(STAGE_SHARD, story, sys.argv[1:])
+    """The command `stoker-stage-shard FILE [--once] [--files-list LIST]`."""
+    return daemon_main(STAGE_SHARD, story, sys.argv[1:], [FILES_LIST])
 
 
 def story(context: DaemonContext) -> int:
@@ -68,10 +69,8 @@ class StageShard:
         self.layout, self.events = context.layout, context.events
         self.dataset = pipeline.dataset.name
         self.limits = Limits(
-            stagers=STAGERS if pipeline.stage.copies == "auto" else pipeline.stage.copies,
-            builders=len(os.sched_getaffinity(0))
-            if pipeline.shard.workers == "auto"
-            else pipeline.shard.workers,
+            stagers=1,
+            builders=1,
             provers=PROVERS,
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
@@ -180,6 +179,14 @@ class StageShard:
             tokenizer=self.tokenizer,
             failures=self.failures,
             shelf=self.shelf,
+            files=FilesList(self.context),
+        )
+        self.parallelism = ParallelismDesk(
+            self.context,
+            crew=crew,
+            book=book,
+            residence=self.residence,
+            headroom=lambda: self.failures.memory.facts.headroom_bytes,
         )
         self.imports = ImportDesk(self.context, self.view, self.told)
         self.requests.verbs |= self.imports.verbs
@@ -249,9 +256,12 @@ class StageShard:
         """Read again what others write, and keep hot owned."""
         self.view.receipts = self.shelf.read()
         self.view.listing = self.listing.read() or self.view.listing
+        self.view.files.check(self.view.listing, self.view.receipts.keys() | self.book.sources.keys())
         self.requests.read()
         self.residence.look()
         self.failures.look()
+        self.parallelism.look()
+        self.view.limits = self.parallelism.bounded(self.limits)
         self.outcomes.settle_doubts()
         for yard in (self.yard, self.warm):
             yard.keep_owned()
@@ -334,13 +344,14 @@ class StageShard:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
         disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
         standing = self.failures.standing or self.space.short or self.warm.trouble or self.space.warm_short
-        shown = {**disks, **self.failures.show()}
+        shown = {**disks, **self.failures.show(), **self.parallelism.show()}
         self.board.show(self.book, self.pinning.pin, self.yard.trouble, standing, shown)
 
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        dues = (*self.patience.not_before.values(), self.residence.due, self.failures.due)
+        desks = (self.residence, self.failures, self.parallelism)
+        dues = (*self.patience.not_before.values(), *(desk.due for desk in desks))
         later = [due for due in dues if due > now]
         if self.shelf.due is not None:
             later.append(self.shelf.due)

@@ -7,9 +7,11 @@ own and each above it, version 1 and 2. What cannot be read (a container hides w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from stoker.observe.cgroups import fields, groups_of, number
 
 UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2^63
 
@@ -34,14 +36,14 @@ class MemoryWatch:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._groups = tuple(_groups_of(proc))
+        self._groups = tuple(groups_of(proc, "memory"))
 
     def look(self) -> MemoryFacts:
         """Read everything again; some ten small files."""
-        available = _fields(self._proc / "meminfo", ":").get("MemAvailable", 0) * 1024
+        available = fields(self._proc / "meminfo", ":").get("MemAvailable", 0) * 1024
         slack, kills = [available], {}
         with contextlib.suppress(KeyError):
-            kills["machine"] = _fields(self._proc / "vmstat")["oom_kill"]
+            kills["machine"] = fields(self._proc / "vmstat")["oom_kill"]
         for version, group in self._groups:
             count, left = _look_at_v2(group) if version == 2 else _look_at_v1(group)
             if count is not None:
@@ -52,65 +54,20 @@ class MemoryWatch:
 
 
 def _look_at_v2(group: Path) -> tuple[int | None, int | None]:
-    kills = _fields(group / "memory.events").get("oom_kill")
-    most, used = _number(group / "memory.max"), _number(group / "memory.current")
+    kills = fields(group / "memory.events").get("oom_kill")
+    most, used = number(group / "memory.max"), number(group / "memory.current")
     if most is None or used is None:
         return kills, None
-    stat = _fields(group / "memory.stat")
+    stat = fields(group / "memory.stat")
     cache = stat.get("inactive_file", 0) + stat.get("active_file", 0) + stat.get("slab_reclaimable", 0)
     return kills, most - max(0, used - cache)
 
 
 def _look_at_v1(group: Path) -> tuple[int | None, int | None]:
-    kills = _fields(group / "memory.oom_control").get("oom_kill")
-    most, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
+    kills = fields(group / "memory.oom_control").get("oom_kill")
+    most, used = number(group / "memory.limit_in_bytes"), number(group / "memory.usage_in_bytes")
     if most is None or used is None or most > UNLIMITED:
         return kills, None
-    stat = _fields(group / "memory.stat")
+    stat = fields(group / "memory.stat")
     cache = stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0)
     return kills, most - max(0, used - cache)
-
-
-def _groups_of(proc: Path) -> Iterator[tuple[int, Path]]:
-    """Version and directory of our own memory cgroups and of each above them, as far as they are mounted."""
-    ours = {}
-    for line in _lines(proc / "self/cgroup"):
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "memory" in controllers.split(","):
-            ours[2 if number == "0" else 1] = path
-    for line in _lines(proc / "self/mountinfo"):
-        fields, _, about = line.partition(" - ")
-        kind, _, options = about.partition(" ")
-        version = {"cgroup2": 2, "cgroup": 1}.get(kind)
-        if version not in ours or (version == 1 and "memory" not in options.split()[-1].split(",")):
-            continue
-        root, mount = fields.split()[3:5]
-        inside = ours[version] if root == "/" else ours[version].removeprefix(root)
-        top = Path(mount)
-        group = top / inside.lstrip("/")
-        while group != top.parent and group.is_relative_to(top):
-            if group.is_dir():
-                yield version, group
-            group = group.parent
-
-
-def _number(file: Path) -> int | None:
-    """None for one that cannot be read, or says `max`."""
-    text = " ".join(_lines(file))
-    return int(text) if text.isdigit() else None
-
-
-def _fields(file: Path, mark: str = "") -> dict[str, int]:
-    found = {}
-    for line in _lines(file):
-        name, *values = line.split()
-        if values and values[0].isdigit():
-            found[name.removesuffix(mark)] = int(values[0])
-    return found
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:  # not this kernel's, or hidden from us
-        return []
