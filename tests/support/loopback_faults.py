@@ -14,8 +14,9 @@ BODY_KINDS = ("stall", "trickle", "reset", "short", "wrong", "etag")
 class Fault:
     """One thing to go wrong. `path` is a part of the request path, "" any; `on` "body" is cdn or url.
 
-    kinds: status (`code`, `retry_after`), slow_head (`seconds`), loop, elsewhere (redirects to another host),
-    expired (an address that has expired already), length (announces `size` bytes in all), no_range, encoded;
+    kinds: status (`code`, `retry_after`: the header, or "date <seconds>" for a date), slow_head (`seconds`),
+    loop, elsewhere (redirects to another host), expired (an address that has expired already), length
+    (announces `size` bytes in all), no_range, encoded;
     and of bodies, at byte `after` of the file: stall and trickle (one byte a `seconds`), reset, short, wrong
     (that byte is another), etag (resets, and the content's tag is another from then on).
     """

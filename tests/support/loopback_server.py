@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault is None:
             return False
         if fault.kind == "status":
-            self._reply(fault.code, b'{"error": "injected"}', Retry_After=fault.retry_after)
+            after = fault.retry_after
+            if after is not None and after.startswith("date "):
+                after = formatdate(time.time() + float(after.removeprefix("date ")), usegmt=True)
+            self._reply(fault.code, b'{"error": "injected"}', Retry_After=after)
         elif fault.kind == "loop":
             turn = int(self.query.get("turn", ["0"])[0]) + 1
             self._reply(302, Location=f"{self.plain}?turn={turn % 3}")

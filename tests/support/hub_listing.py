@@ -1,0 +1,50 @@
+"""A hub worker under test: one task, all that it said, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.kit.worker import Worker, WorkerExit
+from support.loopback_hub import REPO, LoopbackHub
+from support.waiting import wait_until
+
+
+def list_hub(
+    hub: LoopbackHub, *, environ: Mapping[str, str] | None = None, **changes: Any
+) -> tuple[list[dict[str, Any]], WorkerExit]:
+    """Ask the worker for a listing."""
+    task = {
+        "repo": REPO,
+        "repo_type": "dataset",
+        "revision": "main",
+        "endpoint": hub.endpoint,
+        "token_file": None,
+        "include": [],
+        "exclude": [],
+        "pinned": None,
+        "known": None,
+        **changes,
+    }
+    clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
+    worker = Worker.start("stoker.corpus.hub_worker", task, name="hub", deadline_s=None, environ=clean)
+    said: list[dict[str, Any]] = []
+
+    def ended() -> WorkerExit | None:
+        found = worker.poll()
+        said.extend(worker.messages())
+        return found
+
+    try:
+        found = wait_until(ended, what="the hub worker's end")
+    finally:
+        worker.stop(0)
+    assert found is not None
+    return said, found
+
+
+def result_of(hub: LoopbackHub, **changes: Any) -> dict[str, Any]:
+    """Its result, and nothing else."""
+    _, ended = list_hub(hub, **changes)
+    assert ended.result is not None, ended
+    return ended.result
