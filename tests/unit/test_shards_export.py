@@ -165,7 +165,7 @@ def test_a_wrong_set_is_refused_by_name_and_nothing_is_left(
     assert left_in(tmp_path) == ["sets"]
 
 
-@pytest.mark.parametrize("spoil", ["truncated", "missing", "manifest", "sums"])
+@pytest.mark.parametrize("spoil", ["truncated", "missing", "manifest", "sums", "torn sums"])
 def test_what_is_not_whole_is_refused(
     sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: str
 ) -> None:
@@ -178,7 +178,10 @@ def test_what_is_not_whole_is_refused(
             (one / "train-00001.bin").unlink()
         case "manifest":
             (one / "manifest.json").unlink()
-        case "sums":
+        case "sums":  # another hash of a file, by itself well formed
+            text = (one / SUMS).read_text()
+            (one / SUMS).write_text(("0" if text[0] != "0" else "1") + text[1:])
+        case "torn sums":
             (one / SUMS).write_bytes((one / SUMS).read_bytes()[1:])
     assert export("nanogpt", sets, tmp_path / "out") == 65
     assert one.name in capsys.readouterr().err
