@@ -212,13 +212,14 @@ class Build:
         rows: npt.NDArray[np.int64],
         val: npt.NDArray[np.bool_],
     ) -> None:
-        parts: list[tuple[str, npt.NDArray[np.generic], Any]] = [("train", tokens, slice(None))]
-        if val.any():  # most batches hold out nothing: their tokens are appended as they lie
-            of_val = np.repeat(val, lengths)
-            parts = [("train", tokens[~of_val], ~val), ("val", tokens[of_val], val)]
-        for split, chosen, documents in parts:
+        if not val.any():
+            parts = {"train": (tokens, ~val)}
+        else:
+            train, held_out = divide(tokens, lengths, val)
+            parts = {"train": (train, ~val), "val": (held_out, val)}
+        for split, (chosen, documents) in parts.items():
             self.set.splits[split].append(chosen, lengths[documents], rows[documents])
-            self.books.documents[split] += len(lengths[documents])
+            self.books.documents[split] += int(documents.sum())
             self.books.tokens[split] += len(chosen)
 
     def _documents(self, texts: list[str], report: Reporter) -> tuple[Ids, Lengths]:
@@ -229,6 +230,19 @@ class Build:
             report("engine", used=reference.name, refused=self.engine.name, reason=str(error))
             self.engine, self.engine_refused = reference, str(error)
             return reference.documents(texts)
+
+
+def divide(
+    tokens: npt.NDArray[np.generic], lengths: Lengths, val: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """The tokens of train's documents and of val's, in order; run by run, which copies and looks at none."""
+    ends = np.cumsum(lengths)
+    last = np.flatnonzero(np.diff(val, append=~val[-1:]))  # of each run of one kind
+    runs = np.split(tokens, ends[last])[:-1]
+    of_kind: dict[bool, list[npt.NDArray[np.generic]]] = {False: [tokens[:0]], True: [tokens[:0]]}
+    for run, document in zip(runs, last, strict=True):
+        of_kind[bool(val[document])].append(run)
+    return np.concatenate(of_kind[False]), np.concatenate(of_kind[True])
 
 
 def portions(texts: Sequence[str]) -> Iterator[slice]:
