@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.corpus.quarantine_shelf import QuarantineShelf, mark
 from stoker.corpus.receipts import write_receipt
 from stoker.corpus.reconcile import parquet_name
@@ -23,9 +24,25 @@ from stoker.store.record import set_aside, write_record
 from stoker.store.requests import file_request, read_outcome
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.waiting import LONG_S, wait_until
+from support.waiting import wait_until
 
 LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+class Told(NamedTuple):
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def told(*words: str) -> Told:
+    """Run a command line."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = exit_code(words)
+    return Told(code, out.getvalue(), err.getvalue())
 
 
 class Site:
@@ -35,23 +52,18 @@ class Site:
         self.data = data
         self.layout = data.pipeline.layout
 
-    def stoker(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def stoker(self, *words: str) -> Told:
         """`stoker quarantine WORDS[0] FILE WORDS[1:]`."""
-        code = "from stoker.cli.main import main; main()"
         verb, *others = words
-        command = [sys.executable, "-c", code, "quarantine", verb, str(self.data.file), *others]
-        return subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG_S, check=False)
+        return told("quarantine", verb, str(self.data.file), *others)
 
     def listed(self) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").stdout)
-        return told
+        listed: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").out)
+        return listed
 
     def audit(self) -> dict[str, Any]:
-        code = "from stoker.cli.main import main; main()"
-        command = [sys.executable, "-c", code, "audit", str(self.data.file), "--json", "--deep"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        report: dict[str, Any] = json.loads(told("audit", str(self.data.file), "--json", "--deep").out)
+        return report
 
     def folder(self) -> Path:
         """The finding against bad.parquet."""
@@ -111,24 +123,24 @@ def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None
         "text",
     )
     assert kept["bytes"] == (site.data.source / "bad.parquet").stat().st_size
-    shown = site.stoker("show", "bad.parquet").stdout
+    shown = site.stoker("show", "bad.parquet").out
     assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
     assert kept["detail"] in shown
 
     refused = site.stoker("release", "bad.parquet")  # the daemon is down: done by the command
 
-    assert refused.returncode == 1
-    assert "page_corrupt in row group 1, column text: " + kept["detail"] in refused.stderr
+    assert refused.code == 1
+    assert "page_corrupt in row group 1, column text: " + kept["detail"] in refused.err
     assert site.data.states()["bad.parquet"] == "quarantined"
     assert site.listed()[0]["revalidations"] == 1
     daemon = site.data.start("stage_shard")
     try:
         refused = site.stoker("release", kept["name"])
-        assert refused.returncode == 1
-        assert kept["detail"] in refused.stderr
+        assert refused.code == 1
+        assert kept["detail"] in refused.err
         assert site.listed()[0]["revalidations"] == 2
         forced = site.stoker("release", "bad.parquet", "--force")
-        assert forced.returncode == 0, forced.stderr
+        assert forced.code == 0, forced.err
         wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
         wait_until(lambda: len(site.shelf()) == 2, what="a finding of its own")
     finally:
@@ -184,8 +196,8 @@ def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_
     (site.data.source / "bad.parquet").unlink()
     site.acquit(content)
     refused = site.stoker("release", "bad.parquet")
-    assert refused.returncode == 75
-    assert "start it" in refused.stderr
+    assert refused.code == 75
+    assert "start it" in refused.err
     daemon = site.data.start("stage_shard")
     try:
         asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
@@ -255,14 +267,14 @@ def test_drops_are_done_with_the_daemon_up_or_down_and_told_once(site: Site) -> 
     set_aside(broken, site.layout.quarantine, "damaged", "does not sum")
     assert sorted(each["kind"] for each in site.listed()) == ["checkpoint", "parquet", "record"]
     never = site.stoker("release", place.name)
-    assert never.returncode == 65
-    assert "a checkpoint that was proven wrong is never released" in never.stderr
+    assert never.code == 65
+    assert "a checkpoint that was proven wrong is never released" in never.err
     unasked = site.stoker("drop", "record-*")
-    assert unasked.returncode == 64
-    assert "say --yes" in unasked.stderr
-    assert site.stoker("drop", "nothing-of-the-kind").returncode == 64
+    assert unasked.code == 64
+    assert "say --yes" in unasked.err
+    assert site.stoker("drop", "nothing-of-the-kind").code == 64
 
-    assert site.stoker("drop", "record-*", place.name, "--yes").returncode == 0  # both daemons are down
+    assert site.stoker("drop", "record-*", place.name, "--yes").code == 0  # both daemons are down
 
     assert not place.exists()
     assert [each["kind"] for each in site.listed() if each["kept"]] == ["parquet"]
@@ -270,8 +282,8 @@ def test_drops_are_done_with_the_daemon_up_or_down_and_told_once(site: Site) -> 
     try:
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="the word of it")
         done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)[0]["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+        assert done.code == 0, done.err
+        assert json.loads(done.out)[0]["bytes"] == (site.data.source / "bad.parquet").stat().st_size
     finally:
         assert daemon.stop() == 0
     told = site.data.events("stage_shard", "quarantine_dropped")
