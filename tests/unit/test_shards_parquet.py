@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.corpus.preflight import preflight
+from stoker.shards.batches import Batch, UndecodableText, decode_text
 from stoker.shards.filters import make_filters, select
 from stoker.shards.identity import Filters
 from stoker.shards.parquet import BadParquet, ParquetText
@@ -192,3 +193,100 @@ def test_a_threshold_on_a_column_that_holds_no_numbers_is_the_files_fault(parque
     batch = next(ParquetText(parquet, "text", filters.columns()).batches())
     with pytest.raises(BadParquet, match="column_type"):
         select(batch, make_filters(filters))
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array(["0.9", "0.1"]), "not numbers"),
+        (pa.array([True, False]), "not numbers"),
+        (pa.array([1, 2], pa.timestamp("s")), "not numbers"),
+        (pa.array([[1.0], [2.0]]), "not numbers"),
+    ],
+    ids=lambda each: str(getattr(each, "type", each)),
+)
+def test_a_threshold_is_for_numbers_only(tmp_path: Path, column: pa.Array, reason: str) -> None:
+    filters = Filters(at_least={"score": 0.5})
+    with pytest.raises(BadParquet, match=reason):
+        select(first_batch(tmp_path, filters, score=column), make_filters(filters))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(22, 3), pa.dictionary(pa.int8(), pa.float64())],
+    ids=str,
+)
+def test_a_threshold_takes_numbers_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
+    filters = Filters(at_least={"score": 2})
+    column = (
+        pa.array([1, 2, 3, None]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind).cast(kind)
+    )
+    selection = select(first_batch(tmp_path, filters, score=column), make_filters(filters))
+    assert selection.keep.tolist() == [False, True, True, False]
+    assert selection.dropped == {"at_least": 2}
+
+
+def test_languages_are_words_and_nothing_else(tmp_path: Path) -> None:
+    filters = Filters(languages=("en",))
+    words = pa.array(["en", None, "de"]).dictionary_encode()
+    assert select(first_batch(tmp_path, filters, language=words), make_filters(filters)).keep.tolist() == [
+        True, False, False,
+    ]  # fmt: skip
+    with pytest.raises(BadParquet, match="not text"):
+        select(first_batch(tmp_path, filters, language=pa.array([1, 2])), make_filters(filters))
+
+
+def first_batch(home: Path, filters: Filters, **columns: pa.Array) -> Batch:
+    path = home / "columns.parquet"
+    rows = len(next(iter(columns.values())))
+    pq.write_table(pa.table({"text": ["some text"] * rows, **columns}), path)
+    return next(ParquetText(path, "text", filters.columns()).batches())
+
+
+def test_batches_grow_for_short_rows_and_shrink_for_long_ones(tmp_path: Path) -> None:
+    short, long = tmp_path / "short.parquet", tmp_path / "long.parquet"
+    write_parquet(short, ["x" * 100 + str(n) for n in range(9000)], row_group=3000)
+    write_parquet(long, [str(n) * 5000 for n in range(1000, 1200)], row_group=100)
+    sizes = [(batch.row_group, batch.rows) for batch in ParquetText(short, "text", (), 250).batches()]
+    assert sizes[:12] == [(0, 250)] * 12
+    assert sizes[12:] == [(1, 2000), (1, 1000), (2, 2000), (2, 1000)]
+    assert max(batch.rows for batch in ParquetText(long, "text", (), 250).batches()) < 60
+    small = [batch.rows for batch in ParquetText(short, "text", (), 16).batches()]
+    assert max(small) == 16  # who asks for little gets little
+    texts = [text for batch in ParquetText(short, "text", (), 250).batches(1, 7) for text in batch.texts]
+    assert texts == ["x" * 100 + str(n) for n in range(3007, 9000)]
+
+
+def test_a_reader_tells_what_of_the_file_is_done_with(parquet: Path) -> None:
+    source = ParquetText(parquet, "text", ("language",))
+    metadata = pq.ParquetFile(parquet).metadata
+    ends = [source.read_up_to(group) for group in range(4)]
+    assert ends == sorted(ends)
+    for group in range(3):
+        later = [metadata.row_group(group + 1).column(place) for place in range(metadata.num_columns)]
+        assert ends[group] <= min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in later)
+        assert ends[group] > 0
+    assert ends[3] <= parquet.stat().st_size
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_texts_are_taken_from_the_buffers_as_they_lie(kind: pa.DataType) -> None:
+    texts = ["one", None, "", "na\u00efve", "\U0001f525" * 3, None]
+    whole = pa.array(texts, kind)
+    for column, expected in ((whole, texts), (whole.slice(2, 3), texts[2:5]), (whole[:0], [])):
+        found, utf8 = decode_text(column)
+        assert found == expected
+        assert [bytes(each) for each in utf8] == [(text or "").encode() for text in expected]
+    assert decode_text(pa.array([""], kind))[0] == [""]
+    assert decode_text(pa.array([None, None], kind))[0] == [None, None]
+
+
+def test_what_lies_under_a_null_is_nobodys_text() -> None:
+    data = pa.py_buffer(b"good\xff\xfe")
+    offsets = pa.py_buffer(bytes.fromhex("00000000 04000000 06000000"))
+    column = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x01"), offsets, data])
+    assert decode_text(column)[0] == ["good", None]
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
+    with pytest.raises(UndecodableText) as caught:
+        decode_text(broken)
+    assert caught.value.row == 1
