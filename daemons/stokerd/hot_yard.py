@@ -10,6 +10,7 @@ from stoker.corpus.catalog import KeySet
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.reconcile import reconcile_hot
 from stoker.corpus.sources import Source
+from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout
 from stokerd.shard_tasks import ON_HOT
 from stokerd.yard import Yard
@@ -22,6 +23,28 @@ class HotYard(Yard):
 
     place = "hot"
     building_bytes: Mapping[str, int] = {}  # what was built so far, by the first 16 digits of the key
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """As any disk's; one that is mounted read-only is said, and with --once ends it all."""
+        super().hear(message)
+        if message["kind"] == "measured" and self.writable:
+            self._told.over("hot_read_only", tell="hot_writable")
+        elif message["kind"] == "measured":
+            self._told.trouble("hot_read_only", level="error", reason=self.trouble)
+            if self._context.once:
+                raise UnavailableError(self.trouble)
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be worked on: on a read-only disk every file would fail in turn."""
+        return super().known and self.writable
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be done now; empty when all is well."""
+        if not self.writable and super().known:
+            return f"the hot directory {self._root} is mounted read-only; remount it writable"
+        return super().trouble
 
     def _expected(self) -> int:
         sources = self._book.sources.values()

@@ -133,6 +133,8 @@ class Yard(ABC):
                 self._agree(message)
                 self._agreed = True
             case "measured":
+                if self.hanging:
+                    self.look_soon()  # it answers again: what lies there now is seen, and the trouble over
                 self.disk, self.writable = Disk(**message["disk"]), bool(message["writable"])
                 self.mark = message["owner"]
                 self.measured = message["number"] >= self._needs
@@ -223,7 +225,7 @@ class Yard(ABC):
 
     @property
     def hanging(self) -> bool:
-        """Whether an answer is overdue: the mount does not answer now, and says nothing of what lies there."""
+        """Whether an answer is overdue: the mount says nothing now of what lies there."""
         since = self._silent_since
         return since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
 

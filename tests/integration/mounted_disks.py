@@ -1,0 +1,280 @@
+"""Disks that hang, die, go away or turn read-only under the data daemons: a pause with a reason, no verdict.
+
+Run by test_dead_mounts.py, in mounts of their own.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.kit.process import children_tree, signal_process
+from stoker.shards.proof import prove_set
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
+from support.fuse import FuseMount
+from support.halting import wait_halted
+from support.mounts import is_apart, mount_small
+from support.parquet import write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.processes import RunningDaemon
+from support.waiting import wait_until
+
+if not is_apart():
+    pytest.skip("only in mounts of its own: run test_dead_mounts.py", allow_module_level=True)
+
+FILES = 3
+# How long a disk may say nothing before it is said to hang, and how often it is asked: too long for a test.
+_SITE = """
+import sys
+if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
+    from stokerd import stage_shard, warm_yard, yard
+    yard.ANSWERS_WITHIN_S = warm_yard.ANSWERS_WITHIN_S = 1.5
+    yard.MEASURE_EVERY_S = stage_shard.LONGEST_WAIT_S = 0.5
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose daemons are less patient with a silent disk."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_SITE)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    return tmp_path
+
+
+Mounts = Callable[..., FuseMount]
+
+
+@pytest.fixture
+def mounts() -> Iterator[Mounts]:
+    """Makes mounts that can be made to hang; they answer again before anything is waited for at the end."""
+    made: list[FuseMount] = []
+
+    def make(*places: Path, **options: str) -> FuseMount:
+        made.append(FuseMount(*places, **options))
+        return made[-1]
+
+    yield make
+    for mount in made:
+        mount.end()
+
+
+def write_files(data: DataPipeline, first: int = 0, count: int = FILES) -> None:
+    for number in range(first, first + count):
+        write_fineweb(data.source / f"{number}.parquet", 150, seed=number)
+
+
+def pipeline(home: Path, **changes: Any) -> DataPipeline:
+    """Files with receipts, which a loop can begin with."""
+    data = make_pipeline(home, shard__release="never", **changes)
+    write_files(data)
+    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    return data
+
+
+def with_warm(home: Path) -> DataPipeline:
+    return pipeline(home, warm=str(home / "warm"), evict={"target_free": "0B"})
+
+
+@contextmanager
+def at_work(data: DataPipeline, name: str = STAGE_SHARD) -> Iterator[RunningDaemon]:
+    """A daemon that never ends by itself, and ends well when asked."""
+    daemon = data.start(name)
+    try:
+        yield daemon
+        assert daemon.process.poll() is None, daemon.said()
+    finally:
+        code = daemon.stop()
+    assert code == 0, daemon.said()
+
+
+def wait_for(data: DataPipeline, state: str, files: int = FILES) -> None:
+    wait_until(lambda: list(data.states().values()) == [state] * files, what=f"{files} files {state}")
+
+
+def wait_for_trouble(data: DataPipeline, words: str) -> None:
+    wait_until(lambda: words in data.status().get("trouble", ""), what=f"the word of {words}")
+
+
+def wait_for_event(data: DataPipeline, word: str) -> None:
+    wait_until(lambda: data.events(STAGE_SHARD, word), what=f"the event {word}")
+
+
+def still_turns(data: DataPipeline) -> None:
+    """The daemon goes on telling its status: its loop, which feeds the watchdog, is not held up."""
+    before = data.status()["uptime_s"]
+    wait_until(lambda: data.status()["uptime_s"] > before, what="another turn of the loop")
+
+
+def nothing_was_blamed(data: DataPipeline) -> None:
+    assert not data.reasons()
+    assert all(source.deaths == () for source in data.sources().values())
+
+
+def complaints(data: DataPipeline) -> list[dict[str, Any]]:
+    """What the loop recorded that somebody should look at."""
+    return [event for event in data.events(STAGE_SHARD) if event["level"] != "info"]
+
+
+def warm_is_whole(data: DataPipeline) -> None:
+    for source in data.sources().values():
+        copy = WarmLayout(data.home / "warm").shard_set("prose", str(source.key))
+        assert prove_set(copy, key=source.key).verdict == "proven"
+    assert not list((data.home / "warm").rglob(".tmp-*"))
+
+
+def test_a_warm_disk_that_hangs_in_mid_copy_holds_up_its_copies_alone(home: Path, mounts: Mounts) -> None:
+    warm = mounts(home / "disk", home / "warm", halts_at="write")
+    data = with_warm(home)
+    with at_work(data):
+        wait_until(lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), what="a look")
+        warm.arm()
+        warm.wait_halted()
+        wait_for_trouble(data, "waiting for the warm directory")
+        wait_for_event(data, "warm_unavailable")
+        write_files(data, first=FILES, count=1)
+        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+        wait_until(lambda: data.states().get(f"{FILES}.parquet") == "proven", what="the new file's set")
+        still_turns(data)
+        assert "synced" not in data.states().values()
+        warm.go_on()
+        wait_for(data, "synced", FILES + 1)
+        wait_for_event(data, "warm_available")
+    nothing_was_blamed(data)
+    warm_is_whole(data)
+
+
+def test_a_warm_disk_whose_server_died_is_waited_for(home: Path, mounts: Mounts) -> None:
+    warm = mounts(home / "disk", home / "warm", halts_at="write")
+    data = with_warm(home)
+    with at_work(data):
+        wait_until(lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), what="a look")
+        warm.arm()
+        warm.wait_halted()
+        warm.die()
+        wait_for_event(data, "warm_unavailable")
+        wait_for(data, "proven")
+        still_turns(data)
+        warm.come_back()
+        wait_for(data, "synced")
+    nothing_was_blamed(data)
+    warm_is_whole(data)
+
+
+def test_a_source_folder_that_hangs_while_it_is_hashed_or_staged(home: Path, mounts: Mounts) -> None:
+    source = mounts(home / "disk", home / "source", halts_at="read")
+    data = make_pipeline(home, shard__release="never")
+    write_files(data)
+    with at_work(data), at_work(data, DOWNLOAD_WATCHDOG) as watchdog:
+        source.arm()
+        source.wait_halted()
+        still_turns(data)
+        assert watchdog.process.poll() is None
+        source.go_on()
+        wait_for(data, "proven")
+        source.arm()
+        write_files(data, first=FILES, count=1)
+        source.wait_halted()
+        still_turns(data)
+        source.go_on()
+        wait_for(data, "proven", FILES + 1)
+    nothing_was_blamed(data)
+
+
+def test_a_source_folder_whose_server_died_is_waited_for(home: Path, mounts: Mounts) -> None:
+    source = mounts(home / "disk", home / "source", halts_at="read")
+    data = pipeline(home)
+    source.arm()
+    with at_work(data), at_work(data, DOWNLOAD_WATCHDOG):
+        source.wait_halted()
+        source.die()
+        wait_until(lambda: complaints(data), what="a word of the copy that failed")
+        still_turns(data)
+        source.come_back()
+        wait_for(data, "proven")
+    nothing_was_blamed(data)
+
+
+def test_a_hot_disk_that_hangs_pauses_everything(home: Path, mounts: Mounts) -> None:
+    hot = mounts(home / "disk", home / "hot", halts_at="write")
+    data = pipeline(home)
+    with at_work(data):
+        wait_until(data.states, what="the records")
+        hot.arm()
+        hot.wait_halted()
+        wait_for_trouble(data, "waiting for the hot directory")
+        wait_for_event(data, "list_failed")
+        still_turns(data)
+        hot.go_on()
+        wait_for(data, "proven")
+        wait_until(lambda: not data.status()["trouble"], what="the end of the trouble")
+    nothing_was_blamed(data)
+    in_peace = pipeline(home / "in-peace")
+    assert in_peace.once(STAGE_SHARD).returncode == 0
+    assert data.sets() == in_peace.sets()
+
+
+def test_a_read_only_hot_disk_pauses_everything(home: Path) -> None:
+    mount_small(home / "hot", 64 << 20)
+    data = pipeline(home)
+    with at_work(data) as daemon:
+        wait_until(lambda: "building" in data.states().values(), what="a build")
+        turn_read_only(home / "hot", daemon)
+        wait_for_trouble(data, "read-only")
+        wait_for_event(data, "hot_read_only")
+        still_turns(data)
+        assert set(data.states().values()) <= {"seen", "staged", "building", "proven"}
+        subprocess.run(["mount", "-o", "remount,rw", str(home / "hot")], check=True, timeout=20)
+        wait_for(data, "proven")
+        wait_until(lambda: not data.status()["trouble"], what="the end of the trouble")
+    nothing_was_blamed(data)
+
+
+def turn_read_only(place: Path, daemon: RunningDaemon) -> None:
+    """As the kernel does after an error. Who has files open for writing stands in the way, and goes first."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    wait_halted(daemon.pid)
+    workers = children_tree(daemon.pid)
+    for worker in workers:
+        signal_process(worker, signal.SIGKILL)
+    wait_until(lambda: all(has_ended(worker.pid) for worker in workers), what="the end of the workers")
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=20)
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for nothing but to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
+    disk, hot = home / "disk", home / "hot"
+    for place in (disk, hot):
+        place.mkdir()
+
+    def plug_in() -> None:
+        subprocess.run(["mount", "--bind", str(disk), str(hot)], check=True, timeout=20)
+
+    plug_in()
+    data = pipeline(home)
+    with at_work(data):
+        wait_until(lambda: "building" in data.states().values(), what="a build")
+        subprocess.run(["umount", "--lazy", str(hot)], check=True, timeout=20)
+        wait_for_event(data, "list_failed")
+        wait_for_trouble(data, "mount the disk")
+        still_turns(data)
+        assert not list(hot.iterdir()), "what was there is not made again in an empty folder"
+        plug_in()
+        wait_for(data, "proven")
+    nothing_was_blamed(data)
+    assert len(data.sets()) == FILES

@@ -1,0 +1,35 @@
+"""Hot, warm and source folders that hang, die, vanish or turn read-only: mounted_disks.py, test by test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.fuse import WHY_NO_FUSE, fuse_is_here
+from support.mounts import WHY_NOT, apart
+
+THERE = Path(__file__).with_name("mounted_disks.py")
+TESTS = re.findall(r"^def (test_\w+)\((.*?)\)", THERE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("name", "wants"), TESTS, ids=[name.removeprefix("test_") for name, _ in TESTS])
+def test_with_mounts_of_its_own(name: str, wants: str, tmp_path: Path) -> None:
+    if "mounts" in wants and not fuse_is_here():
+        pytest.skip(WHY_NO_FUSE)
+    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "apart")]
+    command = apart([sys.executable, *words, f"{THERE}::{name}"])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=THERE.parent.parent.parent,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
