@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from support.halting import wait_halted
 from support.mounts import is_apart
 from support.waiting import LONG_S, wait_until
 
@@ -44,15 +45,16 @@ def fuse_is_here() -> bool:
 class FuseMount:
     """A folder seen through a server of its own at `place`."""
 
-    def __init__(self, folder: Path, place: Path) -> None:
+    def __init__(self, folder: Path, place: Path, *, halts_at: str = "") -> None:
+        """`halts_at`: read or write, at which the server stops by itself once `arm` was called."""
         self.folder, self.place = folder, place
         folder.mkdir(parents=True, exist_ok=True)
         place.mkdir(parents=True, exist_ok=True)
-        self.process = self._serve()
+        self.process = self._serve(halts_at)
 
-    def _serve(self) -> subprocess.Popen[bytes]:
+    def _serve(self, halts_at: str = "") -> subprocess.Popen[bytes]:
         assert is_apart(), "a test may only mount in a namespace of its own"
-        command = [sys.executable, "-m", "support.fuse", str(self.folder), str(self.place)]
+        command = [sys.executable, "-m", "support.fuse", str(self.folder), str(self.place), halts_at]
         tests = str(Path(__file__).parent.parent)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": tests}
@@ -60,6 +62,10 @@ class FuseMount:
         assert process.stdout is not None
         assert process.stdout.readline() == b"mounted\n"
         return process
+
+    def arm(self) -> None:
+        """Have the server stop in the middle of the next `halts_at`: only it knows that it is there."""
+        self.process.send_signal(signal.SIGHUP)
 
     def halt(self) -> None:
         """Answer nothing any more; who waits can still be killed."""
@@ -88,6 +94,10 @@ class FuseMount:
         """Take it all away, whatever state it is in."""
         self.die()
         subprocess.run(["umount", "--lazy", str(self.place)], check=False, timeout=LONG_S)
+
+    def wait_halted(self) -> None:
+        """Wait until the server has stopped, by itself or not."""
+        wait_halted(self.process.pid)
 
     def waiting(self) -> list[int]:
         """The processes that wait for an answer now, by where in the kernel they wait."""
@@ -157,13 +167,13 @@ def _attributes(found: os.stat_result) -> bytes:
 class _Server:
     """One request at a time; nothing is cached by the kernel (every validity is zero)."""
 
-    def __init__(self, root: Path, device: int) -> None:
+    def __init__(self, root: Path, device: int, halts_at: str) -> None:
         self.nodes, self.device = _Nodes(root), device
-        self.told = False
+        self.halts_at, self.armed = {"": 0, "read": 15, "write": 16}[halts_at], False
         self.held: list[tuple[int, bytes]] | None = None  # answers kept back
         self.wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(signum, lambda *_: None)  # the loop sees them in the order they came
         self._answers: dict[int, Callable[[int, bytes], object]] = {
             **{1: self.lookup, 2: self.forget, 3: self.getattr, 4: self.setattr, 9: self.mkdir},
@@ -176,7 +186,9 @@ class _Server:
 
     def _signalled(self) -> None:
         for signum in os.read(self.wake_read, 512):
-            if signum == signal.SIGUSR1:
+            if signum == signal.SIGHUP:
+                self.armed = True
+            elif signum == signal.SIGUSR1:
                 self.held = [] if self.held is None else self.held
             elif self.held is not None:
                 held, self.held = self.held, None
@@ -204,6 +216,9 @@ class _Server:
 
     def _take(self, request: bytes) -> None:
         length, opcode, unique, node, *_ = _HEADER.unpack_from(request)
+        if self.armed and opcode == self.halts_at:
+            self.armed = False
+            os.kill(os.getpid(), signal.SIGSTOP)
         act = self._answers.get(opcode)
         failure, answer = 0, b""
         try:
@@ -364,7 +379,7 @@ class _Server:
         return out
 
 
-def main(folder: Path, place: Path) -> None:
+def main(folder: Path, place: Path, halts_at: str) -> None:
     """Mount and serve until unmounted."""
     device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -372,8 +387,8 @@ def main(folder: Path, place: Path) -> None:
     words = (b"stoker-test", os.fsencode(place), b"fuse", _MS_NOSUID_NODEV, options.encode())
     if libc.mount(*words):
         raise OSError(ctypes.get_errno(), f"mount {place}: {os.strerror(ctypes.get_errno())}")
-    _Server(folder, device).run()
+    _Server(folder, device, halts_at).run()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
