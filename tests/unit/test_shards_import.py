@@ -23,6 +23,7 @@ from stoker.shards.manifest import ImportedBooks, Manifest, ManifestInvalid, par
 from stoker.shards.proof import prove_set
 from stoker.shards.reader import ShardSet
 from stoker.store.errors import StorageError
+from stoker.store.hashing import hash_file
 from support.builds import Recorder, messages_of, set_bytes
 from support.halting import halts_at, wait_halted
 from support.imports import (
@@ -261,16 +262,37 @@ def test_a_wrong_tokenizer_refuses_before_a_byte_is_read(tmp_path: Path) -> None
     assert do(tmp_path, place, trust_tokenizer=False)["status"] == "published"
 
 
-def test_what_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "in" / "train.bin", streams())
+@pytest.mark.parametrize("shorter", [0, 1])
+def test_what_changes_between_the_two_readings_is_refused(tmp_path: Path, shorter: int) -> None:
+    ids = streams()
+    path = write_tokens(tmp_path / "in" / "train.bin", ids)
 
     def change(content: Survey, found: Found) -> str:
-        write_tokens(path, streams(seed=9)[: content.tokens["train"]])
+        write_tokens(path, ids[::-1][shorter:])
         return "import/it"
 
     with pytest.raises(ImportRefused, match="changed"):
         import_place(ImportTask.from_mapping(import_task(tmp_path, path)), Recorder(), change)
     assert left(tmp_path) == []
+
+
+def test_an_exports_own_note_is_held_against_what_lies_there(tmp_path: Path) -> None:
+    """Given what `stoker export` notes of a file: one with another bit, size or name is not taken over."""
+    place = tmp_path / "in"
+    path = write_tokens(place / "train.bin", [1, 2, 3])
+    told = {"tokens": 3, "size": 6, "sha256": hash_file(path).sha256}
+    note = {"format": "nanogpt", "dtype": "uint16", "tokenizer_sha256": PINNED, "files": {"train.bin": told}}
+    (place / "meta.json").write_text(json.dumps(note))
+    assert do(tmp_path, place, trust_tokenizer=False)["status"] == "published"
+    write_tokens(path, [1, 2, 4])
+    with pytest.raises(ImportRefused, match="sha256 is not the one"):
+        do(tmp_path / "again", place)
+    write_tokens(path, [1, 2])
+    with pytest.raises(ImportRefused, match="says otherwise"):
+        do(tmp_path / "again", place)
+    path.rename(place / "other_train.bin")
+    with pytest.raises(ImportRefused, match="missing, meta"):
+        do(tmp_path / "again", place)
 
 
 def test_one_that_is_on_record_is_not_copied(tmp_path: Path) -> None:

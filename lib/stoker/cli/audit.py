@@ -81,7 +81,8 @@ def _imported(figures: Mapping[str, int]) -> str:
     sets, without = figures["sets"], figures["documents_not_known"]
     known = f", {figures['documents']:,} documents" if without < sets else ""
     unknown = f", documents not known of {without:,}" if without else ""
-    return f"{sets:,} sets, {figures['tokens']:,} tokens{known}{unknown}; their rows are not known"
+    counted = f"{sets:,} set{'s' * (sets != 1)}, {figures['tokens']:,} tokens"
+    return f"{counted}{known}{unknown}; rows are not known"
 
 
 def _counts(figures: Mapping[str, int]) -> str:

@@ -96,7 +96,7 @@ def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     if imported := body.get("imported", {}).get("sets"):
         unknown = body["imported"]["documents_not_known"]
         told = f", documents of {unknown:,} not known" if unknown else ""
-        lines.append(("imported", f"{imported:,} sets, rows not known{told}"))
+        lines.append(("imported", f"{imported:,} set{'s' * (imported != 1)}, rows not known{told}"))
     if body.get("dropped"):
         lines.append(("rows dropped", _counts(body["dropped"])))
     if body.get("tokens_per_second"):
