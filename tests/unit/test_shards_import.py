@@ -387,6 +387,9 @@ def test_a_manifest_must_say_that_it_is_imported_where_its_books_do(tmp_path: Pa
         data = json.dumps({**body, **change}, sort_keys=True, separators=(",", ":")).encode()
         with pytest.raises(ManifestInvalid):
             Manifest.parse(data)
+    counted = {**body["books"], "rows": body["books"]["documents"], "dropped": {}, "chars": 0}
+    with pytest.raises(ManifestInvalid, match="do not fit"):  # as if every row were known
+        Manifest.parse(json.dumps({**body, "books": counted}, sort_keys=True, separators=(",", ":")).encode())
     del body["imported"]
     with pytest.raises(ManifestInvalid):
         Manifest.parse(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
