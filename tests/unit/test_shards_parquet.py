@@ -212,15 +212,12 @@ def test_a_threshold_is_for_numbers_only(tmp_path: Path, column: pa.Array, reaso
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(22, 3), pa.dictionary(pa.int8(), pa.float64())],
-    ids=str,
+    "kind", [pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(22, 3), "dictionary"], ids=str
 )
-def test_a_threshold_takes_numbers_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
+def test_a_threshold_takes_numbers_of_any_type(tmp_path: Path, kind: pa.DataType | str) -> None:
     filters = Filters(at_least={"score": 2})
-    column = (
-        pa.array([1, 2, 3, None]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind).cast(kind)
-    )
+    numbers = pa.array([1, 2, 3, None])
+    column = numbers.dictionary_encode() if kind == "dictionary" else numbers.cast(kind)
     selection = select(first_batch(tmp_path, filters, score=column), make_filters(filters))
     assert selection.keep.tolist() == [False, True, True, False]
     assert selection.dropped == {"at_least": 2}
