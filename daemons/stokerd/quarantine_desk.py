@@ -45,6 +45,8 @@ class QuarantineDesk:
         self._shelf = QuarantineShelf(self._directory)
         self._kept: tuple[Kept, ...] = ()
         self._read_due, self._stamp = 0.0, -1
+        self._seen: tuple[tuple[Kept, ...], int] = ((), -1)  # what was last decided on
+        self._going = False  # whether something of it was still to go
         self._gone: dict[str, int] = {}  # the bytes of what went with its reason, by name
         self.releases = ReleaseDesk(
             context, crew=crew, patience=patience, book=book, outcomes=outcomes, changed=self._read_soon
@@ -64,8 +66,16 @@ class QuarantineDesk:
     def act(self, receipts: Mapping[str, Receipt]) -> None:
         """One turn: tell what became of things, have one of them go, have one looked at."""
         self._read()
-        self.releases.tell(self._kept)
-        self._keep_budget()
+        seen = (self._kept, self._book.changes)
+        if self._going or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
+            self._seen = seen
+            self.releases.tell(self._kept)
+            if self.releases.lost(self._kept):
+                self._read_soon()
+                self._read()  # a folder's time stamp may hide what was made in the same instant
+                self.releases.find(self.releases.lost(self._kept))
+            self._keep_budget()
+            self._read()
         self.releases.act(self._kept, receipts)
 
     def takes(self, job: Job) -> bool:
@@ -96,7 +106,11 @@ class QuarantineDesk:
 
     def _read(self) -> None:
         """Look through it where something changed; a folder more or less shows in the directory's time."""
-        stamp, now = self._directory.stat().st_mtime_ns, time.monotonic()
+        now = time.monotonic()
+        try:
+            stamp = self._directory.stat().st_mtime_ns
+        except FileNotFoundError:  # somebody took it away: it is made again with the next thing in it
+            stamp = 0
         if stamp == self._stamp and now < self._read_due:
             return
         self._stamp, self._read_due = stamp, now + READ_EVERY_S
@@ -125,6 +139,7 @@ class QuarantineDesk:
             busy=busy,
         )
         chosen = list(going)
+        self._going = bool(chosen)
         for drop in chosen:  # all at once: with the first of them gone, an older one would fit again
             if drop.kept.dropping is None:
                 intent = {"why": drop.why, "bytes": drop.kept.bytes}

@@ -34,6 +34,7 @@ class _Round:
     """Everything is to be looked at that was not since; what came of it."""
 
     asked_at: float
+    begun: bool = False
     done: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
     bad: int = 0
@@ -60,7 +61,7 @@ class ReleaseDesk:
         self._asked: dict[str, tuple[str, bool]] = {}  # folder's name and whether by force, by request
         self._rounds: dict[str, _Round] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
-        self._shelf: tuple[Kept, ...] | None = None  # as it was last seen
+        self._shelf: tuple[Kept, ...] = ()  # as it was last seen
         self._think_due = 0.0
         metrics = context.metrics
         self._looks = metrics.counter("quarantine_looks_total", "Quarantined files seen again.", ("verdict",))
@@ -95,7 +96,7 @@ class ReleaseDesk:
     def consider_round(self, request: Request) -> Mapping[str, Any] | None:
         """Everything quarantined is looked at again; the answer says what came of it."""
         round_ = self._rounds.setdefault(request.id, _Round(_filed_at(request.id)))
-        if self._shelf is None or LOOKING in self._crew or self._left(round_):
+        if not round_.begun or LOOKING in self._crew or self._left(round_):
             return None
         del self._rounds[request.id]
         return {"released": round_.released, "bad": round_.bad, "unreadable": round_.unreadable}
@@ -114,9 +115,25 @@ class ReleaseDesk:
                 )
                 self._mark(kept, released={**kept.released, "told": True})
 
+    def lost(self, shelf: tuple[Kept, ...]) -> list[Source]:
+        """The quarantined sources whose finding somebody took away."""
+        return homeless(self._quarantined(), shelf)
+
+    def find(self, lost: list[Source]) -> None:
+        """Write their findings anew, or they would never be looked at again."""
+        for source in lost:
+            detail = "what was kept of it, and why, is gone from quarantine"
+            finding = {"reason": source.reason, "column": source.column, "detail": detail}
+            name = record_name(source.dataset, source.path)
+            body = {"path": source.path, "sha256": source.sha256, "unseen": True, **finding}
+            open_folder(self._directory, "parquet", name, body)
+            self._changed()
+
     def act(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
         """Have the next one looked at."""
         self._shelf = shelf
+        for round_ in self._rounds.values():
+            round_.begun = True
         if LOOKING in self._crew:
             return
         by_name = {kept.name: kept for kept in shelf}
@@ -135,13 +152,6 @@ class ReleaseDesk:
 
     def _go_on(self, shelf: tuple[Kept, ...], receipts: Mapping[str, Receipt]) -> None:
         sources = self._quarantined()
-        for source in homeless(sources, shelf):
-            detail = "what was kept of it, and why, is gone from quarantine"
-            finding = {"reason": source.reason, "column": source.column, "detail": detail}
-            name = record_name(source.dataset, source.path)
-            body = {"path": source.path, "sha256": source.sha256, "unseen": True, **finding}
-            open_folder(self._directory, "parquet", name, body)
-            self._changed()
         waiting = [
             kept
             for kept in due(shelf, sources, now=time.time(), every=self._every)

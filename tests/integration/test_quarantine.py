@@ -284,10 +284,15 @@ def test_drops_are_done_with_the_daemon_up_or_down_and_told_once(site: Site) -> 
         done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")
         assert done.code == 0, done.err
         assert json.loads(done.out)[0]["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+        shutil.rmtree(site.layout.quarantine)  # somebody tidies up
+        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
+        answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
+        assert answer == {"released": [], "bad": 1, "unreadable": 0}
     finally:
         assert daemon.stop() == 0
     told = site.data.events("stage_shard", "quarantine_dropped")
     assert [each["kind"] for each in told] == ["record", "parquet"]
     assert all(each["why"].startswith("asked for by uid ") for each in told)
-    assert [kept.kind for kept in site.shelf() if kept.path != "bad.parquet"] == ["record"]
+    (finding,) = site.shelf()
+    assert (finding.path, finding.things, finding.body["revalidations"]) == ("bad.parquet", (), 1)
     assert site.audit()["balanced"]

@@ -16,6 +16,7 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine_shelf import KINDS, Kept, QuarantineShelf
 from stoker.store.errors import UsageError
+from stoker.store.record import RecordDamaged, read_record
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 
@@ -34,10 +35,10 @@ def quarantine() -> None:
 @json_option
 def list_(file: Path, kind: str | None, as_json: bool) -> None:
     """List what lies in quarantine, newest first."""
-    shelf = _shelf(load_pipeline(file))
-    chosen = [kept for kept in shelf if kind is None or kept.kind == kind]
+    pipeline = load_pipeline(file)
+    chosen = [kept for kept in _shelf(pipeline) if kind is None or kept.kind == kind]
     if as_json:
-        print_json([_facts(kept) for kept in chosen])
+        print_json([{**_facts(kept), "source": _source_state(pipeline, kept)} for kept in chosen])
         return
     for kept in chosen:
         place = ", ".join(
@@ -45,8 +46,10 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
             + [f"column {_plain(kept.body['column'])}"] * (kept.body.get("column") is not None)
         )
         what = kept.reason + (f" ({place})" if place else "")
-        click.echo(f"{kept.name}\n    {_plain(kept.path) or 'unknown'}: {_plain(what)}")
-        click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}")
+        state = _source_state(pipeline, kept)
+        now = f"; its source is {state}" if state not in (None, "quarantined") else ""
+        click.echo(f"{_plain(kept.name)}\n    {_plain(kept.path) or 'unknown'}: {_plain(what)}")
+        click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}{now}")
     files, size = sum(1 for kept in chosen if kept.things), sum(kept.bytes for kept in chosen)
     click.echo(f"{len(chosen)} in quarantine; {files} kept, {size:,} bytes")
 
@@ -64,7 +67,7 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
         if as_json:
             print_json({**_facts(kept), "folder": str(where), "things": things, "body": kept.body})
             continue
-        click.echo(f"{kept.name} ({_state(kept)})")
+        click.echo(f"{_plain(kept.name)} ({_state(kept)})")
         for name, value in kept.body.items() or {"problem": kept.problem}.items():
             click.echo(f"  {name:<14} {_plain(value)}")
         for thing in things or ["nothing is kept of it"]:
@@ -264,9 +267,9 @@ def _told_of_drop(kept: Kept, outcome: Mapping[str, Any]) -> str:
 def _facts(kept: Kept) -> dict[str, Any]:
     body = kept.body
     return {
-        "name": kept.name,
+        "name": _utf8(kept.name),
         "kind": kept.kind,
-        "path": kept.path,
+        "path": _utf8(kept.path),
         "reason": kept.reason,
         "row_group": body.get("row_group"),
         "column": body.get("column"),
@@ -295,6 +298,21 @@ def _state(kept: Kept) -> str:
             f"still bad {kept.body['revalidated']}, looked at {kept.body.get('revalidations')} times"
         )
     return "; ".join(words)
+
+
+def _source_state(pipeline: Pipeline, kept: Kept) -> str | None:
+    """What became of the source that a parquet file was; None where there is none, or no record of it."""
+    if kept.kind != "parquet" or not kept.path:
+        return None
+    try:
+        return str(read_record(pipeline.layout.source(pipeline.dataset.name, kept.path))["state"])
+    except (FileNotFoundError, RecordDamaged, KeyError):
+        return None
+
+
+def _utf8(text: str) -> str:
+    """A name as JSON can carry it, also where its bytes are no text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _plain(value: object) -> str:

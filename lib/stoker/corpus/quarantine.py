@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.quarantine_shelf import REASON, bytes_of, mark
-from stoker.corpus.transfer import DiskFullError, Progress, move
-from stoker.store.errors import DataError
+from stoker.corpus.transfer import FULL, Progress, move
+from stoker.store.errors import DataError, StorageError
 from stoker.store.files import make_dir, remove_tree, unlink_durably
 from stoker.store.names import utc_now
 from stoker.store.record import read_record, write_record
@@ -45,7 +45,9 @@ def quarantine(
             return folder
         try:
             _keep(thing, folder, progress)
-        except DiskFullError:
+        except StorageError as error:
+            if error.errno not in FULL:
+                raise
             _give_up(thing, folder, size, NO_ROOM)
     return folder
 
