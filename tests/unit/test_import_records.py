@@ -19,6 +19,7 @@ from stoker.corpus.sources import Source, write_source
 from stoker.corpus.space import set_bytes
 from stoker.shards.import_claim import misasked
 from stoker.shards.import_set import ImportTask, import_place
+from stoker.shards.record_audit import Records, record_findings
 from stokerd.pinning import Pinning
 from support.builds import Recorder
 from support.imports import import_task, streams, write_tokens
@@ -97,6 +98,17 @@ def test_imports_stand_behind_every_file_and_are_part_of_the_whole(tmp_path: Pat
     sources.put(imported("import/a", "seen"))  # lost: a plan may name it
     pinning.keep_listing(listed("z"), sources)
     assert (pin_of(data).listing, pin_of(data).complete) == (("z", "import/a", "import/b"), False)
+
+
+def test_an_import_that_came_just_now_is_no_finding_against_a_complete_listing(tmp_path: Path) -> None:
+    data, pinning = pinned(tmp_path)
+    pinning.keep_listing(listed("a"), catalog(built("a")))
+    pin = pin_of(data)
+    assert pin.complete
+    for late, expected in ((imported("import/x"), 0), (built("b"), 1)):
+        records = Records(sources={"a": built("a"), late.path: late}, listing=listed("a"), pin=pin)
+        findings = list(record_findings(data.pipeline, records, deep=False))
+        assert sum("its listing lacks" in finding for finding in findings) == expected
 
 
 def test_imports_need_no_listing_but_make_none_complete(tmp_path: Path) -> None:
