@@ -2,7 +2,7 @@
 
 task: {"root": the source folder | null, "origin": the source's file | null, "kept": the copy in quarantine |
        null, "target": its place on hot | null, "size", "sha256", "text_column", "columns": [...], "floor",
-       "decode": false to take its word}
+       "decode": false to take its word, "disks": [the marks of those it may write to]}
 messages: {"kind": "progress"}
 result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
         origin is gone lies at the target too, when one was given; without one the place is "here".
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import psutil
 import pyarrow as pa
 
+from stoker.corpus.disks import insist_on
 from stoker.corpus.preflight import preflight
 from stoker.corpus.staging import Wanted, bring, why_away
 from stoker.kit.worker_main import run_worker
@@ -40,6 +41,7 @@ class Said(Protocol):
 
 def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
     """Find the file that was quarantined, and judge it."""
+    insist_on(task)
     say = _Ticker(report)
     origin, kept = (None if task[name] is None else Path(task[name]) for name in ("origin", "kept"))
     there = _hash(origin, say)
