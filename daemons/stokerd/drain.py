@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stoker.corpus.catalog import OPEN
-from stoker.corpus.moves import decide_moves, unsynced
+from stoker.corpus.moves import decide_moves
 from stoker.corpus.schedule import decide
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import StorageError, UnavailableError
@@ -47,8 +47,8 @@ class Drain:
             left.append("the tokenizer waits until enough of the listing is here")
         if open_:
             left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
-        if view.warm.configured and (behind := unsynced(sources)):
-            left.append(f"{len(behind)} not copied to warm")
+        if view.warm.configured and (behind := sources.sums.unsynced):
+            left.append(f"{behind} not copied to warm")
         if stuck := [job.name for job in view.crew.jobs if job.abandoned]:
             raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
         if view.space.short:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 from stoker.corpus.moves import unsynced
 from stoker.corpus.schedule import buildable, stageable
@@ -27,9 +28,11 @@ class RoomDesk:
         residence.make_room(needed, view.doing("hydrate"))
         stuck = not view.crew.busy.keys() - {view.hot.lister, view.warm.lister}
         first = building or [source for source in staging if source.path in situation.wanted]
-        if stuck and first and view.hot.measured:
+        if stuck and (staging or building) and view.hot.measured and view.hot.partial:
+            view.hot.discard_partial()
+        elif stuck and first and view.hot.measured:
             self._actions.unstage(first[0], view.tokenizer.contents)
         cold, stuck = cold if residence.wants.blocked else 0, stuck and not residence.consumed
         space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
-        space.tell_warm_full(unsynced(sources)[:1])
+        space.tell_warm_full(list(islice(unsynced(sources), 1)))
         residence.tell_too_small()

@@ -23,6 +23,7 @@ from stokerd.residence import Residence
 from stokerd.set_moves import SetMoves
 from stokerd.set_requests import SetRequests
 from stokerd.shard_tasks import ShardTasks
+from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes, paused
 from stokerd.tokenizer_desk import TokenizerDesk
@@ -54,6 +55,7 @@ class ShardView:
     shelf: Shelf[Receipt]
     failures: FailureDesk
     files: FilesList
+    away: SourceAway
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     _unlike: set[str] = field(default_factory=set)
@@ -92,7 +94,8 @@ class ShardView:
         return replace(situation, recallable=recallable(situation, self.shelves()), urgent=urgent)
 
     def _paused_until(self, activity: str) -> float:
-        return max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
+        until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
+        return max(until, self.away.until) if activity == "stage" else until
 
     def _may_build(self, path: str) -> bool:
         source = self.book.sources.get(path)

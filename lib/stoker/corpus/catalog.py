@@ -70,6 +70,7 @@ class Catalog(dict[str, Source]):
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
         self._contents: dict[str, str | tuple[str, ...]] = {}
         self._shared: dict[str, None] = {}  # contents that several paths have
+        self._unsettled: dict[str, None] = {}
         self._owned: dict[str, str] = {}  # path by the first digits of its set's key
         self._key_of: KeyOf | None = None
         self._open: dict[str, str] = {}  # content by the first digits of its key, of what has no set yet
@@ -127,9 +128,10 @@ class Catalog(dict[str, Source]):
         return next((path for path in self.with_content(sha256) if self[path].state in PUBLISHED), None)
 
     @property
-    def twins(self) -> Iterable[tuple[str, ...]]:
-        """The paths of each content that several have."""
-        return [self.with_content(sha256) for sha256 in self._shared]
+    def unsettled(self) -> list[tuple[str, ...]]:
+        """The paths of each content of which one waits although there is a set, or is a duplicate although
+        there is none."""
+        return [self.with_content(sha256) for sha256 in self._unsettled]
 
     # By key
 
@@ -190,6 +192,8 @@ class Catalog(dict[str, Source]):
         if others is not path:
             self._contents[content] = tuple(sorted({*self.with_content(content), path}))
             self._shared[content] = None
+        if state == "duplicate" or content in self._shared:
+            self._weigh(content)
         if source.former is not None:
             self.formers[path] = None
         if source.imported:
@@ -216,6 +220,8 @@ class Catalog(dict[str, Source]):
             del self._contents[content]
         if len(others) < 2:
             self._shared.pop(content, None)
+        if self._shared or self._unsettled:
+            self._weigh(content)
         self.evicting.pop(path, None)
         self.unsynced.pop(path, None)
         self.formers.pop(path, None)
@@ -228,3 +234,11 @@ class Catalog(dict[str, Source]):
         if self._key_of is not None and source.state in OPEN and not others:
             self._open.pop(self._key_of(content)[:KEY16], None)
         self.sums.count(source, -1)
+
+    def _weigh(self, content: str) -> None:
+        states = [self[path].state for path in self.with_content(content) if path in self]
+        owned = not PUBLISHED.isdisjoint(states)
+        if "seen" in states or "staged" in states if owned else "duplicate" in states:
+            self._unsettled[content] = None
+        else:
+            self._unsettled.pop(content, None)

@@ -30,6 +30,11 @@ class PackedBooks(Mapping[str, Any]):
         """Rows, documents, chars and tokens; documents and tokens of train, of val; the dropped rows."""
         return _struct(len(self._names)).unpack(self._figures)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What rows were dropped for, in the order of the figures."""
+        return self._names
+
     def __getitem__(self, key: str) -> Any:
         figures = self.figures
         if key == "dropped":

@@ -84,10 +84,10 @@ def decide_moves(situation: Situation, shelves: Shelves, now: float) -> tuple[Mo
     )
 
 
-def unsynced(sources: Mapping[str, Source]) -> list[Source]:
+def unsynced(sources: Mapping[str, Source]) -> Iterator[Source]:
     """The published sources whose set has no proven copy on warm yet."""
     catalog = Catalog.of(sources)
-    return [catalog[path] for path in catalog.unsynced]
+    return (catalog[path] for path in catalog.unsynced)
 
 
 def recallable(situation: Situation, shelves: Shelves) -> frozenset[str]:

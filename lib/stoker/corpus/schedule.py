@@ -154,12 +154,12 @@ def stale(situation: Situation) -> Iterator[Renew | Replace]:
                 yield Renew(path)
         elif source.sha256 != receipt.sha256:
             yield Replace(path) if source.state in PUBLISHED else Renew(path)
-    for source in catalog.in_state("duplicate"):
-        if catalog.owner(source.sha256) is not None or source.path in situation.busy:
+    for path in chain.from_iterable(catalog.unsettled):
+        source, receipt = catalog[path], receipts.get(path)
+        if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
             continue
-        receipt = receipts.get(source.path)
         if receipt is not None and receipt.state == "verified" and receipt.sha256 == source.sha256:
-            yield Renew(source.path)
+            yield Renew(path)
 
 
 def differs(source: Source | None, receipt: Receipt | None) -> bool:
@@ -175,7 +175,7 @@ def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
     catalog = situation.catalog
-    for paths in catalog.twins:
+    for paths in catalog.unsettled:
         owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
         for path in paths if owner is not None else ():
             if catalog[path].state in ("seen", "staged") and path not in situation.busy:
@@ -241,6 +241,8 @@ def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
 def stageable(situation: Situation, now: float) -> list[str]:
     """The paths to stage next within workers and queue, if only there is room on the disk."""
     limits, catalog = situation.limits, situation.catalog
+    if now < situation.paused_until.get("stage", now):
+        return []
     most = slots(situation, "stage", limits.stagers)
     ahead = {source.path: source.size for source in catalog.in_state("staged", "building")}
     ahead |= {path: catalog[path].size for path, each in situation.busy.items() if each == "stage"}

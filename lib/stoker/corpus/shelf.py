@@ -26,7 +26,8 @@ FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
 # A folder's time stamp stands still for a tick of the kernel while entries come and go; where a file system
 # keeps whole seconds only, for up to two of them.
 TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
-LOOK_SHARE, STAT_SHARE = 0.1, 0.02  # of the time, at most, that a patient reader spends looking
+LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
+PARTS, PART_S = 16, 0.5  # in how many looks, so far apart, it has asked of every file when it was written
 PIECE = 1 << 16
 MANY = 1000
 SUFFIX = ".json"
@@ -59,9 +60,8 @@ class Shelf(Generic[T]):
         # the memory.
         self._stamps: dict[int, int] = {}
         self._folder: FolderStamp | None = None  # as it was when all that was found was true
-        self._doubted = False  # whether some records were told unchanged by their inode alone
-        self._looked, self._look_s = -1e9, 0.0
-        self._checked, self._check_s = -1e9, 0.0
+        self._doubts = 0  # parts of the records that were told unchanged by their inodes alone
+        self._looked, self._look_s, self._looks = -1e9, 0.0, 0
         self._changed: set[str] = set()
 
     def read(self, damaged: Damaged | None = None) -> dict[str, T]:
@@ -74,14 +74,14 @@ class Shelf(Generic[T]):
         if folder is None:
             self._forget()
             return self._found
-        may_check = not self._patient or self._may_check()
-        if folder == self._folder and not (self._doubted and may_check):
+        now, changed = time.monotonic(), folder != self._folder
+        if not changed and not (self._doubts and now >= self._looked + PART_S):
             return self._found
-        if self._patient and time.monotonic() < self._looked + self._look_s / LOOK_SHARE:
+        if self._patient and now < self._looked + self._look_s / LOOK_SHARE:
             return self._found
         at_rest = _at_rest(folder[2])
         self._folder = None  # should the look break off
-        self._look(damaged, check=may_check)
+        self._look(damaged, changed=changed)
         self._folder = folder if at_rest else None
         return self._found
 
@@ -90,31 +90,31 @@ class Shelf(Generic[T]):
         """When a look is due that nobody will wake us up for, monotonic seconds; None when none is."""
         if self._folder is None:
             return self._looked + max(TICK_NS / 1e9, self._look_s / LOOK_SHARE)
-        return self._checked + self._check_s / STAT_SHARE if self._doubted else None
+        return self._looked + PART_S if self._doubts else None
 
     def take_changed(self) -> set[str]:
         """The paths whose record came, changed or went since this was asked last."""
         changed, self._changed = self._changed, set()
         return changed
 
-    def _may_check(self) -> bool:
-        return time.monotonic() >= self._checked + self._check_s / STAT_SHARE
-
-    def _look(self, damaged: Damaged | None, *, check: bool) -> None:
-        began = time.monotonic()
-        changed, met = self._scan(check=check)
+    def _look(self, damaged: Damaged | None, *, changed: bool) -> None:
+        parts = PARTS if self._patient and len(self._stamps) >= MANY else 1
+        began, self._looks = time.monotonic(), self._looks + 1
+        names, met = self._scan(parts, self._looks % parts)
         self._looked = time.monotonic()
         self._look_s = self._looked - began
-        if check:
-            self._checked, self._check_s = self._looked, self._look_s
-        self._doubted = not check
-        if met < len(self._stamps) or not self._load(changed, damaged):
+        self._doubts = (parts if changed else min(self._doubts, parts)) - 1
+        if met < len(self._stamps) or not self._load(names, damaged):
             # A record went. Which path's it was is not known any more, and it hardly ever happens.
             self._forget()
-            self._load(self._scan(check=True)[0], damaged)
+            self._load(self._scan(1, 0)[0], damaged)
 
-    def _scan(self, *, check: bool) -> tuple[list[str], int]:
-        """The names of the records that may have changed, and how many there are that were known."""
+    def _scan(self, parts: int, part: int) -> tuple[list[str], int]:
+        """The names of the records that may have changed, and how many there are that were known.
+
+        Of one part of them, of so many, that is asked of their files; of the others, whether it is still the
+        same file.
+        """
         changed, met = [], 0
         stamps = self._stamps
         with storage_errors("list", self._directory), os.scandir(self._directory) as entries:
@@ -122,10 +122,11 @@ class Shelf(Generic[T]):
                 name = entry.name
                 if not name.endswith(SUFFIX) or name.startswith("."):
                     continue
-                stamp = stamps.get(_number(name))
+                number = _number(name)
+                stamp = stamps.get(number)
                 met += stamp is not None
-                as_it_was = stamp is not None and stamp >> 64 == entry.inode()
-                if stamp is None or not as_it_was or (check and not _is_as_stamped(entry, stamp)):
+                replaced = stamp is None or stamp >> 64 != entry.inode()
+                if replaced or (number % parts == part and not _is_as_stamped(entry, stamp)):
                     changed.append(name)
         return changed, met
 
@@ -177,7 +178,7 @@ class Shelf(Generic[T]):
     def _forget(self) -> None:
         """Begin anew; whoever kept the old dictionary keeps it."""
         self._changed.update(self._found)
-        self._found, self._stamps, self._folder, self._doubted = {}, {}, None, False
+        self._found, self._stamps, self._folder, self._doubts = {}, {}, None, 0
 
     def _stamp_folder(self) -> FolderStamp | None:
         try:
@@ -213,7 +214,7 @@ def _stamp(about: os.stat_result) -> int:
     return about.st_ino << 64 | about.st_mtime_ns
 
 
-def _is_as_stamped(entry: os.DirEntry[str], stamp: int) -> bool:
+def _is_as_stamped(entry: os.DirEntry[str], stamp: int | None) -> bool:
     try:
         return _stamp(entry.stat(follow_symlinks=False)) == stamp
     except FileNotFoundError:  # replaced this instant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -74,16 +74,19 @@ class Sums:
         """Documents and tokens of the books; what an imported set's do not tell counts nothing."""
         if books is None:
             return 0, 0
+        dropped: Iterable[tuple[str, int]]
         if isinstance(books, PackedBooks):
-            _, documents, _, tokens, *split = books.figures[:8]
+            _, documents, _, tokens, *split = books.figures
+            dropped = zip(books.reasons, split[4:], strict=True)
         else:
+            dropped = (books.get("dropped") or {}).items()
             documents, tokens = books.get("documents") or 0, books.get("tokens") or 0
             streams = [books.get(split) or {} for split in SPLITS]
             split = [stream.get(name) or 0 for stream in streams for name in ("documents", "tokens")]
         for at, stream in enumerate(SPLITS):
             self.documents[stream] += sign * split[2 * at]
             self.tokens[stream] += sign * split[2 * at + 1]
-        for reason, rows in (books.get("dropped") or {}).items():
+        for reason, rows in dropped:
             left = self.dropped.get(reason, 0) + sign * rows
             if left:
                 self.dropped[reason] = left

@@ -55,7 +55,7 @@ def sweep_temporaries(directory: Path) -> int:
     with storage_errors("sweep", directory):
         for entry in list(os.scandir(directory)):
             with contextlib.suppress(FileNotFoundError):  # another sweeps here too, or its writer is done
-                if _is_leftover(entry):
+                if entry.name.startswith(TEMPORARY) and _is_leftover(entry):
                     os.unlink(entry.path)
                     swept += 1
     return swept

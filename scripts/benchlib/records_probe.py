@@ -1,0 +1,97 @@
+"""Measures, in a process like the daemon's, what a loop with many records does; prints figures as JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import stokerd.stage_shard  # noqa: F401 - what the daemon has loaded before it reads a record
+from stoker.config.load import load_pipeline
+from stoker.corpus.catalog import Catalog, KeySet
+from stoker.corpus.receipts import receipt_shelf, write_receipt
+from stoker.corpus.schedule import Limits, Situation, decide, differs
+from stoker.corpus.sources import read_sources
+from stoker.shards.identity import set_key
+
+T = TypeVar("T")
+TURNS, CHANGES = 20, 5
+
+
+def main(file: Path) -> None:
+    """Measure the pipeline's records."""
+    pipeline = load_pipeline(file)
+    layout, dataset = pipeline.layout, pipeline.dataset.name
+    figures: dict[str, float] = {}
+    empty = rss()
+    sources = Catalog(timed(figures, "read_sources_s", lambda: read_sources(layout, dataset)))
+    gc.collect()
+    figures["source_bytes"] = (rss() - empty) / len(sources)
+    shelf = receipt_shelf(layout, dataset, patient=True)
+    held = rss()
+    receipts = timed(figures, "read_receipts_s", shelf.read)
+    gc.collect()
+    figures["receipt_bytes"] = (rss() - held) / len(receipts)
+
+    key = next(str(one.key) for one in sources.values() if one.key)
+    published = KeySet(str(one.key)[:16] for one in sources.values() if one.key)
+    limits = Limits(1, 1, 1, 8, 10**15, "never")
+    unlike: set[str] = set()
+
+    def key_of(sha256: str) -> str:
+        return set_key(sha256, key)
+
+    def turn() -> None:
+        found = shelf.read()
+        for path in shelf.take_changed():
+            (unlike.add if differs(sources.get(path), found.get(path)) else unlike.discard)(path)
+        situation = Situation(found, sources, limits, key_of, published=published, differing=unlike)
+        decide(situation, time.monotonic())
+
+    timed(figures, "first_decision_s", turn)
+    time.sleep(0.2)  # the folder comes to rest
+    turn()
+    figures["quiet_turn_s"] = min(seconds(turn) for _ in range(TURNS))
+    path, receipt = next(iter(receipts.items()))
+    slowest = 0.0
+    for number in range(CHANGES):
+        other = replace(receipt, etag=f"{receipt.etag}-{number}")
+        write_receipt(layout, other)
+        seen = receipt
+        while seen != other:
+            slowest = max(slowest, seconds(turn))
+            seen = shelf.read()[path]
+            time.sleep(0.01)
+    write_receipt(layout, receipt)
+    figures["one_changed_s"] = slowest
+    print(json.dumps(figures))
+
+
+def timed(figures: dict[str, float], name: str, do: Callable[[], T]) -> T:
+    """What `do` returns; its time under a name."""
+    began = time.monotonic()
+    result = do()
+    figures[name] = time.monotonic() - began
+    return result
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.monotonic()
+    do()
+    return time.monotonic() - began
+
+
+def rss() -> int:
+    """Resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
