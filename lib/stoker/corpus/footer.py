@@ -30,6 +30,8 @@ FOOTER_BYTES = 64 << 20
 FOOTER_MEMORY_BYTES = 768 << 20
 THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_limit": 16 << 20}
 
+READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
+
 # Opens a file for Arrow: its path, or an object to read from.
 Reader = Callable[[Path], Any]
 
@@ -69,7 +71,11 @@ def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
     footer_bytes = _check_ends(path)
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
         file = pq.ParquetFile(
-            reader(path), pre_buffer=False, page_checksum_verification=True, **THRIFT_LIMITS
+            reader(path),
+            pre_buffer=False,
+            buffer_size=READ_BUFFER,
+            page_checksum_verification=True,
+            **THRIFT_LIMITS,
         )
         file.schema_arrow  # noqa: B018 - what it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:

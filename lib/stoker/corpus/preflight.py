@@ -16,7 +16,7 @@ from stoker.store.errors import Transient
 
 __all__ = ["Flaw", "is_text", "preflight"]
 
-_BATCH_ROWS = 250
+_BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 _FIRST_BYTE = 4  # after the magic
 # Far beyond what any writer makes of one row group, one column chunk, one file.
 _MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
@@ -132,14 +132,21 @@ def _decode_group(file: pq.ParquetFile, group: int, text_column: str, columns: S
 
 def _decode(file: pq.ParquetFile, group: int, columns: list[str], text_column: str) -> None:
     rows, expected = 0, file.metadata.row_group(group).num_rows
-    column = columns[0]
-    with telling(lambda _: "page_corrupt", row_group=group, column=column):
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
+    most = _batch_rows(file, group)
+    with telling(lambda _: "page_corrupt", row_group=group, column=columns[0]):
+        for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
             if text_column in columns:
                 _check_text(batch[text_column], group, rows, text_column)
             rows += batch.num_rows
         if rows != expected:
             raise pa.ArrowInvalid(f"{rows} rows where the footer says {expected}")
+
+
+def _batch_rows(file: pq.ParquetFile, group: int) -> int:
+    """Rows to decode at once: fewer where they are long, so that memory stays bounded."""
+    metadata = file.metadata.row_group(group)
+    row_bytes = int(metadata.total_byte_size) // max(1, int(metadata.num_rows))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> None:
