@@ -173,9 +173,10 @@ def test_what_is_exported_and_imported_elsewhere_gives_the_same_batches(
 
 
 def test_a_whole_pipeline_comes_back_from_load_from_disk(drained: DataPipeline, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    from datasets import load_from_disk
+
     do("export", "--format", "hf-arrow", drained.file, tmp_path / "arrow")
-    found = datasets.load_from_disk(str(tmp_path / "arrow"))
+    found = load_from_disk(str(tmp_path / "arrow"))
     keys = [key for key, _ in sets_of(drained)]
     for split in ("train", "val"):
         whole = stream_of(drained, split, *keys)
