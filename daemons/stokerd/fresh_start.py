@@ -1,14 +1,30 @@
-"""Sources that begin anew when the loop starts, because the configuration asks for something else by now."""
+"""The start of the loop: workers that get ready meanwhile, and sources that begin anew because the
+configuration asks for something else by now."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
+from stoker.corpus.catalog import OPEN
+from stoker.corpus.schedule import Limits
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
+from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
+from stokerd.shard_tasks import MODULES
 from stokerd.source_book import SourceBook
+
+
+def warm_up(crew: Crew, limits: Limits, book: SourceBook, waiting: int) -> None:
+    """Have builders do their imports while the disks are looked at, where there is something to build.
+
+    `waiting` files have a receipt; of those whose record says more, those that are open count.
+    """
+    files = book.sources.count(*OPEN) if book.sources else waiting
+    if files and limits.sample:
+        crew.warm_up(MODULES["sample"][0])
+    crew.warm_up(MODULES["build"][0], min(files, limits.builders))
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

@@ -111,6 +111,9 @@ class SourceOutcomes:
                 self._doubt(job, source, verdict.reason)
             case "died":
                 self._died(job, source, verdict.reason)
+            case "storage":  # what it read may be gone: a look brings the record in line
+                self._yard.look_soon()
+                self._try_again(job, source, verdict.reason)
             case _:
                 self._try_again(job, source, verdict.reason)
 
@@ -163,15 +166,15 @@ class SourceOutcomes:
                 return self._try_again(job, source, "the source file is not there")
             case ("stage", "unavailable"):
                 return self._try_again(job, source, str(result["reason"]))
-            case ("stage", _):
+            case ("stage", "staged"):
                 if result["how"] != "kept":
                     self.linked = result["how"] == "link"
                 self._book.write(source.moved("staged", attempts=0, deaths=(), reason=None))
-            case ("sample", _):
+            case ("sample", "sampled"):
                 self._sampled(source, str(result["engine"]), str(result.get("reason") or ""))
             case ("build", "target_invalid"):
                 return self.set_invalid(source, str(result["reason"]))
-            case ("build", _):
+            case ("build", "published" | "existed"):
                 self.failures.memory.succeeded(source.path)
                 self._proven(source, str(key), result["books"], result["manifest_sha256"])
             case ("prove", _):
@@ -184,6 +187,10 @@ class SourceOutcomes:
             case ("release", _):
                 self._book.write(source.moved("released"))
                 self._events.record("source_released", path=source.path)
+            case (_, status):
+                return self._try_again(
+                    job, source, f"its worker ended as {status!r}, which means nothing here"
+                )
         return self._patience.succeeded(source.path)
 
     def _sampled(self, source: Source, engine: str, reason: str) -> None:

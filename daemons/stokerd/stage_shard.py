@@ -24,7 +24,7 @@ from stokerd.disk_space import DiskSpace
 from stokerd.drain import Drain
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FILES_LIST, FilesList
-from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers
+from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers, warm_up
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
 from stokerd.parallelism_desk import ParallelismDesk
@@ -38,6 +38,7 @@ from stokerd.shard_board import ShardBoard
 from stokerd.shard_tasks import ShardTasks
 from stokerd.shard_view import ShardView
 from stokerd.source_actions import SourceActions
+from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
 from stokerd.state_trouble import wait_for_state
@@ -116,6 +117,7 @@ class StageShard:
         """Who begins things, and who takes their ends."""
         crew, patience, book, tasks = self.crew, self.patience, self.book, self.tasks
         self.failures = FailureDesk(self.context, crew, hot=self.yard, warm=self.warm)
+        self.away = SourceAway(self.context, crew)
         self.outcomes = SourceOutcomes(self.context, book, self.yard, patience, self.failures)
         self.actions = SourceActions(
             events=self.events,
@@ -149,7 +151,7 @@ class StageShard:
             pinning=self.pinning,
         )
         self.quarantine = QuarantineDesk(
-            self.context, crew=crew, patience=patience, book=book, outcomes=self.outcomes
+            self.context, crew=crew, patience=patience, book=book, outcomes=self.outcomes, hot=self.yard
         )
         self.requests.verbs |= self.quarantine.verbs
         self.tokenizer = TokenizerDesk(
@@ -180,6 +182,7 @@ class StageShard:
             failures=self.failures,
             shelf=self.shelf,
             files=FilesList(self.context),
+            away=self.away,
         )
         self.parallelism = ParallelismDesk(
             self.context,
@@ -199,6 +202,7 @@ class StageShard:
         self.crew.end_leftovers()
         self.watch_state()
         try:
+            warm_up(self.crew, self.limits, self.book, len(self.shelf.read()))
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
@@ -256,7 +260,7 @@ class StageShard:
         """Read again what others write, and keep hot owned."""
         self.view.receipts = self.shelf.read()
         self.view.listing = self.listing.read() or self.view.listing
-        self.view.files.check(self.view.listing, self.view.receipts.keys() | self.book.sources.keys())
+        self.view.files.check(self.view.listing, self.view.receipts, self.book.sources)
         self.requests.read()
         self.residence.look()
         self.failures.look()
@@ -311,6 +315,7 @@ class StageShard:
             if ended is None:
                 continue
             self.failures.count(job, ended)
+            self.away.take(job, ended)
             if yard is not None:
                 yard.ended(job, ended)
                 continue
@@ -343,7 +348,8 @@ class StageShard:
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
         disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
-        standing = self.failures.standing or self.space.short or self.warm.trouble or self.space.warm_short
+        troubles = (self.failures.standing, self.away.trouble, self.space.short, self.warm.trouble)
+        standing = next(filter(None, (*troubles, self.space.warm_short)), "")
         shown = {**disks, **self.failures.show(), **self.parallelism.show()}
         self.board.show(self.book, self.pinning.pin, self.yard.trouble, standing, shown)
 
@@ -351,7 +357,7 @@ class StageShard:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
         desks = (self.residence, self.failures, self.parallelism)
-        dues = (*self.patience.not_before.values(), *(desk.due for desk in desks))
+        dues = (*self.patience.not_before.values(), self.away.until, *(desk.due for desk in desks))
         later = [due for due in dues if due > now]
         if self.shelf.due is not None:
             later.append(self.shelf.due)

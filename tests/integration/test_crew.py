@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from stoker.kit.wait import Waiter
 from stoker.kit.worker import WorkerExit
 from stokerd import crew as crew_module
 from stokerd.crew import ABANDONED, Crew
+from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
+from support.mounts import apart
 from support.processes import wait_gone
 from support.waiting import LONG_S, wait_until
 
@@ -181,3 +185,72 @@ def test_a_stop_does_not_wait_for_what_the_kernel_holds(crew: Crew, monkeypatch:
         real(signal.SIGKILL)
         worker.wait(time.monotonic() + LONG_S)
     wait_gone(gone)
+
+
+def test_one_that_halts_is_ended_while_one_that_computes_in_silence_is_not(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew_module, "STALL_S", 2.0)
+    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.1)
+    busy, halted = start(crew, "busy", {"do": "burn"}), start(crew, "halted", {"do": "burn"})
+    os.kill(halted.worker.pid, signal.SIGSTOP)
+    ended = heard(crew, "halted")
+    assert (ended.kind, ended.cause) == ("timed_out", "stalled")
+    assert "busy" in crew and busy.worker.poll() is None
+
+
+HANGING = """
+import sys
+from pathlib import Path
+from integration.test_crew import hangs_and_comes_back
+hangs_and_comes_back(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.root
+def test_a_worker_in_a_hung_mount_is_abandoned_until_that_answers(tmp_path: Path) -> None:
+    command = apart([sys.executable, "-c", HANGING, str(tmp_path)])
+    if command is None or not fuse_is_here():
+        pytest.skip(WHY_NO_FUSE)
+    path = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def hangs_and_comes_back(home: Path) -> None:
+    """In mounts of its own: a file system that takes reads and does not answer; kill -9 does not help."""
+    mount = FuseMount(home / "folder", home / "mount")
+    for name in ("first", "second"):  # what was read once comes from the page cache
+        (mount.folder / name).write_bytes(b"x" * 4096)
+    crew_module.KILL_WAIT_S = crew_module.STOP_GRACE_S = 0.2
+    crew = Crew(str(home), Waiter())
+    crew.told = []  # type: ignore[attr-defined]
+    crew.tell = lambda event, **fields: crew.told.append((event, fields))  # type: ignore[attr-defined]
+    first, second = ({"do": "read", "path": str(mount.place / name)} for name in ("first", "second"))
+    try:
+        mount.swallow()
+        wait_until(lambda: hangs(crew, mount, first), what="one that not even kill -9 ends")
+        start(crew, "b", {"do": "pid"})
+        assert heard(crew, "b").kind == "finished"
+        mount.go_on()
+        assert heard(crew, "a").signal == signal.SIGKILL
+        assert told(crew) == ["worker_stuck", "worker_came_back"]
+        mount.swallow()
+        wait_until(lambda: hangs(crew, mount, second), what="one that not even kill -9 ends")
+        pid = crew["a"].worker.pid
+        crew.stop()  # does not wait for ever
+        assert ProcessId.of(pid).alive()
+    finally:
+        mount.end()
+
+
+def hangs(crew: Crew, mount: FuseMount, task: dict[str, Any]) -> bool:
+    """Whether a worker on the mount hangs for good: not so one killed before its request was taken."""
+    worker = start(crew, "a", task).worker
+    wait_until(lambda: worker.pid in mount.waiting(), what="it to wait")
+    time.sleep(0.1)
+    worker.ask_to_stop(0)
+    turn_until(crew, lambda: crew.busy in ({"a": ABANDONED}, {}))
+    return bool(crew.busy)

@@ -23,7 +23,7 @@ from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import RunningDaemon, daemon_command, start_daemon
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 LOOP = "stage_shard"
 TWO = {"000.parquet": "released", "001.parquet": "released"}
@@ -85,7 +85,7 @@ def test_each_file_is_judged_by_what_became_of_its_own_workers(tmp_path: Path, m
         for file in data.pipeline.hot_layout.parquet.glob("vanishing*"):
             file.unlink()
         bad = {"bus.parquet": "quarantined", "fat.parquet": "quarantined"}
-        wait_until(lambda: data.states() == {**good, **bad}, what="an end of each")
+        wait_until(lambda: data.states() == {**good, **bad}, 2 * LONG_S, what="an end of each")
         assert ends(data, "over_memory") and ends(data, "killed")[0].endswith(" 3.0")
     reasons = {path: reason["reason"] for path, reason in data.reasons().items()}
     assert reasons == {"bus.parquet": "worker_died", "fat.parquet": "out_of_memory"}

@@ -59,6 +59,9 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:  # noqa: PLR09
         report("allocated", bytes=len(held))
         while True:
             time.sleep(0.05)
+    elif do == "read":
+        report("reading")
+        return {"bytes": len(Path(task["path"]).read_bytes())}
     elif do == "burn":
         report("burning")
         while True:
