@@ -114,6 +114,8 @@ class Hub:
                 return {"requests": list(self.log), "served": dict(self.served)}
         elif do == "head":
             return self.head(message["repo"])
+        elif do == "sums":
+            return [[path, each.sha256] for path, each in self.commits[message["commit"]].items()]
         elif do == "forget":
             with self.lock:
                 self.log.clear()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ class Landing:
     def __init__(self, root: Path, dataset: str, *, expected: bool) -> None:
         """`expected`: files landed here before, so no directory means an unmounted disk, not a new one."""
         self.root, self.dataset = root, dataset
+        self.naming = threading.Lock()  # folders are made and removed by one thread at a time
         if expected and not (root / PARTS).is_dir():
             raise UnavailableError(
                 f"{root} is not there although files landed in it; mount the disk, or, if what it held is "
@@ -143,22 +145,24 @@ class Landing:
     def publish(self, path: str) -> None:
         """Give a whole, durable and proven part its name. FileExistsError when the name is taken."""
         target = self.target(path)
-        make_dir(target.parent)
-        move_durably(self.part(path), target)
+        with self.naming:
+            make_dir(target.parent)
+            move_durably(self.part(path), target)
         unlink_durably(self.record(path))
 
     def remove(self, path: str) -> None:
         """Unlink a whole file, and the folders that it leaves empty."""
         target = self.target(path)
-        with contextlib.suppress(FileNotFoundError):  # its folder is gone with it: as asked
-            unlink_durably(target)
-        folder = target.parent
-        while folder != self.root:
-            try:
-                folder.rmdir()
-            except OSError:  # not empty, mostly
-                return
-            folder = folder.parent
+        with self.naming:
+            with contextlib.suppress(FileNotFoundError):  # its folder is gone with it: as asked
+                unlink_durably(target)
+            folder = target.parent
+            while folder != self.root:
+                try:
+                    folder.rmdir()
+                except OSError:  # not empty, mostly
+                    return
+                folder = folder.parent
 
 
 def part_bytes(path: Path) -> int:

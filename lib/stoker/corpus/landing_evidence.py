@@ -16,6 +16,14 @@ def keep_evidence(
     landing: Landing, bad: Path, path: str, reason: Mapping[str, Any], *, most_files: int, most_bytes: int
 ) -> str:
     """Move wrong content into the evidence, within its budget; returns its place, "" where none is kept."""
+    with landing.naming:
+        return _keep(
+            landing, bad, {"v": 1, "kind": "download", "path": path, **reason}, (most_files, most_bytes)
+        )
+
+
+def _keep(landing: Landing, bad: Path, note: Mapping[str, Any], most: tuple[int, int]) -> str:
+    most_files, most_bytes = most
     folder = landing.root / EVIDENCE
     size = part_bytes(bad)
     if not most_files or size > most_bytes:
@@ -25,10 +33,9 @@ def keep_evidence(
     kept = [(place.name, sum(part_bytes(file) for file in place.iterdir())) for place in folder.iterdir()]
     for name in too_many(kept, most_files - 1, most_bytes - size):
         remove_tree(folder / name)
-    place = folder / f"{new_id()}-{record_name(landing.dataset, path)}"
+    place = folder / f"{new_id()}-{record_name(landing.dataset, note['path'])}"
     make_dir(place)
-    note = {"v": 1, "kind": "download", "path": path, "time": utc_now(), **reason}
-    write_record(place / "reason.json", note)
+    write_record(place / "reason.json", {**note, "time": utc_now()})
     move_durably(bad, place / "content")
     return str(place)
 
