@@ -16,6 +16,7 @@ from stoker.store.files import remove_tree
 from stoker.store.names import utc_now
 from stoker.store.requests import Request
 from stokerd.crew import Crew, Job, Patience
+from stokerd.hot_yard import HotYard
 from stokerd.release_desk import LOOKING, ReleaseDesk
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
@@ -38,6 +39,7 @@ class QuarantineDesk:
         patience: Patience,
         book: SourceBook,
         outcomes: SourceOutcomes,
+        hot: HotYard,
     ) -> None:
         self._events, self._budget = context.events, context.pipeline.quarantine
         self._directory = context.layout.quarantine
@@ -49,7 +51,13 @@ class QuarantineDesk:
         self._going = False  # whether something of it was still to go
         self._gone: dict[str, int] = {}  # the bytes of what went with its reason, by name
         self.releases = ReleaseDesk(
-            context, crew=crew, patience=patience, book=book, outcomes=outcomes, changed=self._read_soon
+            context,
+            crew=crew,
+            patience=patience,
+            book=book,
+            outcomes=outcomes,
+            hot=hot,
+            changed=self._read_soon,
         )
         self.verbs: dict[str, Callable[[Request], Answer]] = {
             RELEASE: lambda request: self.releases.consider(request, self._named(request)),

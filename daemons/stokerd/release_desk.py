@@ -20,12 +20,15 @@ from stoker.shards.revalidation import BY_ITSELF, FORCED, began_anew, look_task,
 from stoker.store.names import record_name, utc_now
 from stoker.store.requests import Request
 from stokerd.crew import Crew, Job, Patience
+from stokerd.hot_yard import HotYard
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
 
 LOOKING = "/revalidate"  # never a source's path
 _MODULE, _QUIET_S = "stoker.shards.revalidate_worker", 300.0
 _THINK_EVERY_S = 5.0
+# What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
+_STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
 _GONE = "its file is not there any more, and no good copy of it was kept"
 
 
@@ -52,12 +55,15 @@ class ReleaseDesk:
         patience: Patience,
         book: SourceBook,
         outcomes: SourceOutcomes,
+        hot: HotYard,
         changed: Callable[[], None],
     ) -> None:
         self._pipeline, self._events = context.pipeline, context.events
         self._directory, self._every = context.layout.quarantine, context.pipeline.quarantine.revalidate
         self._crew, self._patience, self._book = crew, patience, book
-        self._outcomes, self._changed = outcomes, changed
+        self._outcomes, self._hot, self._changed = outcomes, hot, changed
+        most = context.pipeline.shard.memory.hard  # as a builder: what takes more could not be built either
+        crew.most_rss_bytes = {**crew.most_rss_bytes, "revalidate": most}
         self._asked: dict[str, tuple[str, bool]] = {}  # folder's name and whether by force, by request
         self._rounds: dict[str, _Round] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
@@ -177,6 +183,7 @@ class ReleaseDesk:
     def _start(self, kept: Kept, source: Source, receipts: Mapping[str, Receipt], *, force: bool) -> None:
         receipt = receipts.get(source.path)
         task = look_task(self._pipeline, kept, source, receipt, decode=not force, to_hot=True)
+        task["disks"] = [dict(self._hot.mark)] if self._hot.mark else []
         job = self._crew.start("revalidate", LOOKING, _MODULE, task, quiet_s=_QUIET_S)
         job.note |= {"kept": kept, "path": kept.path, "source": source, "force": force}
 
@@ -190,13 +197,13 @@ class ReleaseDesk:
             return  # renewed meanwhile: the look was at something else
         verdict = judge(ended)
         result = verdict.fields or {}
-        status = {"bad": "bad", "changed": "changed", "died": "bad"}.get(verdict.kind, result.get("status"))
+        status = _STATUS.get(verdict.kind, result.get("status"))
         self._think_due = 0.0
         match status:
             case "good":
                 self._release(kept, source, FORCED if job.note["force"] else BY_ITSELF)
             case "bad":
-                words = words_of(result) if result else f"worker_died: {verdict.reason}"
+                words = words_of(result) if result else f"{verdict.kind}: {verdict.reason}"
                 self._still_bad(kept, "bad", words)
             case "changed":
                 self._looks.labels("changed").inc()
