@@ -21,7 +21,6 @@ from stokerd.warm_pool import WarmPool
 
 CREW_VARIABLE = "STOKER_CREW"
 STOP_GRACE_S = 5.0
-STALL_S = 120.0  # with neither a word nor CPU time; a slow disk's longest fsync is shorter
 DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
 ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
 _LEFTOVERS_END_S = 20.0
@@ -63,6 +62,7 @@ class Crew:
         self._heard_at = time.monotonic()
         self.recycle_rss_bytes: int | None = None  # a warm worker larger than that is not kept
         self.most_rss_bytes: Mapping[str, int] = {}  # what a worker may take at most, by activity
+        self.stall_s: Mapping[str, float] = {}  # how long it may neither speak nor compute, by activity
         self.tell: Callable[..., None] = lambda event, **fields: None
         self.on_start: Callable[[Job], None] = lambda job: None
 
@@ -77,17 +77,17 @@ class Crew:
         keep_open: bool = False,
         warm: bool = False,
     ) -> Job:
-        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or has neither
-        spoken nor computed for STALL_S, or takes more memory than its activity may.
+        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, and by the bounds
+        of its activity.
 
         warm: an idle worker of that module takes it if there is one, and is idle again after its result.
-        keep_open is for a conversation: one that waits for a word of ours is not stalled.
+        keep_open leaves its input open for a conversation.
         """
         assert subject not in self._jobs, f"{subject} is being worked on"
         name = f"{activity} {subject}"
         bounds: dict[str, Any] = {
             "quiet_deadline_s": quiet_s,
-            "stall_s": None if keep_open else STALL_S,
+            "stall_s": self.stall_s.get(activity),
             "most_rss_bytes": self.most_rss_bytes.get(activity),
         }
         worker = self._pool.take(module) if warm else None

@@ -23,6 +23,8 @@ from stokerd.yard import Yard
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 WRITERS = ("stage", "sample", "build", "hydrate", "sync")
 SAMPLE_EVERY_S = 3.0
+# With neither a word nor CPU time. Only for what writes to hot: one fsync to a slow warm disk may take longer.
+STALL_S = 120.0
 
 
 class FailureDesk:
@@ -54,6 +56,7 @@ class FailureDesk:
         crew.on_start = self.memory.begin
         crew.tell = context.events.record
         crew.recycle_rss_bytes = context.pipeline.shard.memory.soft
+        crew.stall_s = dict.fromkeys(("stage", *BUILDS), STALL_S)
         crew.most_rss_bytes = dict.fromkeys(BUILDS, context.pipeline.shard.memory.hard)
 
     # Ends

@@ -56,7 +56,7 @@ class Turns:
         self.gap_s, self._turned_at = now - self._turned_at, now
         if now >= self._reap_due:
             self._reap_due = now + REAP_S
-            ours = {crew[subject].worker.pid for crew in self.crews for subject in crew.busy}
+            ours = {pid for crew in self.crews for pid in crew.pids}
             reap_strays(ours | ({self.guard_pid} if self.guard_pid else set()))
         self.each()
         self.context.beat(*self.show())

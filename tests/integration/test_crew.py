@@ -190,7 +190,7 @@ def test_a_stop_does_not_wait_for_what_the_kernel_holds(crew: Crew, monkeypatch:
 def test_one_that_halts_is_ended_while_one_that_computes_in_silence_is_not(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "STALL_S", 2.0)
+    crew.stall_s = {"build": 2.0}
     monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.1)
     busy, halted = start(crew, "busy", {"do": "burn"}), start(crew, "halted", {"do": "burn"})
     os.kill(halted.worker.pid, signal.SIGSTOP)
