@@ -77,8 +77,8 @@ class Crew:
         keep_open: bool = False,
         warm: bool = False,
     ) -> Job:
-        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, and by the bounds
-        of its activity.
+        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is beyond the
+        bounds of its activity.
 
         warm: an idle worker of that module takes it if there is one, and is idle again after its result.
         keep_open leaves its input open for a conversation.

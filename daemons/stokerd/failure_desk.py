@@ -23,7 +23,7 @@ from stokerd.yard import Yard
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 WRITERS = ("stage", "sample", "build", "hydrate", "sync")
 SAMPLE_EVERY_S = 3.0
-# With neither a word nor CPU time. Only for what writes to hot: one fsync to a slow warm disk may take longer.
+# With neither a word nor CPU time; only for what writes to hot: an fsync to a slow warm disk may take longer.
 STALL_S = 120.0
 
 
