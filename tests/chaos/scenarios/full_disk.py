@@ -1,0 +1,149 @@
+"""Disks that fill and drain under the stage-shard loop: it pauses and says so, never exits, and goes on.
+
+Hot is a tmpfs that holds a third of the sets; somebody else takes its last byte and gives room back at seeded
+moments, and does the same to the disk of the state directory. Sets go to warm and leave hot meanwhile. Kills
+come on top. In the end nobody disturbs, and everything comes right by itself. Needs mounts of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from chaos.driver import Launch, Scenario
+from chaos.job import Job
+from stoker.store.layout import STAGE_SHARD, WarmLayout
+from support.audits import audit_of
+from support.filling import Filler
+from support.mounts import mount_small
+from support.pipelines import make_pipeline
+from support.siege import Siege
+from support.small_disk import MIB, leftovers, write_letters
+from support.waiting import wait_until
+
+STATE = 32 * MIB
+LETTERS_A_SET = 2_000_000  # some 4.2 MB of set from 2 MB of parquet
+
+
+class FullDiskScenario(Scenario):
+    """Hot, 64 MB, and the state disk fill and drain while sets are built, copied to warm and leave."""
+
+    name = "full-disk"
+    mounts = True
+    hot: ClassVar[int] = 64 * MIB
+    files: ClassVar[int] = 45
+    at_least_s: ClassVar[float] = 60.0  # how long disks fill and drain at least
+    targets = ("stage_shard", "worker", "build", "worker")
+    longest_s = 8.0
+    limit_s = 600.0
+
+    siege: Siege | None = None
+    _round = 0
+
+    def start(self, directory: Any) -> None:
+        self._round += 1
+        for name, size in (("hot", self.hot), ("state", STATE)):
+            mount_small(directory / name, size)
+        self.data = make_pipeline(
+            directory,
+            warm=str(directory / "warm"),
+            shard={
+                **{"val_ratio": 0.1, "workers": 2, "release": "after_sync"},
+                "commit": {"every": "0.2s", "bytes": "256KiB"},
+            },
+            evict={"target_free": f"{self.hot // 2}B", "keep_hot_sets": 0, "min_active_tokens": 0},
+            stage={"settle": "0s", "free_floor": "1MiB", "queue_files": 3, "queue_bytes": "8MiB"},
+            tokenizer={"train": {"vocab_size": 257, "train_bytes": "100KB"}},
+        )
+        for number in range(self.files):
+            write_letters(self.data.source / f"{number:04d}.parquet", LETTERS_A_SET, number)
+        assert self.data.once("download_watchdog").returncode == 0
+        self.siege = Siege(self.data, (STAGE_SHARD,), never_exits=True)
+        self.seen: set[str] = set()  # what the status gave as reasons to pause
+        self.filler = Filler([directory / "hot", directory / "hot", directory / "state"], self._round)
+        self.filler.start()
+        self._began = time.monotonic()
+
+    def step(self, launch: Launch) -> Job:
+        return FullDiskJob(self)
+
+    def tend(self) -> bool:
+        """Keep the loop up and listen to it; whether everything is done."""
+        assert self.siege is not None
+        self.siege.tend()
+        told = self.data.status().get("trouble", "")
+        self.seen.add(told.split(":")[0])
+        if self.filler.is_alive() and time.monotonic() > self._began + self.at_least_s and self.last:
+            self.filler.stop()
+        states = list(self.data.states().values())
+        return states == ["released"] * self.files and not self.filler.is_alive()
+
+    last = False  # whether no kill is to come any more
+
+    def check(self) -> None:
+        data = self.data
+        assert all(self.filler.filled.values()), "a disk was never full: this proves nothing"
+        assert not data.reasons(), "a full disk was taken for a bad file"
+        assert not (found := [path for path in leftovers(data) if "/.trash" not in path]), found
+        audit = audit_of(data.file, deep=True)
+        assert audit["balanced"], audit["findings"]
+        assert audit["sources"]["proven"] == self.files, audit["sources"]
+        assert data.pipeline.warm is not None
+        on_warm = list(WarmLayout(data.pipeline.warm).shards("prose").iterdir())
+        assert len(on_warm) == self.files
+        events = [event["event"] for event in data.events(STAGE_SHARD)]
+        assert "disk_full" in events or "disk_short" in events
+        assert "state_disk_full" in events or "state_unwritable" in events
+        assert any("pause" in each or "wait" in each for each in self.seen), self.seen
+
+    def abandon(self) -> None:
+        if self.siege is not None:
+            if self.filler.is_alive():
+                self.filler.stop()
+            self.siege.end()
+
+
+class QuickFullDiskScenario(FullDiskScenario):
+    """The same with 16 MB and few files, in some seconds."""
+
+    name = "full-disk-quick"
+    hot = 24 * MIB
+    files = 6
+    at_least_s = 6.0
+    longest_s = 3.0
+
+
+class FullDiskJob(Job):
+    """From one kill to the next: the daemon is not the job's, it lives on."""
+
+    def __init__(self, scenario: FullDiskScenario) -> None:
+        self.scenario = scenario
+        self._struck = ""
+        self._over = scenario.tend()
+        assert scenario.siege is not None
+        self.siege = scenario.siege
+        self.process = self.siege.running[STAGE_SHARD]
+
+    def pid(self, target: str) -> int | None:
+        self._over = self.scenario.tend()
+        found = self.siege.victim(target)
+        if found is None:
+            time.sleep(0.01)
+            return None
+        self._struck = found[1]
+        return found[0]
+
+    def phase(self, target: str) -> str:
+        return self._struck
+
+    def ended(self) -> bool:
+        return self._over
+
+    def reap(self, limit_s: float, orphans_s: float) -> int:
+        if self._struck:
+            return -9
+        self.scenario.last = True
+        wait_until(self.scenario.tend, limit_s, "the end of every file")
+        codes = self.siege.stop()
+        assert set(codes.values()) == {0}, codes
+        return 0
