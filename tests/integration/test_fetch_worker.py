@@ -123,6 +123,12 @@ def test_plain_urls_land_with_and_without_a_sum_and_a_proxy_is_asked_where_one_i
     assert {each["via"] for each in hub.requests("plain")} == {"http://far.example/files/plain.parquet"}
 
 
+def test_a_proxy_that_cannot_be_used_is_told_by_its_name(start: Start) -> None:
+    worker = start(environ={"ALL_PROXY": "nonsense://x", "NO_PROXY": ""})
+    worker.until_true(lambda: worker.ended is not None, "the worker's end")
+    assert worker.ended is not None and worker.ended.code == 69 and "ALL_PROXY" in worker.ended.reason()
+
+
 def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
     hub: LoopbackHub, landing: Path, start: Start
 ) -> None:

@@ -21,6 +21,7 @@ import httpx2
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
 from stoker.corpus.hub import HubRepo, explain, origin
 from stoker.corpus.remote import shown
+from stoker.store.errors import UnavailableError
 
 MOST_REDIRECTS = 10
 _SHORT_BODY = 1 << 16
@@ -52,14 +53,22 @@ class Body:
 
 
 class Caller:
-    """Opens answers for one thread, over connections of its own that are kept alive between requests."""
+    """Opens answers for one thread, over connections of its own that are kept alive between requests.
+
+    Raises UnavailableError where the environment's proxies or certificates cannot be used.
+    """
 
     def __init__(self, manners: Manners) -> None:
         self._manners = manners
         self._hub = origin(manners.hub.endpoint) if manners.hub else None
         limits = httpx2.Limits(max_keepalive_connections=4, keepalive_expiry=30.0)
         timeout = httpx2.Timeout(manners.read_s, connect=manners.connect_s)
-        self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
+        try:
+            self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
+        except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
+            raise UnavailableError(
+                f"the HTTP client does not start: {error}; look at HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            ) from error
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )

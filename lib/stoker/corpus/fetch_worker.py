@@ -178,12 +178,12 @@ class FetchWorker:
             self._report("retry", path=file.file.path, wait_s=round(step.wait_s, 3), **_told(failure))
             self._queue.put_back(file, step.wait_s, everywhere=failure.everywhere)
             return
-        file.close()
         if file.tally.of(failure.kind) >= self._task["attempts"]:
             file.forget()  # its counts too: whoever asks again means it
         self._give_up(file, failure)
 
     def _give_up(self, file: FileOnItsWay, failure: FetchFailed) -> None:
+        file.close()
         self._queue.remove(file.file.path)
         self._report("failed", path=file.file.path, errno=failure.errno, **_told(failure))
 
