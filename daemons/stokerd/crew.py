@@ -77,7 +77,7 @@ class Crew:
         keep_open: bool = False,
         warm: bool = False,
     ) -> Job:
-        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is beyond the
+        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
         bounds of its activity.
 
         warm: an idle worker of that module takes it if there is one, and is idle again after its result.

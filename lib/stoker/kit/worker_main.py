@@ -95,7 +95,7 @@ class Report:
 
     def _tell_sample(self, sample: Sample) -> None:
         with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and this process about to be
-            self("sample", rss_bytes=sample.rss_bytes, cpu_s=round(sample.cpu_s, 2))
+            self._write({"kind": "sample", "rss_bytes": sample.rss_bytes, "cpu_s": round(sample.cpu_s, 2)})
 
     def _write(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
