@@ -168,7 +168,9 @@ class ReleaseDesk:
             self._start(waiting[0], sources[waiting[0].path], receipts, force=False)
 
     def _quarantined(self) -> dict[str, Source]:
-        return {source.path: source for source in self._book.sources.in_state("quarantined")}
+        """What can be looked at again; an imported source has no file: it is imported again, or not."""
+        quarantined = self._book.sources.in_state("quarantined")
+        return {source.path: source for source in quarantined if not source.imported}
 
     def _left(self, round_: _Round) -> list[Kept]:
         ones = due(
