@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from stoker.config.units import format_bytes
+from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.schedule import Room
 from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload, claims_of, ratio_of
@@ -107,6 +108,7 @@ class DiskSpace:
             hydrating=doing["hydrate"],
             syncing=doing["sync"],
             committed={one.path: self._committed(one) for one in unbuilt},
+            copied={one.path: self._copied(one) for one in doing["stage"]},
             linked=self._linked,
             pinned=self._pinning.pin is not None,
         )
@@ -120,6 +122,11 @@ class DiskSpace:
         if key in self._reached:
             return self._reached[key] * self.estimate.token_bytes
         return self._hot.building_bytes.get(key, 0)
+
+    def _copied(self, source: Source) -> int:
+        """What of the source's file is on hot already, as seen when hot was last looked at."""
+        partial = self._hot.partial
+        return partial.get(parquet_name(source), 0) if partial else 0
 
     def _rest(self, source: Source) -> int:
         return self.estimate.rest(source, self._committed(source))
@@ -145,8 +152,8 @@ class DiskSpace:
 
     def stage_needs(self, source: Source, *, with_set: bool = True) -> int:
         """Bytes that staging a source takes, with the set that is built of it."""
-        copied = 0 if self._linked else source.size
-        return copied + (self.estimate.built(source) if with_set else 0)
+        copy = 0 if self._linked else max(0, source.size - self._copied(source))
+        return copy + (self.estimate.built(source) if with_set else 0)
 
     def _for_builds(self) -> int | None:
         """Room for going on to build: into the floor if need be, or what is staged could never leave."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import chain
 from pathlib import Path
 
 from stoker.corpus.files_list import insist_known, read_files_list
@@ -32,12 +33,12 @@ class FilesList:
         """The paths that are left alone; those in `but` the others cannot do without."""
         return [path for path in paths if not self.takes(path) and path not in but]
 
-    def check(self, listing: Listing | None, known: Collection[str]) -> None:
+    def check(self, listing: Listing | None, *known: Iterable[str]) -> None:
         """Refuse a list of what is not there, once a listing can tell; --once does not wait for one."""
         if self._checked or self.names is None:
             return
         if listing is not None:
-            insist_known(self.names, {*listing.paths, *known}, "the listing of the source")
+            insist_known(self.names, {*listing.paths, *chain(*known)}, "the listing of the source")
             self._checked = True
         elif self._once:
             raise UnavailableError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.corpus.catalog import KeySet
 from stoker.corpus.disks import HotSeen
-from stoker.corpus.reconcile import reconcile_hot
+from stoker.corpus.reconcile import parquet_name, partial_of, reconcile_hot
 from stoker.corpus.sources import Source
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout
@@ -23,6 +23,7 @@ class HotYard(Yard):
 
     place = "hot"
     building_bytes: Mapping[str, int] = {}  # what was built so far, by the first 16 digits of the key
+    partial: Mapping[str, int] = {}  # what was copied so far of files on their way, by name, at the last look
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """As any disk's; one that is mounted read-only is said, and with --once ends it all."""
@@ -53,7 +54,8 @@ class HotYard(Yard):
     def _agree(self, message: Mapping[str, Any]) -> None:
         self.building_bytes = dict(message["building_bytes"])
         names = {name: tuple(message[name]) for name in NAMES}
-        seen = HotSeen(**names, building_bytes=self.building_bytes)
+        self.partial = dict(message["partial"])
+        seen = HotSeen(**names, building_bytes=self.building_bytes, partial=self.partial)
         found = reconcile_hot(HotLayout(self._root), seen, self._untouched())
         for path in found.on_warm_only:
             self.gone(self._book.sources[path], "its shard set is not on hot")
@@ -61,6 +63,7 @@ class HotYard(Yard):
             source = self._book.sources[path]
             self.published.discard(str(source.key)[:16])
             self._book.renew(source, reason, level="warning")
+            self._patience.succeeded(path)  # what it failed for was that
         self.published.drop(self._published_before - set(seen.published))
         if not self._agreed:  # later, what looks left over may just be in the making
             self.published = KeySet(seen.published)
@@ -86,6 +89,14 @@ class HotYard(Yard):
             key=str(source.key)[:16],
             reason=f"{reason}; its copy on warm is there",
         )
+
+    def discard_partial(self) -> None:
+        """Give up the copies that were begun: their room is needed first, and they can be made again."""
+        paths = {parquet_name(source): source.path for source in self._book.sources.in_state("seen")}
+        for name in self.partial:
+            for file in partial_of(HotLayout(self._root), name):
+                self.discard(file, of=paths.get(name))
+        self.partial = {}
 
     def discard_build(self, source: Source) -> None:
         """Have removed what was begun of the source's shard set."""

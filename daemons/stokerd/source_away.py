@@ -39,6 +39,8 @@ class SourceAway:
             self._failed(f"bringing {job.subject} to hot: {ended.reason()}; does its file system answer?")
         elif ended.kind == "finished":
             self._answered()
+        if resumed := result.get("resumed"):
+            self._context.events.record("stage_resumed", path=job.subject, bytes=resumed)
 
     @property
     def until(self) -> float:

@@ -241,8 +241,12 @@ class SourceOutcomes:
         self._events.record("source_quarantined", level="warning", path=source.path, folder=folder, **finding)
 
     def dispute(self, source: Source, receipt: Receipt | None) -> None:
-        """The content is not what the receipt says: the download watchdog is asked to look again."""
-        if receipt is not None and self._disputed.get(source.path) is not receipt:
+        """The content is not what the receipt says: the download watchdog is asked to look again.
+
+        A receipt of other content was written since: nobody has to be asked, and nobody would answer.
+        """
+        speaks_of_it = receipt is not None and receipt.sha256 == source.sha256
+        if receipt is not None and speaks_of_it and self._disputed.get(source.path) is not receipt:
             args = {"path": source.path, "sha256": source.sha256}
             file_request(self._context.layout, DOWNLOAD_WATCHDOG, "dispute", args)
             self._disputed[source.path] = receipt

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.staging import NOTE, PART
 from stoker.observe.ledger import Disk
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
@@ -18,7 +20,7 @@ class HotSeen:
     """One look at hot: file names in parquet/, folder names in .building/, shards/<dataset>/ and .trash/.
 
     `temporaries` are paths that only an interrupted write can have left, `building_bytes` what each folder in
-    .building/ takes.
+    .building/ takes, `partial` what there is of each file whose copy can be gone on with, by its name.
     """
 
     parquet: tuple[str, ...]
@@ -27,6 +29,7 @@ class HotSeen:
     temporaries: tuple[str, ...]
     trash: tuple[str, ...] = ()
     building_bytes: Mapping[str, int] = field(default_factory=dict)
+    partial: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def look_at_hot(hot: HotLayout, dataset: str) -> HotSeen:
     building, _ = _names(hot.building)
     trash, _ = _names(hot.trash)
     sizes = {name: _bytes_in(hot.building / name) for name in building}
-    return HotSeen(parquet, building, published, left_parquet + left_published, trash, sizes)
+    left = left_parquet + left_published
+    return HotSeen(parquet, building, published, left, trash, sizes, _partial(hot.parquet))
 
 
 def look_at_warm(warm: WarmLayout, dataset: str) -> WarmSeen:
@@ -95,6 +99,18 @@ def _bytes_in(folder: Path) -> int:
         return sum(file.stat().st_size for file in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a build's lock file
         return 0
+
+
+def _partial(folder: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for file in folder.glob(f"{PART}*"):
+            name = file.name.removeprefix(PART)
+            found.setdefault(name.removesuffix(NOTE), 0)
+            if not name.endswith(NOTE):
+                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                    found[name] = file.stat().st_size
+    return found
 
 
 def _names(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stoker.corpus.disks import HotSeen, WarmSeen
 from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.staging import NOTE, PART
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.names import record_name
 
@@ -69,7 +70,22 @@ def reconcile_hot(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) 
     remove += [
         str(hot.building / name) for name in seen.building if name.removesuffix(".lock") not in building
     ]
+    remove += _not_going_on(hot, seen, sources)
     return HotFindings(tuple(renew), tuple(remove), tuple(lost), tuple(files))
+
+
+def _not_going_on(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) -> list[str]:
+    """Copies begun of files that are not to be brought (any more)."""
+    if not seen.partial:
+        return []
+    wanted = {parquet_name(source) for source in sources.values() if source.state == "seen"}
+    return [path for name in seen.partial if name not in wanted for path in partial_of(hot, name)]
+
+
+def partial_of(hot: HotLayout, name: str) -> tuple[str, str]:
+    """What there is of a copy that was begun of a file in hot's parquet folder: its note, then its bytes."""
+    part = f"{PART}{name}"
+    return str(hot.parquet / f"{part}{NOTE}"), str(hot.parquet / part)
 
 
 def reconcile_warm(

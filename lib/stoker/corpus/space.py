@@ -37,7 +37,8 @@ def ratio_of(measured: Amount, token_bytes: int) -> float | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What takes room now. `committed` are bytes that a build has written, by path.
+    """What takes room now. `committed` are bytes that a build has written, by path; `copied` those of a file
+    that is being brought which are on hot already.
 
     `staging` are being brought to hot, `unbuilt` wait for their build or are in it, `hydrating` are being
     brought back, `syncing` being copied to warm. `linked`: staging takes no room, for it only links.
@@ -48,6 +49,7 @@ class Workload:
     hydrating: Collection[Source] = ()
     syncing: Collection[Source] = ()
     committed: Mapping[str, int] = field(default_factory=dict)
+    copied: Mapping[str, int] = field(default_factory=dict)
     linked: bool = False
     pinned: bool = True
 
@@ -80,7 +82,8 @@ class Estimate:
         sets = sum(rests) if work.pinned else max(rests, default=0)
         coming = [self.built(source) for source in work.staging] if work.pinned else []
         back = sum(self.published(source) for source in work.hydrating)
-        staging = 0 if work.linked else sum(source.size for source in work.staging)
+        left = [max(0, source.size - work.copied.get(source.path, 0)) for source in work.staging]
+        staging = 0 if work.linked else sum(left)
         return {"sets": sets + sum(coming) + back, "staging": staging}
 
     def warm_claims(self, work: Workload) -> dict[Purpose, int]:
