@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from stoker.corpus.quarantine_shelf import QuarantineShelf, mark
 from stoker.corpus.receipts import write_receipt
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import write_source
+from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.record import set_aside, write_record
 from stoker.store.requests import file_request, read_outcome
@@ -64,6 +66,13 @@ class Site:
     def audit(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(told("audit", str(self.data.file), "--json", "--deep").out)
         return report
+
+    def metrics(self) -> list[str]:
+        """The lines of the running daemon's metrics."""
+        holder = read_holder(self.layout.lock(STAGE_SHARD))
+        assert holder is not None
+        with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics") as answer:
+            return str(answer.read().decode()).splitlines()
 
     def folder(self) -> Path:
         """The finding against bad.parquet."""
@@ -281,9 +290,17 @@ def test_drops_are_done_with_the_daemon_up_or_down_and_told_once(site: Site) -> 
     daemon = site.data.start("stage_shard")
     try:
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="the word of it")
+        size = (site.data.source / "bad.parquet").stat().st_size
+        wanted = [
+            'stoker_quarantine_files{kind="parquet",pipeline="data"} 1.0',
+            'stoker_quarantine_files{kind="record",pipeline="data"} 0.0',
+            f'stoker_quarantine_bytes{{kind="parquet",pipeline="data"}} {float(size)}',
+            'stoker_quarantine_dropped_total{kind="record",pipeline="data"} 1.0',
+        ]
+        wait_until(lambda: set(wanted) <= set(site.metrics()), what="the metrics")
         done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")
         assert done.code == 0, done.err
-        assert json.loads(done.out)[0]["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+        assert json.loads(done.out)[0]["bytes"] == size
         shutil.rmtree(site.layout.quarantine)  # somebody tidies up
         asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
         answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")

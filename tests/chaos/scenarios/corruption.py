@@ -25,6 +25,7 @@ from stoker.store.requests import pending_requests
 from support.damage import Damage, apply, damaged, plan_damage, write_styled
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.processes import RunningDaemon
 from support.waiting import wait_until
 
 AT_ONCE = 50  # damaged files in one pipeline
@@ -122,11 +123,20 @@ class Batch:
         try:
             wait_until(self.data.sources, WAIT_S, "the first record")
             self.strike("late")
-            wait_until(self.is_over, WAIT_S, "the end of every file")
-            assert all(daemon.process.poll() is None for daemon in daemons.values())
+            wait_until(lambda: self.is_over() or self.fallen(daemons), WAIT_S, "the end of every file")
+            assert not self.fallen(daemons), self.fallen(daemons)
         finally:
             codes = [daemon.stop() for daemon in daemons.values()]
         assert codes == [0, 0], {name: daemon.said()[-2000:] for name, daemon in daemons.items()}
+
+    @staticmethod
+    def fallen(daemons: Mapping[str, RunningDaemon]) -> dict[str, str]:
+        """The last words of daemons that ended."""
+        return {
+            name: daemon.said()[-2000:]
+            for name, daemon in daemons.items()
+            if daemon.process.poll() is not None
+        }
 
     def is_over(self) -> bool:
         """Whether every file came to its end with the content that is there, if that could be noticed."""
