@@ -178,6 +178,7 @@ class Pinning:
             pass  # what was imported does not wait for one
         elif (part := self.slice(listing, sources)) is not None:
             paths, whole = part.paths, part.full or (part.settled and listing.complete)
+            paths = tuple(sorted((*paths, *self._formers(sources, paths))))
             ended = whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
             self._tell_stayed(part)
         else:  # with every path that already came to its end, though the source may no longer list it
@@ -200,10 +201,16 @@ class Pinning:
             self._listed, self._joined = (listing, frozenset(listing.paths)), None
         listed = self._listed[1]
         unlisted = [path for path in sources.ended if path not in listed]
-        outside = [path for path in unlisted if path not in sources.imported]
+        unmade = [path for path in sources.formers if sources[path].state not in TERMINAL]
+        outside = [path for path in unlisted if path not in sources.imported] + unmade
         if self._joined is None or self._joined[0] != outside:
             self._joined = outside, tuple(sorted((*listed, *outside)))
-        return self._joined[1], sources.count(*TERMINAL) - len(unlisted) == len(listed)
+        return self._joined[1], sources.count(*TERMINAL) - len(unlisted) == len(listed) and not unmade
+
+    def _formers(self, sources: Catalog, paths: Iterable[str]) -> list[str]:
+        """What the files of a slice held before: it stays with them, and counts nothing."""
+        kept = frozenset((*paths, *(() if self.pin is None else self.pin.listing))) if sources.formers else ()
+        return [path for path in sources.formers if path in kept or sources[path].former in kept]
 
     def _imports(self, sources: Catalog) -> tuple[str, ...]:
         """What was imported, to be trained on after all files; once listed it stays, for plans name it."""
@@ -232,8 +239,8 @@ class Pinning:
         before = () if self.pin is None else self.pin.listing
         ended = [path for path in before if path in sources and sources[path].state in TERMINAL]
         # What was imported is no part of what the limit is about.
-        kept = [path for path in ended if not sources[path].imported]
-        known = frozenset(path for path in known if path not in sources or not sources[path].imported)
+        kept = [path for path in ended if sources[path].has_file]
+        known = frozenset(path for path in known if path not in sources or sources[path].has_file)
         return slice_of(listing.paths, sources, self._pipeline.dataset.limit, kept=kept, known=known)
 
     def _tell_stayed(self, part: Slice) -> None:

@@ -79,6 +79,11 @@ class Source:
         """Whether its shard set is published and lies on the hot disk, to stay there for now."""
         return self.state in PUBLISHED and not (self.evicted or self.evicting)
 
+    @property
+    def has_file(self) -> bool:
+        """Whether a file of the source stands behind it: not behind imported tokens or a former content."""
+        return not self.imported and self.former is None
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""

@@ -57,7 +57,7 @@ class Records:
         receipts: Mapping[str, Receipt] = {}
         pin = listing = None
         try:
-            sources = read_sources(layout, dataset, damaged)
+            sources = _without_cut_off(read_sources(layout, dataset, damaged))
             receipts = read_receipts(layout, dataset, damaged)
             pin = read_pin(layout, dataset)
         except DataError as error:
@@ -70,6 +70,17 @@ class Records:
         except (RecordDamaged, KeyError, TypeError, ValueError) as error:
             problems.append(f"{layout.listing(dataset)}: {error}")
         return cls(sources, receipts, listing, pin, tuple(problems))
+
+
+def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
+    """The sources but for the records of changes that were cut off: the next start takes those back."""
+
+    def is_cut_off(source: Source) -> bool:
+        origin = sources.get(source.former or "")
+        published = origin is not None and {origin.state, source.state} <= PUBLISHED
+        return published and origin is not None and origin.sha256 == source.sha256
+
+    return {path: source for path, source in sources.items() if not is_cut_off(source)}
 
 
 def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iterator[str]:
@@ -103,7 +114,7 @@ def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator
     """One source's record against its receipt, the other records and the pin."""
     receipt = records.receipts.get(source.path)
     if receipt is None:
-        if not source.imported:  # no file stands behind it
+        if source.has_file:
             yield f"{source.path} has no receipt"
     elif source.state in TERMINAL and receipt.state in ("verified", "released"):
         for name, told, recorded in (
@@ -156,8 +167,9 @@ def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) ->
 def _due(pin: DatasetPin, records: Records) -> list[str]:
     """The paths that a complete pin has to list: all that came to an end, or the slice the limit makes."""
     sources = records.sources.items()
-    # An import is behind the listing and outside its limit, and may have come just now.
-    ended = [path for path, source in sources if source.state in TERMINAL and not source.imported]
+    # An import is behind the listing and outside its limit, and may have come just now; a file's former
+    # content too.
+    ended = [path for path, source in sources if source.state in TERMINAL and source.has_file]
     if not pin.limit or records.listing is None:
         return ended
     kept = [path for path in pin.listing if path in ended]
@@ -169,11 +181,12 @@ def _misfiled(layout: StateLayout, dataset: str, records: Records) -> Iterator[s
     """Records under another name than their path's: each path has one, a second one hides the first."""
     expected = {layout.source(dataset, path) for path in records.sources}
     expected |= {layout.receipt(dataset, path) for path in records.receipts}
-    for folder in (layout.sources, layout.receipts):
+    for folder, name_of in ((layout.sources, layout.source), (layout.receipts, layout.receipt)):
         for file in sorted(set(folder.glob("[!.]*.json")) - expected):
             try:
                 record = read_record(file)
             except (FileNotFoundError, RecordDamaged):
                 continue  # gone meanwhile, or a finding already
-            if record.get("dataset") == dataset:
-                yield f"{file}: not the name of a record of {record.get('path')}"
+            path = str(record.get("path"))
+            if record.get("dataset") == dataset and file != name_of(dataset, path):
+                yield f"{file}: not the name of a record of {path}"
