@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.arrivals import Desk, vanished, watch
+from stoker.corpus.arrivals import Desk, Watched, vanished, watch
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing
@@ -44,6 +44,32 @@ def test_a_file_settles_by_our_own_clock_and_any_change_starts_it_anew() -> None
         assert watch(before, [changed], 9.0)["a"].since == 9.0
     assert desk(file("a")).next_to_hash(9.9) == []
     assert desk(file("a")).next_to_hash(10.0) == [file("a")]
+
+
+def test_a_time_of_change_long_past_settles_nothing_and_neither_does_a_restart() -> None:
+    copied = file("a", mtime_ns=1)  # as `cp -p` leaves it
+    assert desk(copied, since=1000.0).next_to_hash(1009.0) == []
+    assert desk(copied, since=1000.0).next_to_hash(1010.0) == [copied]
+    restarted = watch({}, [copied], 2000.0)  # nothing is remembered of the time before
+    assert replace(desk(), watched=restarted).next_to_hash(2009.0) == []
+
+
+def test_a_file_that_grows_with_every_look_never_settles_and_then_does() -> None:
+    watched: dict[str, Watched] = {}
+    for look in range(20):
+        watched = watch(watched, [file("a", size=look)], look * 4.0)
+        assert replace(desk(), watched=watched).next_to_hash(look * 4.0 + 3.9) == []
+    assert replace(desk(), watched=watched).next_due(80.0) == 86.0
+    assert replace(desk(), watched=watched).next_to_hash(86.0) == [file("a", size=19)]
+
+
+def test_a_receipt_of_a_file_elsewhere_does_not_vouch_and_an_unlisted_file_is_not_hashed() -> None:
+    files = [file("a"), file("b")]
+    receipts = {each.path: receipt_of(each) for each in files}
+    assert desk(*files, receipts=receipts, root="/f").waiting(10.0) == []
+    assert desk(*files, receipts=receipts, root="/elsewhere").waiting(10.0) == files
+    assert desk(*files, only={"b"}).next_to_hash(10.0) == files[1:]
+    assert desk(*files, only={"c"}).next_due(5.0) is None
 
 
 def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:

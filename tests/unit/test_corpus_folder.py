@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -85,3 +86,32 @@ def test_a_missing_root_is_an_error_and_a_folder_that_cannot_be_read_is_said(
     found = list(look_through(tmp_path, Selection()))
     assert Unreadable("locked", "Permission denied") in found
     assert [each.path for each in found if isinstance(each, FileSeen)] == ["a.parquet"]
+
+
+def test_a_folder_that_becomes_a_link_between_two_glances_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder in (root / "sub", secret):
+        folder.mkdir(parents=True)
+        (folder / "a.parquet").write_bytes(b"x")
+    looked: list[int] = []
+
+    def swap() -> None:
+        looked.append(1)
+        if len(looked) == 1:  # the root was just opened; its entries are listed after this
+            monkeypatch.setattr(os, "scandir", listed_then_swapped)
+
+    real = os.scandir
+
+    def listed_then_swapped(folder: int) -> object:
+        monkeypatch.setattr(os, "scandir", real)
+        entries = list(real(folder))
+        assert all(entry.is_dir(follow_symlinks=False) for entry in entries)
+        (root / "sub").rename(tmp_path / "away")
+        (root / "sub").symlink_to(secret)
+        return contextlib.nullcontext(entries)
+
+    found = list(look_through(root, Selection(), swap))
+    assert [type(each) for each in found] == [Refused]
+    assert "symbolic link" in found[0].reason  # type: ignore[union-attr]

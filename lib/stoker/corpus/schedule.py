@@ -45,7 +45,8 @@ SAMPLERS = 1  # one keeps ahead of many builders: a sample is some 0.1 s of work
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may go on at once; `queue_*` bound what is staged ahead of the builders.
+    """How much may go on at once; `queue_*` bound what is staged ahead of the builders, beside what they have
+    in hand.
 
     `sample` says that a file's engine is chosen by trying a sample of it, before it is built.
     """
@@ -244,10 +245,11 @@ def stageable(situation: Situation, now: float) -> list[str]:
     if now < situation.paused_until.get("stage", now):
         return []
     most = slots(situation, "stage", limits.stagers)
-    ahead = {source.path: source.size for source in catalog.in_state("staged", "building")}
-    ahead |= {path: catalog[path].size for path, each in situation.busy.items() if each == "stage"}
-    claimed = {catalog[path].sha256 for path in (*ahead, *situation.busy)}
-    queued = sum(ahead.values())
+    here = catalog.in_state("staged", "building")
+    ahead = {source.path for source in here if situation.busy.get(source.path) != "build"}
+    ahead |= {path for path, each in situation.busy.items() if each == "stage"}
+    claimed = {source.sha256 for source in here} | {catalog[path].sha256 for path in situation.busy}
+    queued = sum(catalog[path].size for path in ahead)
     chosen: list[str] = []
     # What the tokenizer or a run waits for goes first and past the queue's limits: all else waits for it.
     first = situation.wanted | situation.urgent
@@ -262,7 +264,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
             break  # in listing order: a small one behind does not overtake it
         chosen.append(path)
         claimed.add(source.sha256)
-        ahead[path] = source.size
+        ahead.add(path)
         queued += source.size
     return chosen
 

@@ -1,0 +1,138 @@
+"""The desk that holds the numbers of builders and copies; copies that were begun, as the loop counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.config.schema import BuilderMemory
+from stoker.corpus.catalog import Catalog
+from stoker.corpus.disks import HotSeen, look_at_hot
+from stoker.corpus.parallelism import VOTES
+from stoker.corpus.reconcile import parquet_name, reconcile_hot
+from stoker.corpus.schedule import Limits
+from stoker.corpus.sources import Source
+from stoker.corpus.space import Estimate, Workload
+from stoker.kit.metrics import Metrics
+from stoker.observe.pressure import Pressure
+from stoker.store.layout import HotLayout
+from stokerd import parallelism_desk
+from stokerd.parallelism_desk import ParallelismDesk
+
+LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=9, queue_bytes=9, release="never")
+CALM = Pressure(cpus=4, idle_cpus=2.0)
+
+
+@dataclass
+class Told:
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def record(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})
+
+
+@dataclass
+class Gauge:
+    cpus: float = 4.0
+    now: Pressure = CALM
+
+    def look(self) -> Pressure:
+        return self.now
+
+
+class Loop:
+    """A desk and what it looks at: four CPUs, three builders at work, files waiting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, workers: Any, copies: Any) -> None:
+        self.told, self.gauge, self.now = Told(), Gauge(), 0.0
+        self.busy = {f"b{number}": "build" for number in range(4)}
+        sources = {name: Source("d", name, 60, name * 64, state="staged") for name in "xyz"}
+        pipeline = SimpleNamespace(
+            shard=SimpleNamespace(workers=workers, memory=BuilderMemory()),
+            stage=SimpleNamespace(copies=copies),
+            train=SimpleNamespace(seq_len=32),
+        )
+        self.metrics = Metrics("stage_shard", "p")
+        monkeypatch.setattr(parallelism_desk.time, "monotonic", lambda: self.now)
+        self.desk = ParallelismDesk(
+            SimpleNamespace(pipeline=pipeline, metrics=self.metrics, events=self.told),  # type: ignore[arg-type]
+            crew=SimpleNamespace(busy=self.busy),  # type: ignore[arg-type]
+            book=SimpleNamespace(sources=Catalog(sources)),  # type: ignore[arg-type]
+            residence=SimpleNamespace(holdings=[]),  # type: ignore[arg-type]
+            headroom=lambda: 1 << 40,
+            gauge=self.gauge,  # type: ignore[arg-type]
+        )
+
+    def look(self, times: int) -> None:
+        for _ in range(times):
+            self.now += 2.0
+            self.desk.look()
+
+
+def test_a_number_that_changes_is_told_with_its_reason_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, workers="auto", copies="auto")
+    assert loop.desk.bounded(LIMITS) == replace(LIMITS, builders=4, stagers=2)
+    loop.gauge.now = replace(CALM, idle_cpus=0.0, memory_some=0.9)
+    loop.look(VOTES + 1)  # the first look only begins to measure
+    assert loop.desk.bounded(LIMITS) == replace(LIMITS, builders=3, stagers=2)
+    (told,) = loop.told.events
+    assert (told["event"], told["what"], told["from"], told["to"]) == (
+        "parallelism_changed",
+        "builders",
+        4,
+        3,
+    )
+    assert "memory" in told["reason"]
+    assert loop.desk.show() == {"parallelism": {"builders": 3, "copies": 2}}
+    assert b'stoker_builders_wanted{pipeline="p"} 3.0' in loop.metrics.text()
+
+
+def test_a_number_in_the_file_stays_whatever_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, workers=4, copies=3)
+    loop.gauge.now = replace(CALM, idle_cpus=0.0, memory_some=0.9, io_some=0.9)
+    loop.look(50)
+    assert loop.desk.bounded(LIMITS) == replace(LIMITS, builders=4, stagers=3)
+    assert loop.told.events == []
+
+
+def test_an_idle_loop_is_not_woken_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, workers="auto", copies="auto")
+    assert loop.desk.due < float("inf")
+    loop.busy.clear()
+    assert loop.desk.due == float("inf")
+    loop.gauge.now = replace(CALM, memory_some=0.9)
+    loop.look(50)
+    assert loop.told.events == []
+
+
+class TestPartialCopies:
+    SOURCE = Source("d", "a.parquet", 1000, "a" * 64)
+
+    def test_what_is_copied_already_is_not_claimed_once_more(self) -> None:
+        estimate = Estimate(2, 1.0)
+        for copied, claimed in (({}, 1000), ({"a.parquet": 400}, 600), ({"a.parquet": 2000}, 0)):
+            work = Workload(staging=[self.SOURCE], copied=copied)
+            assert estimate.hot_claims(work)["staging"] == claimed
+        assert estimate.hot_claims(Workload(staging=[self.SOURCE], linked=True))["staging"] == 0
+
+    def test_a_look_finds_them_and_only_those_of_files_to_come_are_kept(self, tmp_path: Any) -> None:
+        hot = HotLayout(tmp_path)
+        hot.parquet.mkdir()
+        name = parquet_name(self.SOURCE)
+        (hot.parquet / f".part-{name}").write_bytes(bytes(400))
+        (hot.parquet / f".part-{name}.json").write_bytes(b"{}")
+        seen = look_at_hot(hot, "d")
+        assert seen.partial == {name: 400}
+        assert seen.parquet == ()
+
+        def removed(seen: HotSeen, state: Any) -> list[str]:
+            found = reconcile_hot(hot, seen, {"a.parquet": replace(self.SOURCE, state=state)})
+            return sorted(path.removeprefix(f"{hot.parquet}/.part-") for path in found.remove)
+
+        assert removed(seen, "seen") == []
+        assert removed(seen, "duplicate") == [name, f"{name}.json"]
+        (hot.parquet / f".part-{name}").unlink()
+        assert look_at_hot(hot, "d").partial == {name: 0}
