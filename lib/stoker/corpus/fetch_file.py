@@ -208,13 +208,14 @@ class FileOnItsWay:
             self._record = replace(self._record, validator=answer.validator, etag=answer.etag, total=go.total)
 
     def _take(self, body: Body, go: Go) -> None:
+        total = self.file.size if go.total is None else go.total
         watch = RateWatch(self._terms.min_rate, self._terms.window_s)
         read_from = time.monotonic()
         try:
             for chunk in body.chunks():
                 waited_s = time.monotonic() - read_from
                 self.received += len(chunk)
-                self._receive(chunk, go.total)
+                self._receive(chunk, total)
                 if watch.add(waited_s, len(chunk)):
                     raise FetchFailed("slow", f"{body.answer.where} sends too slowly")
                 self._stop_if_asked()
@@ -224,10 +225,8 @@ class FileOnItsWay:
         finally:
             with self._lock:
                 self._write_pending()
-        if go.total is not None and self._content.size < go.total:
-            raise FetchFailed(
-                "short", f"{body.answer.where} ended {go.total - self._content.size} bytes early"
-            )
+        if total is not None and self._content.size < total:
+            raise FetchFailed("short", f"{body.answer.where} ended {total - self._content.size} bytes early")
 
     def _receive(self, chunk: bytes, total: int | None) -> None:
         if self._trouble is not None:
@@ -256,8 +255,6 @@ class FileOnItsWay:
     def _finish(self) -> Done:
         assert self._part is not None
         size, sha256 = self._content.size, self._content.sha256
-        if self.file.size is not None and size != self.file.size:
-            raise FetchFailed("short", f"{self.file.path} ended at {size} of {self.file.size} bytes")
         if (differs := self._content.mismatch(self.file)) is not None:
             self.close()
             self._set_aside(self._landing.part(self.file.path), *differs, found_here=False)
@@ -265,7 +262,6 @@ class FileOnItsWay:
         with self._committing:
             self._part.make_durable()
             self._durable = size  # no commit after this: it would claim a part that has left
-            self._landing.insist()
             self._landing.publish(self.file.path)
         etag = self._record.etag
         self.close()

@@ -118,6 +118,7 @@ class Landing:
 
     def write_part(self, record: PartRecord) -> None:
         """Claim bytes; they must be durable already. UnavailableError when the directory is not there."""
+        self.insist()
         try:
             write_record(self.record(record.path), {"v": 1, **asdict(record)})
         except FileNotFoundError as error:
@@ -145,6 +146,7 @@ class Landing:
     def publish(self, path: str) -> None:
         """Give a whole, durable and proven part its name. FileExistsError when the name is taken."""
         target = self.target(path)
+        self.insist()
         with self.naming:
             make_dir(target.parent)
             move_durably(self.part(path), target)

@@ -1,0 +1,180 @@
+"""One file on its way, with an answer and a disk that do what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.corpus.fetch import Answer, FetchFailed
+from stoker.corpus.fetch_file import FileOnItsWay, Stopped, Terms
+from stoker.corpus.fetch_limits import Bandwidth
+from stoker.corpus.landing import PARTS, Landing
+from stoker.corpus.landing_content import PartFile
+from stoker.corpus.remote import RemoteFile
+from stoker.kit.backoff import Backoff
+
+DATA = [bytes([each]) * 1000 for each in range(4)]
+WHOLE = b"".join(DATA)
+FILE = RemoteFile("a/b", "http://h/a/b", len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
+
+
+class Scripted:
+    """A caller whose one answer brings each piece, or does what stands in its place."""
+
+    def __init__(self, *script: bytes | Callable[[], None], **headers: str) -> None:
+        self.script, self.headers, self.asked = script, headers, (0, "")
+
+    @contextlib.contextmanager
+    def open(self, _url: str, offset: int, validator: str) -> Iterator[Any]:
+        self.asked = offset, validator
+        self.answer = Answer(206 if offset else 200, {"etag": '"e"', **self.headers}, "http://h/a/b")
+        yield self
+
+    def chunks(self) -> Iterator[bytes]:
+        for each in self.script:
+            if callable(each):
+                each()
+            else:
+                yield each
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Landing:
+    return Landing(tmp_path / "landing", "data", expected=False)
+
+
+def on_its_way(landing: Landing, file: RemoteFile = FILE, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
+    said: list[dict[str, Any]] = []
+
+    def tell(kind: str, **fields: Any) -> None:
+        said.append({"kind": kind, **fields})
+
+    terms = Terms(
+        landing=landing,
+        bandwidth=Bandwidth(None),
+        tell=tell,
+        **{
+            "commit_bytes": 1 << 20,
+            "min_rate": 0,
+            "window_s": 60.0,
+            "floor": 0,
+            "keep_files": 3,
+            "keep_bytes": 1 << 20,
+            **changes,
+        },
+    )
+    return FileOnItsWay(file, terms, Backoff(1.0, 2.0)), said
+
+
+def full_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next write fails as on a full disk, those after it go well."""
+    append = PartFile.append
+
+    def fail(_part: PartFile, _data: Any) -> None:
+        monkeypatch.setattr(PartFile, "append", append)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PartFile, "append", fail)
+
+
+def test_a_file_comes_in_pieces_and_gets_its_name(landing: Landing) -> None:
+    file, said = on_its_way(landing)
+    done = file.attempt(Scripted(*DATA))
+    assert (done.how, done.size, done.sha256) == ("fetched", len(WHOLE), FILE.sha256)
+    assert (landing.root / "a/b").read_bytes() == WHOLE
+    assert [each["kind"] for each in said] == ["start"] and list((landing.root / PARTS).iterdir()) == []
+
+
+def test_a_commit_that_met_a_full_disk_ends_the_attempt_with_its_errno(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = on_its_way(landing)
+    with pytest.raises(FetchFailed) as failed:
+        file.attempt(Scripted(DATA[0], lambda: full_once(monkeypatch), file.commit, *DATA[1:]))
+    assert (failed.value.kind, failed.value.errno) == ("disk_full", errno.ENOSPC)
+    again = Scripted(*DATA[1:], **{"content-range": f"bytes 1000-3999/{len(WHOLE)}"})
+    assert file.attempt(again).how == "fetched" and again.asked == (1000, '"e"')
+    assert (landing.root / "a/b").read_bytes() == WHOLE
+
+
+def test_no_hole_is_left_by_a_write_that_failed_before_the_next_bytes_came(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = on_its_way(landing)
+
+    def passed_unseen() -> None:  # the reader had looked for trouble a moment before
+        file._trouble = None
+
+    file.attempt(Scripted(DATA[0], lambda: full_once(monkeypatch), file.commit, passed_unseen, *DATA[1:]))
+    assert (landing.root / "a/b").read_bytes() == WHOLE
+
+
+def test_what_is_claimed_is_what_a_commit_made_durable(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[str] = []
+    durable, claim = PartFile.make_durable, Landing.write_part
+    monkeypatch.setattr(PartFile, "make_durable", lambda part: (did.append("durable"), durable(part))[1])
+    monkeypatch.setattr(
+        Landing, "write_part", lambda self, record: (did.append("claim"), claim(self, record))[1]
+    )
+    file, said = on_its_way(landing)
+    with pytest.raises(FetchFailed) as failed:
+        file.attempt(Scripted(DATA[0], file.commit, DATA[1], **{"content-length": str(len(WHOLE))}))
+    assert failed.value.kind == "short"
+    assert [each["bytes"] for each in said if each["kind"] == "progress"] == [1000, 2000]
+    assert did == ["durable", "claim"] * 2
+    record = landing.read_part("a/b")
+    assert record is not None and record.offset == 2000
+    assert record.prefix == hashlib.sha256(WHOLE[:2000]).hexdigest()
+
+
+def test_no_commit_claims_a_part_that_has_its_name_already(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Landing.publish
+    file, _ = on_its_way(landing)
+
+    def publish_and_look(self: Landing, path: str) -> None:
+        publish(self, path)
+        assert file.uncommitted == 0
+
+    monkeypatch.setattr(Landing, "publish", publish_and_look)
+    file.attempt(Scripted(*DATA))
+
+
+@pytest.mark.parametrize("piece", [b"", bytes(1)], ids=["too few", "too many"])
+def test_another_length_than_the_listings_never_lands(piece: bytes, landing: Landing) -> None:
+    file, _ = on_its_way(landing)
+    script = DATA[:-1] if not piece else [*DATA, piece]
+    with pytest.raises(FetchFailed) as failed:
+        file.attempt(Scripted(*script))
+    assert failed.value.kind == ("length" if piece else "short")
+    assert not (landing.root / "a").exists()
+
+
+def test_a_dropped_file_ends_at_the_next_piece(landing: Landing) -> None:
+    file, _ = on_its_way(landing)
+    with pytest.raises(Stopped):
+        file.attempt(Scripted(DATA[0], file.drop, *DATA[1:]))
+    with pytest.raises(Stopped):
+        file.attempt(Scripted(*DATA))
+    file.forget()
+    assert list((landing.root / PARTS).iterdir()) == []
+
+
+def test_a_file_without_a_sum_is_never_gone_on_with_where_nothing_tells_its_content(landing: Landing) -> None:
+    bare = RemoteFile("a/b", "http://h/a/b")
+    file, _ = on_its_way(landing, bare)
+    with pytest.raises(FetchFailed):
+        file.attempt(Scripted(DATA[0], file.commit, etag="", **{"content-length": str(len(WHOLE))}))
+    file.close()
+    again = Scripted(*DATA, etag="")
+    file, _ = on_its_way(landing, bare)
+    assert file.attempt(again).size == len(WHOLE) and again.asked[0] == 0
