@@ -88,6 +88,18 @@ def test_staging_keeps_to_its_workers_and_to_the_queue_of_what_waits_for_a_build
     assert actions(situation(*big)) == (Stage("a", decode=False),)  # one is always let in
 
 
+def test_what_a_builder_has_in_hand_is_no_longer_ahead_of_it() -> None:
+    builders = replace(LIMITS, builders=8)
+    building = [source(name, "building") for name in "stuvwx"]
+    busy = {each.path: "build" for each in building}
+    now = situation(*building, source("a"), source("b"), busy=busy, limits=builders)
+    assert [each for each in actions(now) if isinstance(each, Stage)] == [
+        Stage("a", decode=False),
+        Stage("b", decode=False),
+    ]
+    assert not [each for each in actions(replace(now, busy={})) if isinstance(each, Stage)]
+
+
 def test_what_the_tokenizer_waits_for_is_staged_first_past_the_queue_and_decoded() -> None:
     waiting = [source(name, "staged") for name in "abc"]
     now = situation(*waiting, source("m"), source("z"), key_of=None, wanted=frozenset({"z"}))
