@@ -140,7 +140,7 @@ class ReleaseDesk:
         self._shelf = shelf
         for round_ in self._rounds.values():
             round_.begun = True
-        if LOOKING in self._crew:
+        if LOOKING in self._crew or not self._hot.known:
             return
         by_name = {kept.name: kept for kept in shelf}
         for asked, (name, force) in list(self._asked.items()):

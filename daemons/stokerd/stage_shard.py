@@ -276,13 +276,13 @@ class StageShard:
 
     def act(self) -> None:
         """Do what is to be done until there is no more of it; then tidiness, room and the pin."""
+        self.quarantine.act(self.view.receipts)
         if not self.yard.known or self.warm.undecided:
             return
         self.residence.choose(self.view.doing("hydrate"))
         while self.takes_a_step():
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
-        self.quarantine.act(self.view.receipts)
         self.tokenizer.start_if_ready()
         self.imports.begin()
         for yard in (self.yard, self.warm):
