@@ -136,12 +136,16 @@ def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
     (landing / "kept").mkdir(parents=True)
     (landing / right.path).write_bytes(noise(SIZE, 0))
     (landing / wrong.path).write_bytes(noise(SIZE, 5))
+    theirs = landing / ".cache" / "huggingface" / "x.incomplete"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"theirs")
     worker = start()
+    assert worker.until("ready")["foreign"] == [".cache/huggingface/x.incomplete"]
     worker.fetch(right, wrong)
     worker.until("done", count=2)
     assert worker.of("done", right.path)[0]["how"] == "kept" and hub.served("r.parquet") == 0
     assert worker.of("done", wrong.path)[0]["how"] == "fetched"
-    assert content(landing, wrong) == noise(SIZE, 1)
+    assert content(landing, wrong) == noise(SIZE, 1) and theirs.read_bytes() == b"theirs"
     told = worker.of("mismatch")[0]
     assert told["landed"] and Path(told["evidence"], "content").read_bytes() == noise(SIZE, 5)
 

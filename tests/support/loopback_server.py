@@ -326,10 +326,12 @@ class Handler(BaseHTTPRequestHandler):
         faults = self.hub.faults
         size = file.stat().st_size
         low, status = 0, 200
-        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        high = size
+        ranged = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         unchanged = self.headers.get("If-Range") in (None, etag)
         if ranged and not faults.take(place, path, "no_range") and unchanged:
             low, status = int(ranged[1]), 206
+            high = min(size, int(ranged[2] or size) + 1)
         if low >= size > 0:
             self._reply(416, Content_Range=f"bytes */{size}")
             return
@@ -340,17 +342,17 @@ class Handler(BaseHTTPRequestHandler):
         entry = self._note(status)
         self.send_response(status)
         if status == 206:
-            self.send_header("Content-Range", f"bytes {low}-{told - 1}/{told}")
+            self.send_header("Content-Range", f"bytes {low}-{min(high, told) - 1}/{told}")
         if faults.take(place, path, "encoded"):
             self.send_header("Content-Encoding", "gzip")
         for name, value in {"ETag": etag, "Accept_Ranges": "bytes", **headers}.items():
             if value is not None:
                 self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(told - low))
+        self.send_header("Content-Length", str((told if high == size else high) - low))
         self.end_headers()
         self.wfile.flush()
         if self.command != "HEAD":
-            self._send(file, low, min(size, told), fault, lambda sent: self._count(entry, path, sent))
+            self._send(file, low, min(high, told), fault, lambda sent: self._count(entry, path, sent))
             if told > size:
                 self.close_connection = True
 

@@ -77,12 +77,16 @@ class Caller:
         self._asked_at: float | None = None
 
     @contextlib.contextmanager
-    def open(self, url: str, offset: int, validator: str) -> Iterator[Body]:
+    def open(
+        self, url: str, offset: int = 0, validator: str = "", *, end: int | None = None
+    ) -> Iterator[Body]:
         """Ask for the bytes from `offset` on, if they are still of the content with that validator.
 
-        Raises FetchFailed when there is no answer with a body in the end.
+        `end` is the first byte not wanted; a server without ranges sends it all the same. Raises FetchFailed
+        when there is no answer with a body in the end.
         """
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        last = "" if end is None else str(end - 1)
+        headers = {"Range": f"bytes={offset}-{last}"} if offset or last else {}
         if offset and validator:
             headers["If-Range"] = validator
         seen: list[str] = []

@@ -25,6 +25,7 @@ from stoker.store.names import inside, record_name
 from stoker.store.record import RecordDamaged, read_record, write_record
 
 PARTS, EVIDENCE = ".parts", ".evidence"
+_FOREIGN = (".incomplete", ".aria2", ".crdownload")
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,19 @@ class Landing:
             if file.stem not in named:
                 unlink_durably(file)
         return sorted(found, key=lambda record: record.path)
+
+    def foreign(self, most: int) -> list[str]:
+        """Partial files of other clients, at most so many: theirs, and never touched."""
+        found: list[str] = []
+        for folder, folders, files in os.walk(self.root):
+            if folder == str(self.root):
+                folders[:] = [name for name in folders if name not in (PARTS, EVIDENCE)]
+            found += [
+                str(Path(folder, name).relative_to(self.root)) for name in files if name.endswith(_FOREIGN)
+            ]
+            if len(found) >= most:
+                break
+        return sorted(found)[:most]
 
     def forget(self, path: str) -> None:
         """Drop what is unfinished of a file: the bytes first, for a claim without bytes starts anew."""

@@ -1,0 +1,58 @@
+"""Worker: how fast a source sends, by reading the first files for a while and keeping nothing.
+
+task: {"files": [RemoteFile's fields], "seconds", "hub": {"repo", "repo_type", "endpoint"} or null,
+       "token_file"}
+result: {"status": "probed", "bytes", "seconds"} or {"status": "failed", "class", "reason"}
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from stoker.corpus.fetch import FetchFailed
+from stoker.corpus.fetch_http import Caller, Manners
+from stoker.corpus.hub import HubRepo, hub_token
+from stoker.corpus.remote import RemoteFile
+from stoker.kit.worker_main import Report, run_worker
+
+_CONNECT_S, _READ_S = 20.0, 20.0
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Read every file at once until the time is up, each at most to its end."""
+    hub = task["hub"] and HubRepo(**task["hub"])
+    manners = Manners(_CONNECT_S, _READ_S, hub, hub_token(task["token_file"]) if hub else None)
+    probes = [_Probe(Caller(manners), RemoteFile.from_fields(each)) for each in task["files"]]
+    began = time.monotonic()
+    for probe in probes:
+        probe.start()
+    for probe in probes:
+        probe.join(max(0.0, began + task["seconds"] - time.monotonic()))
+    took_s = time.monotonic() - began
+    read = sum(probe.read for probe in probes)
+    failure = next((probe.failure for probe in probes if probe.failure is not None), None)
+    if failure is not None and not read:
+        return {"status": "failed", "class": failure.kind, "reason": failure.reason}
+    return {"status": "probed", "bytes": read, "seconds": took_s}
+
+
+class _Probe(threading.Thread):
+    def __init__(self, caller: Caller, file: RemoteFile) -> None:
+        super().__init__(daemon=True)
+        self.read = 0
+        self.failure: FetchFailed | None = None
+        self._caller, self._file = caller, file
+
+    def run(self) -> None:
+        try:
+            with self._caller.open(self._file.url) as body:
+                for chunk in body.chunks():
+                    self.read += len(chunk)
+        except FetchFailed as failure:
+            self.failure = failure
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)
