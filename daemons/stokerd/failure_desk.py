@@ -14,6 +14,7 @@ from stoker.kit.sampler import sample_process
 from stoker.kit.worker import WorkerExit
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.ledger import Disk
+from stoker.store.errors import StorageError
 from stokerd.crew import Crew, Job
 from stokerd.full_disks import WRITES, FullDisks
 from stokerd.memory_desk import BUILDS, MemoryDesk
@@ -111,7 +112,9 @@ class FailureDesk:
         return self.memory.ladder.paused or bool(self.disks.waiting()) or self._context.reserve.spent
 
     def look(self) -> None:
-        """Once a turn: whether what waits may go on."""
+        """Once a turn: whether what waits may go on; with --once nothing waits for long."""
+        if self._context.once and self._context.reserve.spent:
+            raise StorageError(f"{self._context.layout.state} is full; free some space, then start again")
         self.memory.look()
         self.disks.look()
 

@@ -19,6 +19,7 @@ WRITES: Mapping[str, Place] = {
     "quarantine": "state",
 }
 TRIES_ONCE = 5
+ONCE_WAITS_S = 20.0  # with --once, for room
 
 
 class FullDisks:
@@ -64,8 +65,13 @@ class FullDisks:
             self._events.record("disk_has_room", place=place)
 
     def look(self) -> None:
-        """While something waits: have the disks measured every few seconds."""
+        """While something waits: have the disks measured every few seconds; with --once not for long."""
         now = time.monotonic()
+        for place, full in self._full.items():
+            if self._context.once and now - full.failed_at > ONCE_WAITS_S and not self._may_try(place, now):
+                raise StorageError(
+                    f"{place} is full: {self._reasons[place]}; free some space, then start again"
+                )
         if self._full and now >= self._ask_at:
             self._ask_at = now + LOOK_S
             for place in self._full:
