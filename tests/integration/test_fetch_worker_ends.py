@@ -1,0 +1,144 @@
+"""The fetch worker killed, stopped, and on a bad disk: what is durable stays, and only that is claimed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus.landing import PARTS
+from stoker.store.record import read_record
+from support.fetch_fixtures import (  # noqa: F401 - fixtures are found by their names
+    CUT,
+    SIZE,
+    Start,
+    content,
+    hub_fixture,
+    landing_fixture,
+    left,
+    served_hub_fixture,
+    start_fixture,
+    until_durable,
+)
+from support.fetching import hub_file
+from support.loopback_hub import LoopbackHub, noise
+from support.mounts import WHY_NOT, apart
+
+# When the worker goes
+
+
+def test_a_killed_worker_is_gone_on_with_from_what_was_durable(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    files = [hub_file(hub, f"kill{i}.parquet", noise(SIZE, i)) for i in range(3)]
+    worker = start()
+    for at in (CUT, 2 * CUT):
+        hub.fault("stall", path="kill", after=at, times=3)
+        worker.fetch(*files)
+        until_durable(worker, at, files)
+        worker.kill()
+        worker = start()
+        assert worker.until("ready")["unfinished"] == [[file.path, at] for file in files]
+    worker.fetch(*files)
+    worker.until("done", count=3)
+    assert {each["offset"] for each in worker.of("start")} == {2 * CUT}
+    assert [content(landing, file) for file in files] == [noise(SIZE, i) for i in range(3)]
+    assert hub.served("kill") == 3 * SIZE and left(landing) == []
+
+
+def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    file = hub_file(hub, "stop.parquet", noise(SIZE, 1))
+    hub.fault("stall", path="stop", after=CUT)
+    worker = start(commit_s=3600.0, commit_bytes=1 << 30)  # nothing is durable before the stop
+    worker.fetch(file)
+
+    def part_size() -> int:
+        return sum(each.stat().st_size for each in (landing / PARTS).glob("*.part"))
+
+    worker.until_true(lambda: part_size() >= 1 << 20, "the first chunk")
+    assert worker.stop().code == 75
+    came = part_size()
+    worker = start()
+    assert worker.until("ready")["unfinished"] == [[file.path, came]] and came >= 1 << 20
+    worker.fetch(file)
+    worker.until("done")
+    assert hub.served("stop") == SIZE + CUT - came  # the rest of CUT was still the kernel's
+
+
+def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    rotten, short = (hub_file(hub, f"rot/{name}.parquet", noise(SIZE, i)) for i, name in enumerate("rs"))
+    hub.fault("stall", path="rot", after=CUT, times=2)
+    worker = start()
+    worker.fetch(rotten, short)
+    until_durable(worker, CUT, [rotten, short])
+    worker.kill()
+    parts = {
+        read_record(each)["path"]: each.with_suffix(".part") for each in (landing / PARTS).glob("*.json")
+    }
+    with parts[rotten.path].open("r+b") as stream:
+        stream.seek(1000)
+        stream.write(b"rot")
+    with parts[short.path].open("r+b") as stream:
+        stream.truncate(CUT - 1)
+    (landing / PARTS / "orphan.part").write_bytes(b"of nobody")
+    worker = start()
+    worker.fetch(rotten, short)
+    worker.until("done", count=2)
+    assert [each["path"] for each in worker.of("rotten")] == [rotten.path]
+    assert content(landing, rotten) == noise(SIZE, 0) and content(landing, short) == noise(SIZE, 1)
+    assert not worker.of("mismatch") and left(landing) == []
+
+
+def test_the_count_of_wrong_content_survives_a_kill(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    file = hub_file(hub, "count.parquet", noise(SIZE, 1))
+    hub.fault("wrong", path="count", after=CUT)
+    hub.fault("stall", path="count", after=CUT)
+    worker = start()
+    worker.fetch(file)
+    worker.until("mismatch")
+    worker.kill()
+    hub.control("clear")
+    hub.fault("wrong", path="count", after=CUT, times=-1)
+    worker = start(attempts=2)
+    worker.fetch(file)
+    worker.until("failed")
+    assert [each["count"] for each in worker.of("mismatch")] == [2]
+
+
+# When the disk is not as it should be
+
+
+def test_a_landing_that_is_not_there_any_more_is_not_made_again(landing: Path, start: Start) -> None:
+    worker = start(expected=True)
+    worker.until_true(lambda: worker.ended is not None, "the worker's end")
+    assert worker.ended is not None and worker.ended.code == 69
+    assert not landing.exists()
+
+
+def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    file = hub_file(hub, "vanish.parquet", noise(SIZE, 1))
+    hub.fault("stall", path="vanish", after=CUT)
+    worker = start()
+    worker.fetch(file)
+    worker.until("progress")
+    landing.rename(landing.with_name("away"))
+    (landing / PARTS).mkdir(parents=True)  # as when another disk that was used so is mounted there
+    hub.control("release")
+    failed = worker.until("failed")
+    assert failed["class"] == "gone"
+    assert [each.name for each in landing.rglob("*")] == [PARTS]
+
+
+@pytest.mark.root
+def test_a_full_disk_is_told_and_what_came_is_kept(tmp_path: Path) -> None:
+    command = apart([sys.executable, "-m", "support.full_landing", str(tmp_path)])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
