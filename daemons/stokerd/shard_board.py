@@ -8,9 +8,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stoker.corpus.dataset import DatasetPin
-from stoker.corpus.sources import PUBLISHED
+from stoker.corpus.sources import PUBLISHED, TERMINAL
 from stoker.corpus.sums import Sums
 from stoker.kit.daemon import DaemonContext
+from stoker.observe.pace import Pace
+from stoker.observe.shard_progress import progress_line, progress_parts
 from stokerd.crew import Crew, Job
 from stokerd.source_book import SourceBook
 
@@ -18,8 +20,9 @@ ACTIVITIES = (
     *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
     *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import"),
 )
-RATE_OVER_S = 30.0
+RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
 SAMPLE_EVERY_S = 3.0
+PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 
 
 class ShardBoard:
@@ -27,7 +30,9 @@ class ShardBoard:
 
     def __init__(self, context: DaemonContext, crew: Crew) -> None:
         self._context, self._crew = context, crew
-        self._tokens_done: list[tuple[float, int]] = []
+        self._built = 0  # tokens that builds of this daemon's made durable
+        self._tokens_pace, self._bytes_pace = Pace(RATE_OVER_S), Pace(PACE_OVER_S)
+        self._plain_due = time.monotonic() + PLAIN_EVERY_S
         self._progress_at = time.time()
         metrics = context.metrics
         self._sources = metrics.gauge("shard_sources", "Source files by state.", ("state",))
@@ -43,6 +48,10 @@ class ShardBoard:
         self._rss = metrics.gauge("shard_workers_rss_bytes", "Resident memory of all workers together.")
         self._rss_bytes, self._sampled_at = 0, -SAMPLE_EVERY_S
         self._rate = metrics.gauge("shard_tokens_per_second", "Tokens committed, over the last half minute.")
+        self._bytes_rate = metrics.gauge(
+            "shard_parquet_bytes_per_second", "Parquet brought to its end, over the last minute."
+        )
+        self._bytes_left = metrics.gauge("shard_parquet_left_bytes", "Parquet that waits for its end.")
         self._progress = metrics.gauge(
             "shard_last_progress_timestamp_seconds",
             "When a build last committed or a source last changed state.",
@@ -54,13 +63,19 @@ class ShardBoard:
         self._reasons: set[str] = set()  # for which rows were ever dropped
         self._set_totals(Sums())
 
-    def committed(self, job: Job, tokens: int) -> None:
+    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+        """What a worker said: a build tells where it begins and how far it got."""
+        if message["kind"] == "commit":
+            self._committed(job, int(message["tokens"]))
+        elif message.get("phase") == "open":
+            job.note["resumed"] = bool(message.get("row_group") or message.get("row"))
+
+    def _committed(self, job: Job, tokens: int) -> None:
         """A build made its first `tokens` tokens durable."""
-        now = time.monotonic()
         before = job.note.get("tokens")
         job.note["tokens"] = tokens
-        if before is not None:  # the first commit after a start also counts what was there
-            self._tokens_done.append((now, max(0, tokens - before)))
+        if before is not None or not job.note.get("resumed"):  # else it also counts what was there
+            self._built += max(0, tokens - (before or 0))
         self._progress_at = time.time()
 
     def show(
@@ -83,7 +98,8 @@ class ShardBoard:
         for activity in ACTIVITIES:
             self._workers.labels(activity).set(working[activity])
         self._sample_memory()
-        rate = self._tokens_a_second()
+        self._tokens_pace.note(self._built, time.monotonic())
+        rate = self._tokens_pace.per_second if working["build"] else 0.0
         self._rate.set(rate)
         self._progress.set(self._progress_at)
         self._complete.set(1 if pin is not None and pin.complete else 0)
@@ -103,9 +119,11 @@ class ShardBoard:
             ),
             "workers_rss_bytes": self._rss_bytes,
             "tokens_per_second": round(rate),
+            **self._how_far(book, pin),
             "trouble": trouble or standing,
             **disks,
         }
+        self._tell_progress(status)
         text = _text(totals, working, pin, rate)
         self._context.beat(status, trouble or (f"{text}; {standing}" if standing else text))
 
@@ -126,10 +144,41 @@ class ShardBoard:
             self._rss_bytes, self._sampled_at = self._crew.rss_bytes(), time.monotonic()
             self._rss.set(self._rss_bytes)
 
-    def _tokens_a_second(self) -> float:
-        now = time.monotonic()
-        self._tokens_done = [each for each in self._tokens_done if each[0] > now - RATE_OVER_S]
-        return sum(tokens for _, tokens in self._tokens_done) / RATE_OVER_S
+    def _how_far(self, book: SourceBook, pin: DatasetPin | None) -> dict[str, Any]:
+        """Files and bytes of parquet that came to their end, of how many, how fast, the time for the rest.
+
+        A build in progress counts by its tokens, as far as files built before tell what to expect.
+        """
+        sources, sums = book.sources, book.sources.sums
+        aside = len(sources.formers) + len(sources.imported)
+        done = sum(sums.bytes[state] for state in TERMINAL)
+        measured = sums.measured
+        for job in self._crew.jobs if measured.tokens else ():
+            if job.activity == "build" and job.subject in sources:
+                size = sources[job.subject].size
+                part = job.note.get("tokens", 0) * measured.parquet_bytes / measured.tokens
+                done += min(int(part), size)
+        whole = sum(sums.bytes.values())
+        self._bytes_pace.note(done, time.monotonic())
+        rate, left_s = self._bytes_pace.per_second, self._bytes_pace.left_s(whole - done)
+        self._bytes_rate.set(rate)
+        self._bytes_left.set(whole - done)
+        return {
+            "files_done": sources.count(*TERMINAL) - aside,
+            "files_of": max(len(sources), 0 if pin is None else len(pin.listing)) - aside,
+            "bytes_done": done,
+            "bytes_of": whole,
+            "parquet_bytes_per_second": round(rate),
+            "eta_s": None if left_s is None or whole == done else round(left_s),
+        }
+
+    def _tell_progress(self, status: Mapping[str, Any]) -> None:
+        """On the terminal's last line, or where there is none, with --once, as a line now and then."""
+        log, now = self._context.log, time.monotonic()
+        log.footer.show(lambda width: progress_line(status, width))
+        if self._context.once and not log.footer.shown and now >= self._plain_due:
+            self._plain_due = now + PLAIN_EVERY_S
+            log.info("progress", message=", ".join(progress_parts(status)))
 
 
 def _slice(pin: DatasetPin) -> dict[str, Any]:

@@ -219,6 +219,7 @@ class StageShard:
                     self.yard.look_soon()
                     self.warm.look_soon()
         finally:
+            self.context.log.footer.clear()
             self.crew.stop()
             with contextlib.suppress(StorageError):  # the next start counts anew
                 self.space.refresh(linked=self.outcomes.linked)
@@ -342,8 +343,7 @@ class StageShard:
             self.imports.hear(job, message)
         elif job.subject != TOKENIZER:
             self.outcomes.hear(job, message)
-        if message["kind"] == "commit":
-            self.board.committed(job, message["tokens"])
+        self.board.hear(job, message)
 
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""

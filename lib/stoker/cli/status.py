@@ -11,11 +11,13 @@ import click
 from stoker.cli.options import json_option, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
+from stoker.observe.shard_progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.names import utc_now
 
 FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
+RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 Daemons = Mapping[str, Mapping[str, Any]]
 
@@ -48,7 +50,7 @@ def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
 
 def _body(about: Mapping[str, Any]) -> dict[str, Any]:
     """What a daemon said; a stopped one's speed is no longer one."""
-    past = () if about["running"] else ("tokens_per_second", "tokens_per_s", "eta_s")
+    past = () if about["running"] else RATES
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
@@ -99,8 +101,11 @@ def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("imported", f"{imported:,} set{'s' * (imported != 1)}, rows not known{told}"))
     if body.get("dropped"):
         lines.append(("rows dropped", _counts(body["dropped"])))
-    if body.get("tokens_per_second"):
-        lines.append(("building", f"{format_count(body['tokens_per_second'])} tokens/s"))
+    if speed := ", ".join(rates(body)):
+        lines.append(("building", speed))
+    if body.get("eta_s") is not None:
+        left = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"
+        lines.append(("time left", f"{format_duration(body['eta_s'])} for {left}"))
     return [*lines, *_disks(body)]
 
 

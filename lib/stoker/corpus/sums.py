@@ -50,7 +50,7 @@ class Sums:
         """Add (1) or take away (-1) a source."""
         state = source.state
         self.states[state] += sign
-        self.bytes[state] += sign * source.size
+        self.bytes[state] += sign * source.size * source.has_file
         if state not in PUBLISHED:
             return
         documents, tokens = self._count_books(source.books, sign)

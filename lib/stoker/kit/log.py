@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.kit.footer import Footer
 from stoker.store.names import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
@@ -28,7 +29,9 @@ class Log:
 
     def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
         self.daemon, self.pipeline = daemon, pipeline
-        self._colour = sys.stderr.isatty()
+        self._tty = sys.stderr.isatty()
+        self._colour = self._tty and not environ.get("NO_COLOR")  # no-color.org
+        self.footer = Footer(environ=environ)
         self._journal: socket.socket | None = None
         if _stderr_is_journal(environ):
             self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -54,13 +57,15 @@ class Log:
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return
-        if self._colour:
+        if self._tty and not self._colour:
+            line = f"{utc_now()} {self.daemon} {event} {text}"
+        elif self._colour:
             line = f"\x1b[2m{utc_now()}\x1b[0m {self.daemon} \x1b[{COLOURS[level]}m{event}\x1b[0m {text}"
         else:
             who = f"daemon={self.daemon} pipeline={self.pipeline}"
             line = f"{utc_now()} level={level} {who} event={event} {text}"
         try:
-            os.write(2, line.rstrip().encode("utf-8", "replace") + b"\n")
+            os.write(2, self.footer.above(line.rstrip().encode("utf-8", "replace") + b"\n"))
         except OSError:  # the terminal or the pipe is gone; the event log still is there
             return
 
