@@ -320,6 +320,12 @@ class TestResuming:
         twin.rename(source)
         assert self.bring(source).resumed == 0
 
+    def test_nothing_of_a_longer_file_stays_behind_a_shorter_one(self, source: Path) -> None:
+        self.killed(source, 11 * PAGE)
+        source.write_bytes(b"short")
+        assert self.bring(source).resumed == 0
+        assert source.with_name("b").read_bytes() == b"short"
+
     @pytest.mark.parametrize("spoil", ["flipped", "shorter", "gone", "note", "claim"])
     def test_whatever_became_of_what_was_kept_the_copy_is_right(self, source: Path, spoil: str) -> None:
         self.killed(source, 11 * PAGE)
@@ -372,6 +378,22 @@ class TestResuming:
             patch.setattr(os, "preadv", broken)
             self.bring(source)
         assert self.bring(source).resumed == 4 * PAGE
+
+    def test_a_copy_stops_when_the_disk_fills_to_its_floor_beside_it(
+        self, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+
+        def room(folder: Path, size: int, floor: int) -> None:
+            asked.append(size)
+            if len(asked) > 3:
+                raise DiskFullError("somebody else filled it")
+
+        monkeypatch.setattr(staging, "insist_on_room", room)
+        with pytest.raises(DiskFullError):
+            self.bring(source)
+        assert asked == [source.stat().st_size, 0, 0, 0]
+        assert _names(source.parent) == ["a"]
 
     def test_no_crash_claims_what_is_not_there_or_leaves_a_wrong_file_under_the_staged_name(self) -> None:
         def prepare(root: Path) -> None:

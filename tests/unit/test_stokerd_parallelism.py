@@ -1,7 +1,8 @@
-"""The desk that holds the numbers of builders and copies; copies that were begun, as the loop counts them."""
+"""How many work at once, copies that were begun, and the wait for a source folder, as the loop holds them."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,13 @@ from stoker.corpus.schedule import Limits
 from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload
 from stoker.kit.metrics import Metrics
+from stoker.kit.worker import WorkerExit
 from stoker.observe.pressure import Pressure
+from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout
 from stokerd import parallelism_desk
 from stokerd.parallelism_desk import ParallelismDesk
+from stokerd.source_away import SourceAway
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=9, queue_bytes=9, release="never")
 CALM = Pressure(cpus=4, idle_cpus=2.0)
@@ -136,3 +140,39 @@ class TestPartialCopies:
         assert removed(seen, "duplicate") == [name, f"{name}.json"]
         (hot.parquet / f".part-{name}").unlink()
         assert look_at_hot(hot, "d").partial == {name: 0}
+
+
+class TestSourceAway:
+    AWAY = WorkerExit("finished", 0, None, {"status": "unavailable", "reason": "mount it"}, None, 0)
+    HUNG = WorkerExit("timed_out", None, 9, None, None, 0)
+    STAGED = WorkerExit("finished", 0, None, {"status": "staged", "how": "copy"}, None, 0)
+
+    @staticmethod
+    def waiting(*jobs: Any, once: bool = False) -> tuple[SourceAway, Told]:
+        told = Told()
+        context = SimpleNamespace(metrics=Metrics("stage_shard", "p"), events=told, once=once)
+        return SourceAway(context, SimpleNamespace(jobs=jobs)), told  # type: ignore[arg-type]
+
+    def test_nothing_is_staged_for_a_while_and_it_is_told_once(self) -> None:
+        away, told = self.waiting()
+        job: Any = SimpleNamespace(activity="stage", subject="a")
+        assert (away.until, away.trouble) == (0.0, "")
+        for ended in (self.AWAY, self.HUNG, self.AWAY):
+            away.take(job, ended)
+            assert away.until > time.monotonic()
+        assert "mount it" in away.trouble
+        away.take(job, self.STAGED)
+        assert (away.until, away.trouble) == (0.0, "")
+        assert [each["event"] for each in told.events] == ["staging_paused", "staging_resumed"]
+
+    def test_what_hangs_in_the_kernel_keeps_others_from_hanging_there_too(self) -> None:
+        away, _ = self.waiting(SimpleNamespace(activity="stage", abandoned=True))
+        assert away.until == float("inf")
+        assert "hangs" in away.trouble
+        assert self.waiting(SimpleNamespace(activity="sync", abandoned=True))[0].until == 0.0
+
+    def test_once_gives_up_at_last(self) -> None:
+        away, _ = self.waiting(once=True)
+        with pytest.raises(UnavailableError, match="mount it"):
+            for _ in range(9):
+                away.take(SimpleNamespace(activity="stage", subject="a"), self.AWAY)  # type: ignore[arg-type]
