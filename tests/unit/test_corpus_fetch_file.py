@@ -143,7 +143,7 @@ def test_no_commit_claims_a_part_that_has_its_name_already(
 
     def publish_and_look(self: Landing, path: str) -> None:
         publish(self, path)
-        assert file.uncommitted == 0
+        assert file._part.uncommitted == 0
 
     monkeypatch.setattr(Landing, "publish", publish_and_look)
     file.attempt(Scripted(*DATA))
