@@ -17,6 +17,14 @@ class Fault:
     text: str
 
 
+# The key that each kind of source cannot do without, and what to write there.
+_SOURCE_KEYS = {
+    "hub": ("repo", "name the repository, as owner/name"),
+    "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
+    "folder": ("path", "name the directory that holds the parquet"),
+}
+
+
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
     """Every contradiction in a pipeline whose keys are each right; touches no disk."""
     return [
@@ -63,16 +71,15 @@ def _places(pipeline: Pipeline, file_stem: str) -> Iterator[Fault]:
 def _source(pipeline: Pipeline) -> Iterator[Fault]:
     source = pipeline.dataset.source
     at: KeyPath = ("dataset", "source")
-    if source.kind == "folder":
-        if source.path is None:
-            yield Fault(
-                (*at, "path"), "is required for kind: folder; name the directory that holds the parquet"
-            )
-        if source.follow:
-            yield Fault((*at, "follow"), "new_commits means something for kind: hub only; remove it")
-        for key in ("repo", "endpoint", "token_file", "urls_file"):
-            if getattr(source, key) is not None:
-                yield Fault((*at, key), "means nothing for kind: folder; remove it")
+    needed, means = _SOURCE_KEYS[source.kind]
+    if getattr(source, needed) is None:
+        yield Fault((*at, needed), f"is required for kind: {source.kind}; {means}")
+    if source.follow and source.kind != "hub":
+        yield Fault((*at, "follow"), "new_commits means something for kind: hub only; remove it")
+    foreign = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
+    for key in sorted(foreign | ({"endpoint", "token_file"} if source.kind != "hub" else set())):
+        if getattr(source, key) is not None:
+            yield Fault((*at, key), f"means nothing for kind: {source.kind}; remove it")
     memory = pipeline.shard.memory
     if memory.soft > memory.hard:
         yield Fault(

@@ -228,6 +228,10 @@ class HotLayout:
     def building(self) -> Path:
         return self.hot / ".building"
 
+    def landing(self, dataset: str) -> Path:
+        """Where a dataset's downloads land in a pipeline without a warm disk."""
+        return self.hot / "landing" / dataset
+
     def shards(self, dataset: str) -> Path:
         """The shard sets of a dataset."""
         return self.hot / "shards" / dataset
@@ -252,6 +256,10 @@ class WarmLayout:
     """The big slow disk: copies of proven shard sets and of checkpoints. Only workers touch it."""
 
     warm: Path
+
+    def landing(self, dataset: str) -> Path:
+        """Where a dataset's downloads land."""
+        return self.warm / "landing" / dataset
 
     def shards(self, dataset: str) -> Path:
         """The copies of a dataset's shard sets."""
