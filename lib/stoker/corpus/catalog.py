@@ -220,7 +220,7 @@ class Catalog(dict[str, Source]):
             del self._contents[content]
         if len(others) < 2:
             self._shared.pop(content, None)
-        if self._shared or self._unsettled:
+        if others or self._unsettled:
             self._weigh(content)
         self.evicting.pop(path, None)
         self.unsynced.pop(path, None)

@@ -58,7 +58,7 @@ class PackedBooks(Mapping[str, Any]):
 
 def packed(books: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The books in little room; as they are where they hold anything else, or something is not known."""
-    if books is None or len(books) != len(_KEYS):
+    if books is None or isinstance(books, PackedBooks) or len(books) != len(_KEYS):
         return books
     try:
         dropped, train, val = books["dropped"], books["train"], books["val"]
@@ -70,7 +70,7 @@ def packed(books: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
             *dropped.values(),
         )
     except (KeyError, TypeError, AttributeError, struct.error):
-        return books  # packed already, or no books as we know them: whoever reads them will say so
+        return books  # no books as we know them: whoever reads them will say so
     names = tuple(dropped)
     return PackedBooks(figures, _reasons.setdefault(names, names))
 
