@@ -339,6 +339,13 @@ class Pipeline(Section):
         return None if self.warm is None else WarmLayout(self.warm)
 
     @property
+    def source_root(self) -> Path:
+        """The directory below which every source file lies: the folder itself, or where downloads land."""
+        if self.dataset.source.path is not None:
+            return self.dataset.source.path
+        return (self.warm_layout or self.hot_layout).landing(self.dataset.name)
+
+    @property
     def runtime(self) -> RuntimeLayout:
         """Where this user's processes keep sockets and status; creates a private directory if it must."""
         return RuntimeLayout(runtime_dir(self.name, self.state))

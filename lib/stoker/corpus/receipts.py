@@ -11,13 +11,16 @@ from stoker.corpus.shelf import Damaged, Shelf
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 
-ReceiptState = Literal["verified", "releasing", "released", "disputed"]
+ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up"]
 _STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(ReceiptState)}
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
+
+    `verified`: it is here and true. `releasing`, `released`: removed on purpose, not fetched again unless asked.
+    `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
 
     `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
     the etag is "<size>-<mtime_ns>-<inode>".
