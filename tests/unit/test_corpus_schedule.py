@@ -20,12 +20,13 @@ from stoker.corpus.actions import (
     Sample,
     Stage,
 )
-from stoker.corpus.catalog import Catalog
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.schedule import Limits, Situation, decide
 from stoker.corpus.sources import Source
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
+
+KEEP = replace(LIMITS, release="never")
 
 
 def sha(content: str) -> str:
@@ -72,6 +73,42 @@ def test_a_file_whose_content_changed_is_started_anew_until_its_set_is_proven() 
     receipts = {"a": receipt("a", "other")}
     assert actions(situation(proven, receipts=receipts)) == (Replace("a"),)
     assert actions(situation(proven, receipts=receipts, busy={"a": "sync"})) == ()
+
+
+def test_only_the_paths_that_may_differ_are_compared() -> None:
+    changed = situation(source("a"), source("b"), receipts={"a": receipt("a", "x"), "b": receipt("b", "x")})
+    assert actions(replace(changed, differing={"b"})) == (Renew("b"),)
+    assert Renew("c") not in actions(replace(changed, differing={"c"}))
+
+
+def test_a_former_content_without_a_set_is_given_up_only_when_nothing_can_bring_it_back() -> None:
+    lost = source("a@1", "seen", "old", former="a")
+    one = situation(source("a", "proven"), lost, receipts={"a": receipt("a")}, limits=KEEP)
+    assert actions(one) == (Forsake("a@1"),)
+    assert actions(replace(one, uncertain=True)) == (), "warm may have it"
+    assert actions(replace(one, recallable={"a@1"})) == ()
+    assert actions(replace(one, key_of=None)) == ()
+    assert actions(replace(one, published=frozenset({key_of(sha("old"))[:16]}))) == (Prove("a@1"),)
+    for state, expected in (("seen", (Stage("b", decode=False),)), ("quarantined", (Forsake("a@1"),))):
+        twin = situation(source("b", state, "old"), lost, limits=KEEP)
+        assert actions(replace(twin, receipts={"b": receipt("b", "old")})) == expected, state
+    built = situation(source("b", "proven", "old"), lost, limits=KEEP)
+    assert actions(replace(built, receipts={"b": receipt("b", "old")})) == (Duplicate("a@1", "b"),)
+
+
+def test_content_that_changes_back_is_a_duplicate_of_what_it_was() -> None:
+    former = source("a@1", "released", "old", former="a")
+    now = situation(source("a", "proven", "new"), former, receipts={"a": receipt("a", "old")}, limits=KEEP)
+    assert actions(now) == (Replace("a"),)
+    renewed = situation(
+        source("a", content="old"), former, source("a@2", "proven", "new", former="a"), limits=KEEP
+    )
+    assert actions(replace(renewed, receipts={"a": receipt("a", "old")})) == (Duplicate("a", "a@1"),)
+
+
+def test_a_small_file_does_not_overtake_one_that_waits_for_the_queue() -> None:
+    sources = [source("a", "staged"), replace(source("b"), size=950), source("c")]
+    assert not [each for each in actions(situation(*sources)) if isinstance(each, Stage)]
 
 
 def test_a_disputed_receipt_is_not_staged() -> None:

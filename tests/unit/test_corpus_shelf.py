@@ -1,0 +1,191 @@
+"""A folder of records read again and again: what changed is opened and nothing else, and none is missed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus import shelf as shelf_room
+from stoker.corpus.listing import Listing, ListingReader, write_listing
+from stoker.corpus.receipts import Receipt, receipt_shelf, write_receipt
+from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.store.layout import StateLayout
+from stoker.store.record import RecordDamaged, parse_record
+
+PLAIN = Receipt("d", "a", "/f/a", 5, "0" * 64, "", "e", "verified")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StateLayout:
+    made = StateLayout(tmp_path / "state")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the records that were opened."""
+    names: list[str] = []
+    read = shelf_room._read
+
+    def noting(folder: int, name: str) -> tuple[bytes, int]:
+        names.append(name)
+        return read(folder, name)
+
+    monkeypatch.setattr(shelf_room, "_read", noting)
+    return names
+
+
+def put(layout: StateLayout, *paths: str, **changes: object) -> None:
+    for path in paths:
+        write_receipt(layout, replace(PLAIN, path=path, **changes))
+
+
+def at_rest(layout: StateLayout) -> None:
+    """As if the folder had not changed for a while."""
+    about = layout.receipts.stat()
+    os.utime(layout.receipts, ns=(about.st_atime_ns, about.st_mtime_ns - shelf_room.SECONDS_NS * 2))
+
+
+def test_records_come_change_and_go_in_path_order(layout: StateLayout) -> None:
+    shelf = receipt_shelf(layout, "d")
+    assert shelf.read() == {}
+    put(layout, "b", "c")
+    write_receipt(layout, replace(PLAIN, dataset="other", path="z"))
+    assert list(shelf.read()) == ["b", "c"]
+    assert shelf.take_changed() == {"b", "c"}
+    put(layout, "a")
+    put(layout, "c", etag="new")
+    found = shelf.read()
+    assert list(found) == ["a", "b", "c"]
+    assert (found["c"].etag, shelf.take_changed()) == ("new", {"a", "c"})
+    layout.receipt("d", "b").unlink()
+    assert list(shelf.read()) == ["a", "c"]
+    assert shelf.take_changed() >= {"b"}
+    for file in layout.receipts.glob("*.json"):
+        file.unlink()
+    (layout.receipts / "listings").rmdir()
+    layout.receipts.rmdir()
+    assert shelf.read() == {}
+
+
+def test_a_folder_at_rest_is_not_looked_through(layout: StateLayout, opened: list[str]) -> None:
+    put(layout, "a", "b")
+    shelf = receipt_shelf(layout, "d")
+    shelf.read()
+    at_rest(layout)
+    shelf.read()
+    assert (len(opened), shelf.due) == (2, None)
+    file = layout.receipt("d", "a")
+    file.write_bytes(b"{}")  # in place, as no writer of records does: the folder does not show it
+    assert set(shelf.read()) == {"a", "b"}
+    put(layout, "c")
+    assert set(shelf.read()) == {"b", "c"}
+    assert shelf.due is not None, "another change within the same tick of the clock would not show"
+
+
+def test_a_record_that_was_damaged_is_told_and_comes_back_when_it_is_mended(layout: StateLayout) -> None:
+    put(layout, "a", "b")
+    shelf = receipt_shelf(layout, "d")
+    before = shelf.read()["b"]
+    file = layout.receipt("d", "a")
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'"size":5', b'"size":6'))
+    told: list[Path] = []
+    assert shelf.read(lambda path, error: told.append(path)) == {"b": before}
+    assert set(told) == {file}
+    file.write_bytes(whole)
+    assert set(shelf.read()) == {"a", "b"}
+
+
+class TestPatience:
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shelf_room, "MANY", 1)
+        monkeypatch.setattr(shelf_room, "PART_S", 0.0)
+
+    def test_a_record_with_its_old_inode_is_seen_after_a_few_looks(
+        self, layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shelf_room, "LOOK_SHARE", 1e9)
+        put(layout, *"abcdefgh")
+        shelf = receipt_shelf(layout, "d", patient=True)
+        shelf.read()
+        with layout.receipt("d", "c").open("r+b") as file:  # as if replaced twice: the same inode again
+            file.seek(0)
+            file.write(b"[")
+        put(layout, "i")
+        for _ in range(shelf_room.PARTS):
+            assert shelf.due is not None
+            shelf.read()
+        assert set(shelf.read()) == set("abdefghi")
+
+    def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(self, layout: StateLayout) -> None:
+        put(layout, "a")
+        shelf = receipt_shelf(layout, "d", patient=True)
+        shelf.read()
+        shelf._look_s = 1000.0  # so long took the last look
+        put(layout, "b")
+        assert set(shelf.read()) == {"a"}
+        assert shelf.due is not None
+        shelf._look_s = 0.0
+        assert set(shelf.read()) == {"a", "b"}
+
+
+def test_sources_read_back_with_every_field(layout: StateLayout) -> None:
+    streams = {split: {"documents": 1, "tokens": 4} for split in ("train", "val")}
+    source = Source(
+        "d",
+        "dir/ü.parquet@0123456789ab",
+        7,
+        "1" * 64,
+        "proven",
+        key="2" * 64,
+        attempts=2,
+        reason="why",
+        books={"rows": 3, "documents": 2, "chars": 9, "tokens": 8, "dropped": {"null": 1}, **streams},
+        evicted=True,
+        manifest_sha256="3" * 64,
+        deaths=(1, 1),
+        column="text",
+        evicting=True,
+        on_warm=True,
+        engine="fastokens",
+        imported=True,
+        former="dir/ü.parquet",
+        formers=(("4" * 64, 5),),
+    )
+    write_source(layout, source)
+    assert read_sources(layout, "d") == {source.path: source}
+
+
+def test_a_record_is_what_was_summed_and_nothing_behind_it() -> None:
+    whole = b'{"a":1,"sum":"e891bc0dd4260d3b","v":1}\n'
+    assert parse_record(whole, "r") == {"a": 1, "v": 1}
+    assert parse_record(b' {"v":1, "sum":"e891bc0dd4260d3b", "a":1}', "r") == {"a": 1, "v": 1}, "in any form"
+    for broken, why in (
+        (whole.replace(b"e89", b"e88"), "sums to"),
+        (whole.replace(b'"a":1', b'"a":2'), "sums to"),
+        (whole + b"x", "not JSON"),
+        (whole + b'{"v":1}', "not JSON"),
+        (b"\xff" + whole, "not JSON"),
+        (b"[]", "no record"),
+    ):
+        with pytest.raises(RecordDamaged, match=why):
+            parse_record(broken, "r")
+
+
+def test_the_listing_is_parsed_again_only_after_it_changed(layout: StateLayout) -> None:
+    reader = ListingReader(layout, "d")
+    assert reader.read() is None
+    write_listing(layout, Listing("d", (("a", 1),), complete=False, revision=""))
+    first = reader.read()
+    assert first is not None
+    assert reader.read() is first
+    write_listing(layout, Listing("d", (("a", 1), ("b", 2)), complete=True, revision=""))
+    assert [path for path, _ in (reader.read() or first).files] == ["a", "b"]
+    layout.listing("d").unlink()
+    assert reader.read() is None
