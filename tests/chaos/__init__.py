@@ -7,7 +7,8 @@ the smallest one). The modules are found by themselves; run them with `scripts/c
     report = run_scenario(MyScenario(), kills=40, seed=1, directory=tmp_path)
     print(report.table())
 
-Half of the kills fall at a seeded moment, and the phase they hit is the last one the process told. The other
-half fall inside a chosen system call (strace's injection), and the phase is that call and the last one told.
+Half of the kills (a scenario may say otherwise) fall at a seeded moment, and the phase they hit is the last
+one the process told. The others fall inside a chosen system call (strace's injection), and the phase is that
+call and the last one told.
 A seed gives the same plan of kills again; a timed one may still find the process a little further on.
 """

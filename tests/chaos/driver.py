@@ -56,6 +56,7 @@ class Scenario(abc.ABC):
     name: ClassVar[str]
     targets: ClassVar[tuple[str, ...]] = ("main",)  # the processes that can be chosen
     calls: ClassVar[Mapping[str, int]] = {}  # calls worth dying in, and about how often the job makes each
+    timed_every: ClassVar[int] = 2  # one kill in so many falls at a moment, the others in a call
     longest_s: ClassVar[float] = 1.0  # timed kills fall within this long after a step began
     limit_s: ClassVar[float] = 60.0  # a step that takes longer has hung
     orphans_s: ClassVar[float] = 15.0  # how long what a killed process started may outlive it
@@ -125,7 +126,14 @@ def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) 
 
     Raises AssertionError when a result is wrong, a process fails by itself, hangs, or leaves orphans.
     """
-    strikes = plan_strikes(kills, seed, scenario.targets, scenario.longest_s, scenario.calls)
+    strikes = plan_strikes(
+        kills,
+        seed,
+        scenario.targets,
+        scenario.longest_s,
+        scenario.calls,
+        timed_every=scenario.timed_every,
+    )
     possible = strikes if strace.is_here() else tuple(strike for strike in strikes if strike.call is None)
     if len(possible) < len(strikes):
         print(

@@ -20,21 +20,30 @@ class Strike:
 
 
 def plan_strikes(
-    kills: int, seed: int, targets: Sequence[str], longest_s: float, calls: Mapping[str, int]
+    kills: int,
+    seed: int,
+    targets: Sequence[str],
+    longest_s: float,
+    calls: Mapping[str, int],
+    *,
+    timed_every: int = 2,
 ) -> tuple[Strike, ...]:
-    """Draw the kills: timed ones evenly over longest_s, every second one in a call if `calls` names any.
+    """Draw the kills: timed ones evenly over longest_s, all but one in `timed_every` in a call.
 
     `calls` maps a call to about how often a job makes it; early ones are drawn more often than late,
     since a job that ends before its strike wastes it.
     """
     rng = random.Random(seed)
-    return tuple(_draw(rng, number, targets, longest_s, calls) for number in range(kills))
+    return tuple(
+        _draw(rng, number, targets, longest_s, calls if number % timed_every else {})
+        for number in range(kills)
+    )
 
 
 def _draw(
     rng: random.Random, number: int, targets: Sequence[str], longest_s: float, calls: Mapping[str, int]
 ) -> Strike:
-    if calls and number % 2:
+    if calls:
         call = rng.choice(sorted(calls))
         when = int(math.exp(rng.uniform(0, math.log(calls[call] + 1))))
         return Strike(number, "any", call=call, when=when)

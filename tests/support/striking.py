@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def strike(point):
         if given["module"] not in " ".join(sys.orig_argv[1:4]) or given["point"] != point:
             return
         os.rename(waiting, os.path.join(here, "taken.json"))
+        with open(os.path.join(here, "taker"), "w") as file:
+            file.write(" ".join(sys.orig_argv[1:4]))
     except (FileNotFoundError, ValueError):
         return
     # PR_SET_PTRACER, anybody: where Yama guards, only a parent might attach.
@@ -83,10 +86,19 @@ class Striker:
 
     def forget(self) -> None:
         """Take the blow back where nobody took it; and clear the way for the next."""
-        for name in ("strike.json", "taken.json"):
+        for name in ("strike.json", "taken.json", "taker"):
             (self._directory / name).unlink(missing_ok=True)
 
     @property
     def taken(self) -> bool:
         """Whether a process has come to the point and goes on under strace."""
         return (self._directory / "taken.json").exists()
+
+    @property
+    def taker(self) -> str:
+        """The name of the worker that took the last blow; empty where no worker did."""
+        try:
+            found = re.search(r"\.(\w+)_worker", (self._directory / "taker").read_text())
+        except FileNotFoundError:
+            return ""
+        return found[1] if found else ""

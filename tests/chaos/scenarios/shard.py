@@ -42,7 +42,9 @@ ROOMS = {
 # How often a call is made from there on, where that is less than what the strikes are drawn from.
 AT_MOST = {("publish", "rename"): 1, ("seal_sums", "rename"): 2, ("task", "rename"): 1}
 ONLY_WRITE = ("engine", "lister")
-PATIENCE_S = 4.0  # how long a kill inside a call is waited for, before another process dies instead
+# How long a kill inside a call is waited for: then whoever gets a task next dies in writing, and if nobody
+# does for as long again, somebody dies at once.
+PATIENCE_S = 5.0
 
 
 class ShardScenario(Scenario):
@@ -51,6 +53,7 @@ class ShardScenario(Scenario):
     name = "shard"
     targets = ("build", "any", "stage_shard", "build", "lister")
     calls: ClassVar = {"fsync": 4, "rename": 3, "unlink": 2, "write": 6}
+    timed_every = 3
     longest_s = 1.5
     limit_s = 180.0
 
@@ -232,7 +235,8 @@ class ShardJob(Job):
         return found[0]
 
     def phase(self, target: str) -> str:
-        return self._struck or " ".join(self.place).strip()
+        taker = self.scenario.striker.taker or self.place[0]
+        return self._struck or " ".join((taker, self.place[1])).strip()
 
     def ended(self) -> bool:
         self._over = self._over or self.scenario.is_over()
@@ -241,7 +245,7 @@ class ShardJob(Job):
     def reap(self, limit_s: float, orphans_s: float) -> int:
         if self.in_call is not None:
             self._await_call()
-        if self._over or not (self._struck or self.place[0]):
+        if self._over or not (self._struck or self.in_call):
             self._wait_for_the_end(limit_s)
             return 0
         return -9
@@ -254,15 +258,27 @@ class ShardJob(Job):
             if self.place == (STAGE_SHARD, ""):
                 tracer = self._attach()
                 stack.callback(strace.let_go, tracer)
-            deadline = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline and not self.ended():
-                if strace.where_killed(self.in_call.log) is not None:
-                    return
-                self.siege.tend()
-                time.sleep(0.005)
+            if self._comes():
+                return
+        if not self._over:
+            self.scenario.striker.aim(Blow("_worker", "task", "write", 1), self.in_call.log)
+            self.place = ("", "task")
+            if self._comes():
+                return
         self.scenario.striker.forget()
         if not self._over and strace.where_killed(self.in_call.log) is None:
             self._kill_another()
+
+    def _comes(self) -> bool:
+        """Whether the kill comes while it is waited for."""
+        assert self.in_call is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and not self.ended():
+            if strace.where_killed(self.in_call.log) is not None:
+                return True
+            self.siege.tend()
+            time.sleep(0.005)
+        return False
 
     def _attach(self) -> subprocess.Popen[bytes]:
         assert self.in_call is not None
