@@ -10,7 +10,7 @@ import abc
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,10 @@ class Scenario(abc.ABC):
 
     def prepare(self, directory: Path) -> None:  # noqa: B027 - most have nothing to prepare
         """Make ready, once and unmeasured, what all variants need; directory is empty."""
+
+    def judge(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[str]:
+        """Further findings that fail the bench, in words: for what a limit on one measure cannot say."""
+        yield from ()
 
     @abc.abstractmethod
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
@@ -84,7 +88,8 @@ def run(scenario: Scenario, repeats: int, directory: Path) -> Result:
         name: {measure: _series(measure, taken, scale) for measure in taken[0]}
         for name, taken in rows.items()
     }
-    return Result(scenario.name, repeats, series, over_limits(series, scenario.limits))
+    failed = (*over_limits(series, scenario.limits), *scenario.judge(series))
+    return Result(scenario.name, repeats, series, failed)
 
 
 def turn(names: list[str], repeat: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,3 +78,18 @@ def test_the_command_lists_its_scenarios_and_refuses_unknown_ones(
     )
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert set(figures["results"][0]["variants"]) == {"not durable", "durable"}
+
+
+def test_what_a_scenario_finds_itself_fails_the_bench_too(tmp_path: Path) -> None:
+    from benchlib.runner import Scenario, Series, run
+
+    class Judging(Scenario):
+        name = "judging"
+
+        def variants(self) -> Mapping[str, Callable[[Path], Mapping[str, float]]]:
+            return {"one": lambda _: {"work_s": 2.0}}
+
+        def judge(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[str]:
+            yield f"one: {series['one']['work_s'].median:g} s"
+
+    assert run(Judging(), 1, tmp_path).over_limit == ("one: 2 s",)

@@ -18,7 +18,7 @@ from stoker.shards import build_worker
 from stoker.shards.builder import divide, portions, val_decision
 from stoker.shards.engine import EngineUnsupported
 from stoker.shards.fast import FastEngine
-from stoker.shards.footprint import ROOM, Footprint
+from stoker.shards.footprint import CACHE_ROOM, ROOM, Footprint
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
 from support.text import documents, write_parquet
 
@@ -162,6 +162,38 @@ def test_memory_is_given_back_before_anybody_is_asked_to_go(monkeypatch: pytest.
     assert footprint.too_large()  # giving back did not help
     monkeypatch.setattr(stoker.shards.footprint, "give_back", give_back)
     assert not footprint.too_large()
+
+
+def test_an_engine_forgets_when_it_holds_much_and_not_again_for_what_is_not_its(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, forgotten = [100 << 20], []
+
+    def forget() -> None:
+        forgotten.append(held[0])
+        held[0] = max(held[0] - (90 << 20), document)
+
+    monkeypatch.setattr(stoker.shards.footprint, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(stoker.shards.footprint, "give_back", lambda: None)
+    footprint, document = Footprint(1 << 40, 100 << 20), 0
+    footprint.settle(forget)
+    assert not forgotten
+    for _ in range(2):  # words it has seen
+        held[0] = (101 << 20) + CACHE_ROOM
+        footprint.settle(forget)
+    assert len(forgotten) == 2
+    document = held[0] = 700 << 20  # something else is large: it is let pass
+    for _ in range(5):
+        footprint.settle(forget)
+    assert len(forgotten) == 3
+
+
+def test_what_an_engine_forgot_changes_no_token(material: Path, tmp_path: Path) -> None:
+    _, _, reference = built(material, tmp_path / "reference")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Footprint, "settle", lambda self, forget: forget())
+        _, _, target = built(material, tmp_path / "forgetful")
+    assert set_bytes(target) == set_bytes(reference)
 
 
 def test_a_tokenizer_that_needs_more_than_the_limit_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,7 @@ class Build:
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
                 self._take(batch, source, report)
+                self._footprint.settle(self.engine.forget)
                 at_end = self._pass(batch, source)
                 committer.check()
                 if report.stopping:

@@ -28,7 +28,7 @@ class EngineUnsupported(DataError):
 class Engine(Protocol):
     """What a builder needs of a tokenizer; `name` and `version` are for the build note.
 
-    An engine belongs to the thread that made it. Both ways to encode raise EngineUnsupported where the engine
+    Both ways to encode raise EngineUnsupported where the engine
     fails, DataError where the reference itself gives a special token.
     """
 
@@ -40,6 +40,9 @@ class Engine(Protocol):
 
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
         """The same with end-of-text behind each text, counted in its length."""
+
+    def forget(self) -> None:
+        """Give up the memory it took to be faster with words it has seen."""
 
 
 class HFEngine:
@@ -80,6 +83,9 @@ class HFEngine:
         is_text[np.cumsum(lengths) - 1] = False
         ended[is_text] = ids
         return ended, lengths
+
+    def forget(self) -> None:
+        """See Engine.forget; this one keeps ten thousand words at most."""
 
     def _encode_call(self, texts: list[str]) -> tuple[Ids, Lengths]:
         encodings: list[Any] = self._encode(texts, add_special_tokens=False)

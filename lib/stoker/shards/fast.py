@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +44,7 @@ class FastEngine:
         self._guard = IdGuard(unheard, tokenizer.eot)
         _fill(definition["model"]["vocab"], np.flatnonzero(unheard).tolist())
         definition["post_processor"] = _append(tokenizer.eot)
+        self._lane = _lane()
         with _its_failures("does not take this tokenizer"):
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition, ensure_ascii=False))
 
@@ -58,9 +60,15 @@ class FastEngine:
         self._guard.check(ids, ends[1:])
         return ids, np.diff(ends)
 
+    def forget(self) -> None:
+        """See Engine.forget: its caches belong to the thread that encodes, and end with it."""
+        self._lane.shutdown()
+        self._lane = _lane()
+
     def _flat(self, texts: list[str], *, end: bool) -> tuple[Ids, Lengths]:
         with _its_failures("failed"):
-            flat, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=end)
+            call = self._lane.submit(self._fast.encode_batch_flat, texts, add_special_tokens=end)
+            flat, offsets = call.result()
         ids, ends = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
         if len(ends) != len(texts) + 1 or ends[-1] != len(ids):
             raise EngineUnsupported(f"fastokens gave {len(ends)} offsets for {len(texts)} texts")
@@ -116,6 +124,10 @@ def _append(eot: int) -> dict[str, Any]:
         "pair": [text, end],
         "special_tokens": {"end": {"id": "end", "ids": [eot], "tokens": ["end"]}},
     }
+
+
+def _lane() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "fastokens")
 
 
 @contextmanager

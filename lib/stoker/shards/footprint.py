@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+from collections.abc import Callable
 
 import pyarrow as pa
 
-from stoker.observe.memory import sample_memory
-
 ROOM = 128 << 20  # what a builder may take on top of what its tokenizer alone takes
+CACHE_ROOM = 80 << 20  # the same before the engine forgets the words it has seen: it takes 60 MB at a step
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
     """What this process holds now."""
-    return sample_memory().rss_bytes
+    with open("/proc/self/statm", "rb") as stream:  # noqa: PTH123 - with every batch
+        return int(stream.read().split()[1]) * _PAGE
 
 
 def give_back() -> None:
@@ -32,6 +35,18 @@ class Footprint:
 
     def __init__(self, soft: int, loaded: int) -> None:
         self.limit = max(soft, loaded + ROOM)
+        self._crowded = loaded + CACHE_ROOM
+
+    def settle(self, forget: Callable[[], None]) -> None:
+        """Have the engine forget what it has seen when there is much of it.
+
+        Where that was not what takes the memory, a large document say, more is let pass before the next time.
+        """
+        if resident_bytes() > self._crowded:
+            forget()
+            give_back()
+            if (left := resident_bytes()) > self._crowded:
+                self._crowded = left + CACHE_ROOM
 
     def too_large(self) -> bool:
         """Whether it holds more although it gave back what it could."""

@@ -5,6 +5,7 @@ Workers scale by processes, which is faster; and a pool of threads that nobody u
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 os.environ.update(
@@ -16,10 +17,17 @@ os.environ.update(
 )
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3)
+
+
 def one_thread() -> None:
-    """Keep Arrow to the calling thread, and to an allocator that gives memory back."""
+    """Keep Arrow to the calling thread, and all to one allocator that gives memory back."""
     import pyarrow as pa  # noqa: PLC0415 - after the variables above
 
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_ARENA_MAX, 1)  # what one thread gives back must serve the others
+    libc.mallopt(_MMAP_THRESHOLD, 4 << 20)  # what is larger is a mapping of its own, gone when it is freed
+    libc.mallopt(_TRIM_THRESHOLD, 64 << 20)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     pa.set_memory_pool(pa.system_memory_pool())
