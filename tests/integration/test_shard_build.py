@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,43 @@ def test_a_worker_stays_small(tmp_path: Path, source: Path, tokenizer: Path) -> 
     assert note["max_rss_bytes"] < 230 << 20
     assert note["engine"]["name"] == "tokenizers"
     assert note["source"] == task["source"]["path"]
+
+
+def test_the_fast_engine_makes_the_same_set_in_less_memory_and_commits_at_once(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    task = build_task(tmp_path, source, tokenizer, read_rows=250) | {"engine": "fastokens"}
+    with start_worker(BUILD, task) as process:
+        messages = list(messages_of(process))
+    commits = [message["rows"] for message in messages if message.get("kind") == "commit"]
+    assert commits[0] == 100  # after the first batch, whatever the interval
+    assert set_bytes(Path(task["target"])) == reference
+    note = json.loads((Path(task["target"]) / "build.json").read_text())
+    assert note["engine"] == {"name": "fastokens", "refused": None, "version": version("fastokens")}
+    assert note["max_rss_bytes"] < 200 << 20
+
+
+def test_one_worker_builds_file_after_file(
+    tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes]
+) -> None:
+    bad = damage_page(Path(shutil.copy(source, tmp_path / "bad.parquet")), 3)
+    tasks = [build_task(tmp_path / str(n), file, tokenizer) for n, file in enumerate((source, bad, source))]
+    for number, task in enumerate(tasks):
+        task["engine"] = "fastokens" if number else "tokenizers"
+    command = [sys.executable, "-m", BUILD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        stream, statuses = messages_of(process), []
+        for task in tasks:
+            process.stdin.write(json.dumps(task).encode() + b"\n")
+            process.stdin.flush()
+            statuses.append(next(message["done"] for message in stream if "done" in message)["status"])
+        open_files = [str(each.readlink()) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+        process.stdin.close()
+        assert process.wait() == 0
+    assert statuses == ["published", "bad", "published"]
+    assert not [name for name in open_files if str(tmp_path) in name or "source" in name]
+    assert [set_bytes(Path(task["target"])) for task in tasks[::2]] == [reference, reference]
 
 
 def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_cut_into(
