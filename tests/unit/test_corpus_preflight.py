@@ -182,6 +182,15 @@ def test_text_of_every_kind_is_good_with_nulls_in_it(tmp_path: Path, kind: pa.Da
     assert preflight(path, "text", decode=True) is None
 
 
+def test_row_groups_without_rows_are_no_flaw(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array(TEXT)})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for each in (table.slice(0, 0), table, table.slice(0, 0), table, table.slice(0, 0)):
+            writer.write_table(each)
+    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups > 2
+    assert preflight(tmp_path / "a.parquet", "text", decode=True) is None
+
+
 def test_names_as_no_one_would_choose_them_are_no_flaw(tmp_path: Path) -> None:
     for name in ("a\nb.parquet", "q'uo\"te.parquet", "🔥 'n' ice.parquet", "x" * 247 + ".parquet"):
         assert preflight(text_file(tmp_path / name), "text", decode=True) is None
