@@ -14,7 +14,7 @@ import pytest
 from stoker.corpus.fetch import Answer, FetchFailed
 from stoker.corpus.fetch_file import FileOnItsWay, Stopped, Terms
 from stoker.corpus.fetch_limits import Bandwidth
-from stoker.corpus.landing import PARTS, Landing
+from stoker.corpus.landing import PARTS, Landing, PartRecord
 from stoker.corpus.landing_content import PartFile
 from stoker.corpus.remote import RemoteFile
 from stoker.kit.backoff import Backoff
@@ -133,6 +133,18 @@ def test_what_is_claimed_is_what_a_commit_made_durable(
     record = landing.read_part("a/b")
     assert record is not None and record.offset == 2000
     assert record.prefix == hashlib.sha256(WHOLE[:2000]).hexdigest()
+
+
+def test_an_old_claim_is_taken_back_before_other_bytes_grow_under_it(landing: Landing) -> None:
+    old = PartRecord(
+        "data", "a/b", offset=500, prefix="old", validator='"e"', sums=FILE.identity, mismatches=1
+    )
+    landing.write_part(old)  # as when a kill came between the part's leaving and its record
+    claims: list[PartRecord | None] = []
+    file, _ = on_its_way(landing)
+    file.attempt(Scripted(lambda: claims.append(landing.read_part("a/b")), *DATA))
+    assert claims[0] is not None
+    assert (claims[0].offset, claims[0].mismatches) == (0, 1)
 
 
 def test_no_commit_claims_a_part_that_has_its_name_already(

@@ -59,6 +59,7 @@ class GrowingPart:
         """Take up what is durable of it, read back; returns the bytes that were claimed and are not there."""
         path = self._landing.part(self._file.path)
         record = self._landing.read_part(self._file.path)
+        claimed = 0 if record is None else record.offset
         if record is None or record.sums != self._file.identity:
             record = PartRecord(self._landing.dataset, self._file.path, sums=self._file.identity)
         offset = resume_offset(record.kept, self._file, part_bytes(path))
@@ -72,6 +73,10 @@ class GrowingPart:
         with self._lock:
             self._part, self._content, self._durable = part, content, offset
         self.record = replace(record, offset=offset, revision=self._file.revision)
+        if claimed > offset:
+            # Before other bytes grow under the old claim: a kill would leave them claimed.
+            self.record = replace(self.record, prefix="", validator="", etag="", total=None)
+            self._landing.write_part(self.record)
         return rotten
 
     def note(self, answer: Answer, go: Go) -> None:
