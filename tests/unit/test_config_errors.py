@@ -95,6 +95,18 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
         ("path: parquet", "path: hot/parquet", "dataset.source.path: lies inside hot"),
         ("path: parquet", "path: parquet, repo: a/b", "dataset.source.repo: means nothing for kind: folder"),
         ("{kind: folder, path: parquet}", "{kind: folder}", "dataset.source.path: is required"),
+        ("{kind: folder, path: parquet}", "{kind: hub}", "dataset.source.repo: is required for kind: hub"),
+        ("{kind: folder, path: parquet}", "{kind: urls}", "dataset.source.urls_file: is required"),
+        (
+            "{kind: folder, path: parquet}",
+            "{kind: urls, urls_file: l.txt, token_file: t}",
+            "dataset.source.token_file: means nothing for kind: urls",
+        ),
+        (
+            "{kind: folder, path: parquet}",
+            "{kind: urls, urls_file: l.txt, follow: new_commits}",
+            "dataset.source.follow: new_commits means something for kind: hub only",
+        ),
         ("steps: 10", "steps: 10\n  tokens: 1B", "train.tokens: steps and tokens exclude each other"),
         ("  steps: 10\n", "", "train.steps: is required; write how many steps the run takes"),
         ("  steps: 10\n", "  tokens: 7\n", "train.tokens: 7 tokens do not fill one batch of 262144"),
@@ -135,8 +147,6 @@ def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("kind: folder, path: parquet", "kind: hub, repo: a/b", "dataset.source.kind"),
-        ("kind: folder, path: parquet", "kind: urls, urls_file: l.txt", "dataset.source.kind"),
         ("steps: 10", "steps: 10\n  command: [python, train.py]", "train.command"),
         ("steps: 10", "steps: 10\n  on_checkpoint: echo", "train.on_checkpoint"),
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),

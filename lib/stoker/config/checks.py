@@ -168,11 +168,7 @@ def _ports(pipeline: Pipeline) -> Iterator[Fault]:
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Fault]:
     """A value that asks for what is not built is refused here, never passed over in silence."""
-    source, train = pipeline.dataset.source, pipeline.train
-    if source.kind != "folder":
-        yield _later(
-            ("dataset", "source", "kind"), f"does not fetch from {source.kind} yet; use kind: folder"
-        )
+    train = pipeline.train
     if train.launcher.processes > 1:
         yield _later(("train", "launcher", "processes"), "trains in one process only; write 1")
     if train.launcher.devices != "auto":

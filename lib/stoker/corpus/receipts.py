@@ -19,7 +19,7 @@ _STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(Rec
 class Receipt:
     """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
 
-    `verified`: it is here and true. `releasing`, `released`: removed on purpose, not fetched again unless asked.
+    `verified`: it is here and true. `releasing`, `released`: removed on purpose, fetched anew only if asked.
     `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
 
     `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
