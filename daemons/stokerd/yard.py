@@ -165,7 +165,8 @@ class Yard(ABC):
         """Start removing what was discarded."""
         if self._litter and self.sweeper not in self._crew and self._patience.allows(self.sweeper):
             module, quiet_s = MODULES["sweep"]
-            job = self._crew.start("sweep", self.sweeper, module, {"remove": self._litter}, quiet_s=quiet_s)
+            task = {"remove": self._litter, "disks": [self.mark] if self.mark else []}
+            job = self._crew.start("sweep", self.sweeper, module, task, quiet_s=quiet_s)
             job.note["remove"], self._litter = self._litter, []
 
     @property
