@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.corpus.catalog import Catalog
+from stoker.corpus.shelf import uncollected
 from stoker.corpus.sources import Source, read_sources, write_source
 from stoker.kit.events import Events
 from stoker.store.files import unlink_durably
@@ -19,7 +20,8 @@ class SourceBook:
     def __init__(self, layout: StateLayout, dataset: str, events: Events) -> None:
         self._layout, self._events = layout, events
         self.dataset = dataset
-        self.sources = Catalog(read_sources(layout, dataset, self._set_aside))
+        with uncollected():
+            self.sources = Catalog(read_sources(layout, dataset, self._set_aside))
         self._touched: set[str] = set()
 
     @property

@@ -252,8 +252,11 @@ class StageShard:
         while any(yard.waits_for_owner(began) for yard in (self.yard, self.warm)):
             for yard in (self.yard, self.warm):
                 yard.keep_owned()
+            self.view.receipts = self.shelf.read()  # while their listers start
             self.context.waiter.wait(0.1)
             self.hear_workers()
+        for yard in (self.yard, self.warm):
+            yard.look_if_due()
 
     # Observing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from stoker.store.layout import StateLayout
@@ -66,7 +66,8 @@ class DatasetPin:
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        return {"v": 1, **asdict(self)}
+        body = {each.name: getattr(self, each.name) for each in fields(self)}  # the listing may be long
+        return {"v": 1, **body, "tokenizer": asdict(self.tokenizer)}
 
 
 def read_pin(layout: StateLayout, dataset: str) -> DatasetPin | None:

@@ -138,7 +138,7 @@ class Shelf(Generic[T]):
         with (
             storage_errors("read", self._directory),
             opened(self._directory, _FOLDER) as folder,
-            _no_collections(len(names)),
+            uncollected(len(names)),
         ):
             for name in sorted(names):
                 number = _number(name)
@@ -190,8 +190,11 @@ class Shelf(Generic[T]):
 
 
 @contextlib.contextmanager
-def _no_collections(records: int) -> Iterator[None]:
-    """Nothing that is read here is garbage: looking for some takes a quarter of the time."""
+def uncollected(records: int = MANY) -> Iterator[None]:
+    """While so many records are read: looking for garbage takes a quarter of the time, and there is none.
+
+    What was made lives on, so it is not looked through later either.
+    """
     if records < MANY or not gc.isenabled():
         yield
         return
@@ -199,6 +202,7 @@ def _no_collections(records: int) -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 

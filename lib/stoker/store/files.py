@@ -53,9 +53,11 @@ def sweep_temporaries(directory: Path) -> int:
     """Unlink the temporaries that dead processes left in a directory; returns how many."""
     swept = 0
     with storage_errors("sweep", directory):
-        for entry in list(os.scandir(directory)):
+        with os.scandir(directory) as entries:
+            temporaries = [entry for entry in entries if entry.name.startswith(TEMPORARY)]
+        for entry in temporaries:
             with contextlib.suppress(FileNotFoundError):  # another sweeps here too, or its writer is done
-                if entry.name.startswith(TEMPORARY) and _is_leftover(entry):
+                if _is_leftover(entry):
                     os.unlink(entry.path)
                     swept += 1
     return swept
