@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stoker.corpus.catalog import KEY16, Catalog
-from stoker.corpus.schedule import Situation, is_free, slots
+from stoker.corpus.schedule import Situation, in_hand, is_free, slots
 from stoker.corpus.sources import Source
 
 SYNCS, EVICTIONS, HYDRATIONS, RECALLS = 2, 2, 2, 2
@@ -152,7 +152,7 @@ def _movable(situation: Situation, path: str, now: float) -> bool:
 
 def _recalls(situation: Situation, shelves: Shelves, now: float) -> Iterator[Recall]:
     room = slots(situation, "recall", RECALLS)
-    claimed: set[str] = set()
+    claimed = in_hand(situation)
     for path in sorted(recallable(situation, shelves)) if room else ():
         sha256 = situation.sources[path].sha256
         if room > 0 and sha256 not in claimed and is_free(situation, path, now):

@@ -225,6 +225,12 @@ def _is_published(situation: Situation, source: Source) -> bool:
     return situation.key_of is not None and situation.key_of(source.sha256)[:16] in situation.published
 
 
+def in_hand(situation: Situation) -> set[str]:
+    """The contents that something is being done with, under whichever path."""
+    catalog = situation.catalog
+    return {catalog[path].sha256 for path in situation.busy if path in catalog}
+
+
 def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
     """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
     catalog, key_of = situation.catalog, situation.key_of
@@ -232,6 +238,8 @@ def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
         return ()
     asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
     unowned = catalog.open_with(catalog.unowned(situation.published), key_of)
+    claimed = in_hand(situation)  # by a path that has the same content: two would own one set
+    unowned = [path for path in unowned if catalog[path].sha256 not in claimed]
     chosen: dict[str, str] = {}
     for path in (*unowned, *sorted(asked)):
         if _is_published(situation, catalog[path]) and _open(situation, path, "prove", now):

@@ -1,0 +1,38 @@
+"""One shard set, one owner: of two files with the same content only one is in anybody's hands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.corpus.actions import Prove
+from stoker.corpus.moves import Recall, Shelves, decide_moves
+from stoker.corpus.schedule import Limits, Situation, decide
+from stoker.corpus.sources import Source
+
+LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
+ONE, OTHER = (Source("d", path, 100, "a" * 64) for path in ("one", "other"))
+KEY = "b" * 64
+PUBLISHED = frozenset({KEY[:16]})
+
+
+def situation(**changes: object) -> Situation:
+    plain = Situation({}, {"one": ONE, "other": OTHER}, LIMITS, key_of=lambda _: KEY, published=PUBLISHED)
+    return replace(plain, **changes)
+
+
+def test_a_set_without_a_record_is_proven_for_one_of_its_files() -> None:
+    assert decide(situation(), 0.0) == (Prove("one"),)
+    assert decide(situation(not_before={"one": 5.0}), 0.0) == (Prove("other"),)
+
+
+def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
+    for busy, waiting in (("one", "other"), ("other", "one")):
+        assert decide(situation(busy={busy: "prove"}), 0.0) == ()
+        assert decide(situation(busy={busy: "prove"}, not_before={waiting: 5.0}), 9.0) == ()
+
+
+def test_nor_is_it_taken_from_warm_for_both() -> None:
+    away = situation(published=frozenset())
+    shelves = Shelves(warm=frozenset({KEY[:16]}), warm_answers=True)
+    assert decide_moves(away, shelves, 0.0) == (Recall("one"),)
+    assert decide_moves(replace(away, busy={"one": "recall"}), shelves, 0.0) == ()
