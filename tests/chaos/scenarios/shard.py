@@ -245,6 +245,8 @@ class ShardJob(Job):
     def reap(self, limit_s: float, orphans_s: float) -> int:
         if self.in_call is not None:
             self._await_call()
+            if strace.where_killed(self.in_call.log) is not None:
+                return -9  # whether or not it was over by then: that is seen in the next step
         if self._over or not (self._struck or self.in_call):
             self._wait_for_the_end(limit_s)
             return 0
