@@ -28,7 +28,7 @@ class Drain:
             seen = seen and warm.known and warm.measured and warm.tidy
             seen = seen and (view.residence.tried or not view.space.short)
         stuck = {job.subject for job in view.crew.jobs if job.abandoned}
-        if not seen or view.crew.busy.keys() - {hot.lister, warm.lister} - stuck:
+        if not seen or view.shelf.behind or view.crew.busy.keys() - {hot.lister, warm.lister} - stuck:
             return False
         if view.failures.holds_back:  # for a while: it says so, and gives up by itself
             return False

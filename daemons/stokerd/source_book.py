@@ -22,7 +22,8 @@ class SourceBook:
         self.dataset = dataset
         with uncollected():
             self.sources = Catalog(read_sources(layout, dataset, self._set_aside))
-        self._touched: set[str] = set()
+        # What is on its way is held against its receipts first.
+        self._touched = {source.path for source in self.sources.in_state("staged", "building")}
 
     @property
     def changes(self) -> int:

@@ -264,7 +264,8 @@ class StageShard:
         """Read again what others write, and keep hot owned."""
         self.view.receipts = self.shelf.read()
         self.view.listing = self.listing.read() or self.view.listing
-        self.view.files.check(self.view.listing, self.view.receipts, self.book.sources)
+        if not self.shelf.behind:
+            self.view.files.check(self.view.listing, self.view.receipts, self.book.sources)
         self.requests.read()
         self.residence.look()
         self.failures.look()

@@ -134,6 +134,31 @@ class TestPatience:
         shelf._look_s = 0.0
         assert set(shelf.read()) == {"a", "b"}
 
+    def test_thousands_are_read_slice_by_slice_and_what_is_asked_for_at_once(
+        self, layout: StateLayout, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shelf_room, "SLICE", 2)
+        put(layout, *"gfedcba")
+        shelf = receipt_shelf(layout, "d", patient=True)
+        found = shelf.read()
+        assert (len(found), shelf.behind, len(opened)) == (2, True, 2)
+        assert shelf.due is not None
+        missing = next(path for path in "abcdefg" if path not in found)
+        asked = found.get(missing)
+        assert asked is not None
+        assert (found[missing], found.get("z"), len(opened)) == (asked, None, 3)
+        while shelf.behind:
+            found = shelf.read()
+        assert list(found) == [*"abcdefg"]
+        assert found[missing] is asked, "it was not read twice"
+        assert (len(opened), shelf.take_changed()) == (7, set("abcdefg"))
+        with pytest.raises(KeyError):
+            found["z"]
+        put(layout, "a", etag="new")
+        while shelf.read()["a"].etag != "new":
+            continue
+        assert len(opened) == 8
+
 
 def test_sources_read_back_with_every_field(layout: StateLayout) -> None:
     streams = {split: {"documents": 1, "tokens": 4} for split in ("train", "val")}

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
+from stoker.store.names import record_name
 from stoker.store.record import RecordDamaged, parse_record
 
 T = TypeVar("T")
@@ -29,9 +30,30 @@ TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
 PARTS, PART_S = 16, 0.5  # in how many looks, so far apart, it has asked of every file when it was written
 PIECE = 1 << 16
-MANY = 1000
+MANY, SLICE = 1000, 4000  # records: how many make it worth it to be clever, how many are read at a time
 SUFFIX = ".json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+
+
+class _Asked(dict[str, T]):
+    """The records found so far; one that is asked for by its path and still to be read is read then."""
+
+    def __init__(self, fetch: Callable[[str], T | None]) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """As a dictionary's."""
+        found = super().get(path)
+        if found is None:
+            found = self._fetch(path)
+        return default if found is None else found
+
+    def __missing__(self, path: str) -> T:
+        found = self._fetch(path)
+        if found is None:
+            raise KeyError(path)
+        return found
 
 
 class Shelf(Generic[T]):
@@ -40,7 +62,8 @@ class Shelf(Generic[T]):
     A folder may hold records of several datasets: those of others are passed over. A `patient` reader may see
     a change late, by well under a second for 50,000 records, and does not spend its days looking while many
     change one by one; `due` is when it should look again. One replaced twice between two looks, so that it
-    has its old inode again, such a reader sees after some seconds at most.
+    has its old inode again, such a reader sees after some seconds at most. And it reads thousands not at once
+    but a slice a look; until then, while it is `behind`, what it is asked for by its path is read first.
     """
 
     def __init__(
@@ -55,7 +78,8 @@ class Shelf(Generic[T]):
         self._dataset = dataset
         self._parse = parse
         self._patient = patient
-        self._found: dict[str, T] = {}
+        self._found: dict[str, T] = self._empty()
+        self._behind: dict[str, None] = {}  # the names of records that are still to be read
         # By the name as a number: the file's inode above its mtime. Names and tuples would take three times
         # the memory.
         self._stamps: dict[int, int] = {}
@@ -63,6 +87,7 @@ class Shelf(Generic[T]):
         self._doubts = 0  # parts of the records that were told unchanged by their inodes alone
         self._looked, self._look_s, self._looks = -1e9, 0.0, 0
         self._changed: set[str] = set()
+        self._disorder = False
 
     def read(self, damaged: Damaged | None = None) -> dict[str, T]:
         """Every whole record by its path, in path order; the same dictionary until a record comes or goes.
@@ -71,6 +96,9 @@ class Shelf(Generic[T]):
         Raises DataError where a whole record is of a shape this version cannot read.
         """
         folder = self._stamp_folder()
+        if self._behind and folder is not None:
+            self._catch_up(damaged)
+            return self._found
         if folder is None:
             self._forget()
             return self._found
@@ -86,8 +114,15 @@ class Shelf(Generic[T]):
         return self._found
 
     @property
+    def behind(self) -> bool:
+        """Whether records are still to be read."""
+        return bool(self._behind)
+
+    @property
     def due(self) -> float | None:
         """When a look is due that nobody will wake us up for, monotonic seconds; None when none is."""
+        if self._behind:
+            return time.monotonic()
         if self._folder is None:
             return self._looked + max(TICK_NS / 1e9, self._look_s / LOOK_SHARE)
         return self._looked + PART_S if self._doubts else None
@@ -104,10 +139,33 @@ class Shelf(Generic[T]):
         self._looked = time.monotonic()
         self._look_s = self._looked - began
         self._doubts = (parts if changed else min(self._doubts, parts)) - 1
+        if self._patient and len(names) > SLICE:
+            self._behind = dict.fromkeys(sorted(names, reverse=True))
+            names = []
         if met < len(self._stamps) or not self._load(names, damaged):
             # A record went. Which path's it was is not known any more, and it hardly ever happens.
             self._forget()
             self._load(self._scan(1, 0)[0], damaged)
+        if self._behind:
+            self._catch_up(damaged)
+
+    def _catch_up(self, damaged: Damaged | None) -> None:
+        names = [self._behind.popitem()[0] for _ in range(min(SLICE, len(self._behind)))]
+        if not self._load(names, damaged):
+            self._forget()
+
+    def _fetch(self, path: str) -> T | None:
+        """Read the record of a path at once, if it is one of those still to be read."""
+        name = f"{record_name(self._dataset, path)}{SUFFIX}"
+        if name not in self._behind:
+            return None
+        del self._behind[name]
+        if not self._load([name], None):
+            self._forget()
+        return dict.get(self._found, path)
+
+    def _empty(self) -> dict[str, T]:
+        return _Asked(self._fetch) if self._patient else {}
 
     def _scan(self, parts: int, part: int) -> tuple[list[str], int]:
         """The names of the records that may have changed, and how many there are that were known.
@@ -134,7 +192,7 @@ class Shelf(Generic[T]):
         """Read these anew; False when one that was whole is not any more."""
         if not names:
             return True
-        whole, disorder, last = True, False, next(reversed(self._found), "")
+        whole, disorder, last = True, self._disorder, next(reversed(self._found), "")
         with (
             storage_errors("read", self._directory),
             opened(self._directory, _FOLDER) as folder,
@@ -161,8 +219,11 @@ class Shelf(Generic[T]):
                     disorder, last = disorder or path < last, path
                 self._found[path] = thing
                 self._changed.add(path)
-        if disorder:
-            self._found = dict(sorted(self._found.items()))
+        if disorder and not self._behind:
+            ordered = self._empty()
+            ordered.update(sorted(self._found.items()))
+            self._found = ordered
+        self._disorder = disorder and bool(self._behind)
         return whole
 
     def _parsed(self, record: Mapping[str, Any], name: str) -> tuple[str, T]:
@@ -178,7 +239,8 @@ class Shelf(Generic[T]):
     def _forget(self) -> None:
         """Begin anew; whoever kept the old dictionary keeps it."""
         self._changed.update(self._found)
-        self._found, self._stamps, self._folder, self._doubts = {}, {}, None, 0
+        self._found, self._behind, self._disorder = self._empty(), {}, False
+        self._stamps, self._folder, self._doubts = {}, None, 0
 
     def _stamp_folder(self) -> FolderStamp | None:
         try:
