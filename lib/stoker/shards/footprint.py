@@ -35,6 +35,7 @@ class Footprint:
 
     def __init__(self, soft: int, loaded: int) -> None:
         self.limit = max(soft, loaded + ROOM)
+        self._was_too_large = False
         self._crowded = loaded + CACHE_ROOM
 
     def settle(self, forget: Callable[[], None]) -> None:
@@ -49,8 +50,12 @@ class Footprint:
                 self._crowded = left + CACHE_ROOM
 
     def too_large(self) -> bool:
-        """Whether it holds more although it gave back what it could."""
-        if resident_bytes() <= self.limit:
-            return False
-        give_back()
-        return resident_bytes() > self.limit
+        """Whether it holds more although it gave back what it could; asked at each commit.
+
+        Twice in a row: once may be one large document, which is gone with its batch.
+        """
+        before, self._was_too_large = self._was_too_large, False
+        if resident_bytes() > self.limit:
+            give_back()
+            self._was_too_large = resident_bytes() > self.limit
+        return before and self._was_too_large
