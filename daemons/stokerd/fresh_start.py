@@ -34,6 +34,8 @@ def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None
     for source in list(book.sources.values()):
         if source.former is not None:  # of a content that no file has: nothing can be built of it
             book.forget(source)
+        elif source.never_came:
+            continue  # it begins anew when its file comes
         elif source.state in TERMINAL or source.state == "building":
             yard.discard_build(source)
             book.renew(replace(source, formers=()), "new dataset version")

@@ -75,7 +75,8 @@ class ShardTasks:
     def stage(self, source: Source, receipt: Receipt, *, decode: bool) -> dict[str, Any]:
         """Bring the source's file to hot."""
         return {
-            "root": str(self._pipeline.dataset.source.path),
+            "root": str(self._pipeline.source_root),
+            "home": str(self._pipeline.source_home),
             "file": receipt.file,
             "size": source.size,
             "sha256": source.sha256,

@@ -11,6 +11,7 @@ from stoker.corpus.actions import (
     Build,
     Duplicate,
     Forsake,
+    GiveUp,
     Prove,
     Quarantine,
     QuarantineSet,
@@ -52,11 +53,9 @@ class SourceActions:
 
     def do(self, action: Action, receipt: Receipt | None) -> None:
         """Take one action; `receipt` is its path's."""
-        if isinstance(action, Renew | Replace):
-            assert receipt is not None  # it is what the path is renewed from
-            if isinstance(action, Replace):
-                self._keep_former(self._book.sources[action.path], receipt)
-            self._renew(action.path, receipt)
+        if isinstance(action, Renew | Replace | GiveUp):
+            assert receipt is not None  # it is what the record is made from
+            self._follow(action, receipt)
             return
         source = self._book.sources[action.path]
         match action:
@@ -70,7 +69,8 @@ class SourceActions:
                 self._forsake(source)
             case Stage(decode=decode):
                 assert receipt is not None  # nothing else is staged
-                self._start("stage", source, self._tasks.stage(source, receipt, decode=decode))
+                task = self._tasks.stage(source, receipt, decode=decode)
+                self._start("stage", source, task).note["receipt"] = receipt
             case Sample():
                 assert self._pinning.pin is not None  # there is a tokenizer to try
                 self._start("sample", source, self._tasks.sample(source, self._pinning.pin))
@@ -145,6 +145,14 @@ class SourceActions:
             "To have the new one alone raise dataset.version",
         )
 
+    def _follow(self, action: Renew | Replace | GiveUp, receipt: Receipt) -> None:
+        if isinstance(action, GiveUp):
+            self._outcomes.given_up(receipt)
+            return
+        if isinstance(action, Replace):
+            self._keep_former(self._book.sources[action.path], receipt)
+        self._renew(action.path, receipt)
+
     def _renew(self, path: str, receipt: Receipt) -> None:
         source = self._book.sources.get(path)
         if source is None:
@@ -155,6 +163,8 @@ class SourceActions:
         self._patience.succeeded(path)
         changed = source.sha256 != receipt.sha256
         reason = "its content changed" if changed else "the shard set of its content is gone"
+        if source.never_came:
+            reason = "its file came after all"
         self._book.renew(source, reason, size=receipt.size, sha256=receipt.sha256)
 
     def _start_build(self, source: Source) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.corpus.fullness import LOOK_S
+from stoker.corpus.quarantine import open_folder
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.sources import PUBLISHED, Source
+from stoker.corpus.sources import DOWNLOAD_FAILED, PUBLISHED, Source
 from stoker.corpus.verdict import Verdict, convicted
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.names import record_name
 from stoker.store.requests import file_request
 from stokerd.crew import Job, Patience
 from stokerd.failure_desk import FailureDesk
@@ -54,7 +56,9 @@ class SourceOutcomes:
         self._book, self._yard, self._patience, self.failures = book, yard, patience, failures
         self.convicted: dict[str, dict[str, Any]] = {}
         self.invalid_sets: dict[str, str] = {}
-        self.linked = False
+        pipeline = context.pipeline
+        self._fetched = pipeline.dataset.source.kind != "folder"
+        self.linked = self._fetched and pipeline.warm is None  # until a link is refused
         self._disputed: dict[str, Receipt] = {}
         self._reached: dict[tuple[str, str], tuple[int, int]] = {}  # row group and row, by path and content
         self._doubts: dict[str, Doubt] = {}  # deaths that the disk may explain, by path
@@ -163,7 +167,7 @@ class SourceOutcomes:
     def _done(self, job: Job, source: Source, result: Mapping[str, Any], key: str | None) -> None:
         match (job.activity, result.get("status")):
             case ("stage", "missing"):
-                return self._try_again(job, source, "the source file is not there")
+                return self._missing(job, source)
             case ("stage", "unavailable"):
                 return self._try_again(job, source, str(result["reason"]))
             case ("stage", "staged"):
@@ -245,14 +249,40 @@ class SourceOutcomes:
 
         A receipt of other content was written since: nobody has to be asked, and nobody would answer.
         """
+        self._dispute(source, receipt)
+        self._patience.failed(source.path)
+        self._yard.discard_build(source)
+        self._book.renew(source, "its content is not what its receipt says", level="warning")
+
+    def _missing(self, job: Job, source: Source) -> None:
+        """A folder's file may come back; one that was fetched is fetched again."""
+        if self._fetched:
+            self._dispute(source, job.note["receipt"])
+        self._try_again(job, source, "the source file is not there")
+
+    def _dispute(self, source: Source, receipt: Receipt | None) -> None:
         speaks_of_it = receipt is not None and receipt.sha256 == source.sha256
         if receipt is not None and speaks_of_it and self._disputed.get(source.path) is not receipt:
             args = {"path": source.path, "sha256": source.sha256}
             file_request(self._context.layout, DOWNLOAD_WATCHDOG, "dispute", args)
             self._disputed[source.path] = receipt
-        self._patience.failed(source.path)
-        self._yard.discard_build(source)
-        self._book.renew(source, "its content is not what its receipt says", level="warning")
+
+    def given_up(self, receipt: Receipt) -> None:
+        """The file could not be fetched: its source is quarantined, so that everything else goes on.
+
+        There is nothing to set aside: the finding alone is written, for people to see and to release.
+        """
+        dataset, path = receipt.dataset, receipt.path
+        source = self._book.sources.get(path) or Source(dataset, path, receipt.size, receipt.sha256)
+        detail = (
+            "the event download_given_up says why it could not be fetched; it is tried again now and then"
+        )
+        finding = {"reason": DOWNLOAD_FAILED, "row_group": None, "column": None, "detail": detail}
+        self._book.write(source.moved("quarantined", reason=DOWNLOAD_FAILED, column=None))
+        about = {"path": path, "sha256": source.sha256, **finding}
+        directory = self._context.layout.quarantine
+        folder = open_folder(directory, "parquet", record_name(dataset, path), about)
+        self._events.record("source_quarantined", level="warning", path=path, folder=str(folder), **finding)
 
     def _gives_up_sampling(self, source: Source) -> bool:
         content = (source.path, source.sha256)

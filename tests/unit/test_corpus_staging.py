@@ -56,6 +56,7 @@ def task_for(source: Path, hot: Path, **changes: Any) -> dict[str, Any]:
     data = source.read_bytes() if source.exists() else b""
     return {
         "root": str(source.parent),
+        "home": str(source.parent),
         "file": str(source),
         "size": len(data),
         "sha256": sha256(data),

@@ -33,7 +33,7 @@ class Place:
     def look(self, content: bytes, **changes: Any) -> dict[str, Any]:
         """Look for this content, as the record has it."""
         task = {
-            "root": str(self.origin.parent),
+            "home": str(self.origin.parent),
             "origin": str(self.origin),
             "kept": str(self.kept),
             "target": str(self.target),

@@ -346,6 +346,11 @@ class Pipeline(Section):
         return (self.warm_layout or self.hot_layout).landing(self.dataset.name)
 
     @property
+    def source_home(self) -> Path:
+        """The directory that can be seen, and is not empty, whenever the source files' disk is mounted."""
+        return self.dataset.source.path or self.warm or self.hot
+
+    @property
     def runtime(self) -> RuntimeLayout:
         """Where this user's processes keep sockets and status; creates a private directory if it must."""
         return RuntimeLayout(runtime_dir(self.name, self.state))

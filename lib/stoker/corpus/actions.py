@@ -21,6 +21,13 @@ class Replace:
 
 
 @dataclass(frozen=True)
+class GiveUp:
+    """The path's file could not be fetched: the others go on without it, until it comes after all."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Forsake:
     """A former content's set is gone, and no file has the content: it cannot be made again."""
 
@@ -92,6 +99,6 @@ class Withdraw:
     path: str
 
 
-Action = (Renew | Replace | Withdraw | Duplicate | Forsake) | (
+Action = (Renew | Replace | Withdraw | Duplicate | Forsake | GiveUp) | (
     Stage | Sample | Build | Prove | Quarantine | QuarantineSet | Release
 )

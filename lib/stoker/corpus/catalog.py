@@ -188,7 +188,8 @@ class Catalog(dict[str, Source]):
         self[path] = source
         self.changes += 1
         self._states[state][path] = None
-        others = self._contents.setdefault(content, path)
+        # Of what could not be fetched it may not be known.
+        others = self._contents.setdefault(content, path) if content else path
         if others is not path:
             self._contents[content] = tuple(sorted({*self.with_content(content), path}))
             self._shared[content] = None
@@ -217,7 +218,7 @@ class Catalog(dict[str, Source]):
         if others:
             self._contents[content] = others[0] if len(others) == 1 else others
         else:
-            del self._contents[content]
+            self._contents.pop(content, None)
         if len(others) < 2:
             self._shared.pop(content, None)
         if others or self._unsettled:

@@ -99,6 +99,7 @@ def due(
     """
     known = findings(shelf)
     quarantined = (source for source in sources.values() if source.state == "quarantined")
+    quarantined = (source for source in quarantined if not source.never_came)  # there is nothing to look at
     standing = (known.get((source.path, source.sha256)) for source in quarantined)
     found = [kept for kept in standing if kept is not None and _is_due(kept, now, every, asked_at)]
     return sorted(found, key=lambda kept: (kept.looked_at, kept.name))

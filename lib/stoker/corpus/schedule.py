@@ -12,6 +12,7 @@ from stoker.corpus.actions import (
     Build,
     Duplicate,
     Forsake,
+    GiveUp,
     Prove,
     Quarantine,
     QuarantineSet,
@@ -65,7 +66,8 @@ class Room:
     """Bytes that may be given out: for staging a file and building its set, for going on to build one.
 
     `stage_needs` and `build_needs` tell the bytes that it takes. None for a room that is not known yet.
-    `one_build`: the first may begin whatever the estimate says, which nothing was measured for yet.
+    `one_build`: the first may begin whatever the estimate says, which nothing was measured for yet;
+    `one_stage`: the same of staging, where that takes no room and nothing is staged.
     """
 
     stage: int | None
@@ -73,6 +75,7 @@ class Room:
     stage_needs: Callable[[Source], int]
     build_needs: Callable[[Source], int]
     one_build: bool = False
+    one_stage: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,10 @@ class Situation:
         """The sources, to be asked for those in a state or of a content."""
         return Catalog.of(self.sources)
 
+    def is_published(self, source: Source) -> bool:
+        """Whether a set of the source's content lies on hot, whoever's it is."""
+        return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
+
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     """The actions to take now, within the limits; taken all, none contradicts another.
@@ -139,8 +146,9 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     )
 
 
-def stale(situation: Situation) -> Iterator[Renew | Replace]:
-    """What to do about the records that speak of other content than their receipt.
+def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
+    """What to do about the records that speak of other content than their receipt, or of a file that could
+    not be fetched, or came after all.
 
     Duplicates of a content that has no shard set any more begin anew too: the set was lost, and the file it
     was made of may be gone or another by now, while theirs is here.
@@ -148,12 +156,16 @@ def stale(situation: Situation) -> Iterator[Renew | Replace]:
     catalog, receipts = situation.catalog, situation.receipts
     for path in receipts if situation.differing is None else sorted(situation.differing):
         source, receipt = catalog.get(path), receipts.get(path)
-        if receipt is None or receipt.state != "verified" or path in situation.busy:
+        if receipt is None or path in situation.busy:
             continue
-        if source is None:
+        if receipt.state == "given_up":
+            yield from _give_up(situation, source, receipt)
+        elif receipt.state != "verified":
+            continue
+        elif source is None:
             if path not in situation.beyond:
                 yield Renew(path)
-        elif source.sha256 != receipt.sha256:
+        elif source.sha256 != receipt.sha256 or source.never_came:
             yield Replace(path) if source.state in PUBLISHED else Renew(path)
     for path in chain.from_iterable(catalog.unsettled):
         source, receipt = catalog[path], receipts.get(path)
@@ -164,8 +176,24 @@ def stale(situation: Situation) -> Iterator[Renew | Replace]:
 
 
 def differs(source: Source | None, receipt: Receipt | None) -> bool:
-    """Whether a receipt names other content than the record of its path."""
-    return receipt is not None and (source is None or source.sha256 != receipt.sha256)
+    """Whether a receipt names other content than the record of its path, or another fate of its download."""
+    if receipt is None:
+        return False
+    if source is None or source.sha256 != receipt.sha256:
+        return True
+    return source.state == "seen" if receipt.state == "given_up" else source.never_came
+
+
+def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Renew | GiveUp]:
+    """A file that could not be fetched is missed only where no shard set has its content."""
+    path = receipt.path
+    if source is None and path not in situation.beyond:
+        # What is known of its content may tell that its set is there.
+        yield Renew(path) if receipt.sha256 else GiveUp(path)
+    elif source is not None and source.state == "seen" and path not in situation.beyond:
+        found = situation.uncertain or path in situation.recallable or situation.is_published(source)
+        if not found and situation.catalog.owner(source.sha256) is None:
+            yield GiveUp(path)
 
 
 def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
@@ -191,11 +219,15 @@ def _forsaken(situation: Situation) -> Iterator[Forsake]:
     for path in catalog.formers:
         source = catalog[path]
         found = path in situation.recallable or path in situation.busy or path in situation.invalid_sets
-        if source.state != "seen" or found or _is_published(situation, source):
+        if source.state != "seen" or found or situation.is_published(source):
             continue
         others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
-        if all(other.former is not None or other.state == "quarantined" for other in others):
+        if all(_has_no_file_any_more(other) for other in others):
             yield Forsake(path)
+
+
+def _has_no_file_any_more(source: Source) -> bool:
+    return source.former is not None or (source.state == "quarantined" and not source.never_came)
 
 
 def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
@@ -221,10 +253,6 @@ def slots(situation: Situation, activity: Activity, most: int) -> int:
     return max(0, most - sum(1 for each in situation.busy.values() if each == activity))
 
 
-def _is_published(situation: Situation, source: Source) -> bool:
-    return situation.key_of is not None and situation.key_of(source.sha256)[:16] in situation.published
-
-
 def in_hand(situation: Situation) -> set[str]:
     """The contents that something is being done with, under whichever path."""
     catalog = situation.catalog
@@ -242,7 +270,7 @@ def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
     unowned = [path for path in unowned if catalog[path].sha256 not in claimed]
     chosen: dict[str, str] = {}
     for path in (*unowned, *sorted(asked)):
-        if _is_published(situation, catalog[path]) and _open(situation, path, "prove", now):
+        if situation.is_published(catalog[path]) and _open(situation, path, "prove", now):
             chosen.setdefault(catalog[path].sha256, path)
     return tuple(map(Prove, [*chosen.values()][: slots(situation, "prove", situation.limits.provers)]))
 
@@ -286,7 +314,7 @@ def _may_stage(situation: Situation, source: Source, now: float) -> bool:
         return False
     if not _open(situation, path, "stage", now) or situation.catalog.owner(source.sha256) is not None:
         return False
-    return not _is_published(situation, source)
+    return not situation.is_published(source)
 
 
 def buildable(situation: Situation, now: float) -> list[str]:
@@ -313,7 +341,7 @@ def _ready(situation: Situation, activity: Literal["sample", "build"], now: floa
         for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
         if (sampling and source.engine is None) == (activity == "sample")
         and path not in situation.beyond
-        and not _is_published(situation, source)
+        and not situation.is_published(source)
         and _open(situation, path, activity, now)
     ]
     first = situation.urgent
@@ -330,10 +358,11 @@ def _samples(situation: Situation, now: float) -> Iterator[Sample]:
 def _stages(situation: Situation, now: float) -> Iterator[Stage]:
     room = situation.room
     left = None if room is None else room.stage
-    for path in stageable(situation, now):
+    for number, path in enumerate(stageable(situation, now)):
         if room is not None and left is not None:
             left -= room.stage_needs(situation.sources[path])
-        if room is not None and (left is None or left < 0):
+        let = room is None or (number == 0 and room.one_stage and left is not None)
+        if not let and (left is None or left < 0):
             return  # nobody overtakes it: a big file would wait for ever
         yield Stage(path, decode=situation.key_of is None)
 

@@ -18,6 +18,7 @@ SourceState = Literal[
 ]
 PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
 TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
+DOWNLOAD_FAILED = "download_failed"  # why a source is quarantined whose file could not be fetched
 
 # Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
 # gone from disk. A set found published and proven moves its source to `proven` from any state before it; one
@@ -83,6 +84,11 @@ class Source:
     def has_file(self) -> bool:
         """Whether a file of the source stands behind it: not behind imported tokens or a former content."""
         return not self.imported and self.former is None
+
+    @property
+    def never_came(self) -> bool:
+        """Whether it is quarantined only because its file could not be fetched, which may yet succeed."""
+        return self.state == "quarantined" and self.reason == DOWNLOAD_FAILED
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:

@@ -1,7 +1,8 @@
 """Worker: bring one source file to hot, hash what arrives, look at its footer.
 
-task: {"root", "file", "size", "sha256", "target", "text_column", "columns": [...], "floor", "decode"};
-    `file` lies below `root`, the source folder
+task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": [...], "floor",
+    "decode"}; `file` lies below `root`, the source folder or the landing; `home`, the folder itself or the
+    directory that holds the landing, is empty only where its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
     {"kind": "progress", "row_groups"}
 result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed"},
@@ -41,7 +42,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         except DiskFullError:
             raise
         except OSError as error:
-            if reason := why_away(root):
+            if reason := why_away(Path(task["home"])):
                 return {"status": "unavailable", "reason": reason}
             if isinstance(error, FileNotFoundError):
                 return {"status": "missing"}

@@ -1,8 +1,9 @@
 """Worker: look at a quarantined source file again: hash it, decode it wholly, both past the page cache.
 
-task: {"root": the source folder | null, "origin": the source's file | null, "kept": the copy in quarantine |
-       null, "target": its place on hot | null, "size", "sha256", "text_column", "columns": [...], "floor",
-       "decode": false to take its word, "disks": [the marks of those it may write to]}
+task: {"home": a directory that is empty only where the source's disk is not mounted,
+       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot |
+       null, "size", "sha256", "text_column", "columns": [...], "floor", "decode": false to take its word,
+       "disks": [the marks of those it may write to]}
 messages: {"kind": "progress"}
 result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
         origin is gone lies at the target too, when one was given; without one the place is "here".
@@ -54,7 +55,7 @@ def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
         place, path, found = "kept", kept, copy
     elif there is not None:
         return {"status": "changed", "sha256": there.sha256}
-    elif task["root"] is not None and (reason := why_away(Path(task["root"]))):
+    elif reason := why_away(Path(task["home"])):
         raise UnavailableError(reason)
     else:
         return {"status": "gone"}

@@ -25,10 +25,9 @@ def look_task(
 ) -> dict[str, Any]:
     """The task of stoker.shards.revalidate_worker for one finding."""
     copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
-    folder_path = pipeline.dataset.source.path
     columns = Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
     return {
-        "root": None if folder_path is None else str(folder_path),
+        "home": str(pipeline.source_home),
         "origin": None if receipt is None else receipt.file,
         "kept": str(pipeline.layout.quarantine / kept.name / copies[0]) if copies else None,
         "target": str(pipeline.hot_layout.parquet / parquet_name(source)) if to_hot else None,
