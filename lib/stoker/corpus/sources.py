@@ -11,7 +11,7 @@ from stoker.corpus.figures import packed
 from stoker.corpus.shelf import Damaged, Shelf
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.store.record import write_record
+from stoker.store.record import RecordDamaged, read_record, write_record
 
 SourceState = Literal[
     "seen", "staged", "building", "proven", "synced", "released", "quarantined", "duplicate"
@@ -161,6 +161,14 @@ def former_name(sources: Mapping[str, Source], source: Source) -> str:
             break
         digits *= 2
     return name
+
+
+def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
+    """The source of one path; None where it has none, or a damaged one that its owner is about to set aside."""
+    try:
+        return Source.from_record(read_record(layout.source(dataset, path)))
+    except (FileNotFoundError, RecordDamaged):
+        return None
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
