@@ -164,7 +164,7 @@ def former_name(sources: Mapping[str, Source], source: Source) -> str:
 
 
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
-    """The source of one path; None where it has none, or a damaged one that its owner is about to set aside."""
+    """The source of one path; None where it has none, or a damaged one, which its owner sets aside."""
     try:
         return Source.from_record(read_record(layout.source(dataset, path)))
     except (FileNotFoundError, RecordDamaged):
