@@ -76,9 +76,10 @@ class Crew:
         quiet_s: float,
         keep_open: bool = False,
         warm: bool = False,
+        stacks: bool = False,
     ) -> Job:
         """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
-        bounds of its activity.
+        bounds of its activity; with `stacks` so that it leaves them on its standard error.
 
         warm: an idle worker of that module takes it if there is one, and is idle again after its result.
         keep_open leaves its input open for a conversation.
@@ -92,7 +93,8 @@ class Crew:
         }
         worker = self._pool.take(module) if warm else None
         if worker is None:
-            worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds)
+            more = {"stacks": True} if stacks else {}
+            worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds, **more)
         else:
             worker.give(task, name=name, **bounds)
         job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
@@ -255,15 +257,22 @@ class Crew:
 class Patience:
     """When each subject may be tried again after failures: exponential, with jitter, forgotten on success."""
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        *,
+        first_s: float = _FIRST_RETRY_S,
+        last_s: float = _LAST_RETRY_S,
+    ) -> None:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._bounds = first_s, last_s
         self._backoffs: dict[str, Backoff] = {}
         self._failures: dict[str, int] = {}
         self.not_before: dict[str, float] = {}
 
     def failed(self, subject: str) -> float:
         """Count a failure; returns the seconds until the next try."""
-        backoff = self._backoffs.setdefault(subject, Backoff(_FIRST_RETRY_S, _LAST_RETRY_S, self._rng))
+        backoff = self._backoffs.setdefault(subject, Backoff(*self._bounds, self._rng))
         wait = backoff.next()
         self._failures[subject] = self._failures.get(subject, 0) + 1
         self.not_before[subject] = time.monotonic() + wait

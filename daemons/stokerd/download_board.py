@@ -1,19 +1,29 @@
-"""What the download watchdog shows of itself: status and metrics, from receipts and the last look."""
+"""What the download watchdog shows of itself: status, metrics and a terminal's last line."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.listing import Listing
-from stoker.corpus.receipts import Receipt
+from stoker.corpus.fetch import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
+from stoker.observe.download_progress import progress_line, progress_parts
+from stokerd.receipt_book import ReceiptBook
+
+if TYPE_CHECKING:
+    from stokerd.source_kind import SourceKind
+
+PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 
 
 class DownloadBoard:
     """Keeps the gauges."""
 
-    def __init__(self, context: DaemonContext, root: str) -> None:
-        self._context, self._root = context, root
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
+        self._plain_due = time.monotonic() + PLAIN_EVERY_S
+        self._bytes = (-1, 0)  # the book's changes that the verified bytes are of, and these
         metrics = context.metrics
         self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
         self._verified = metrics.total("download_verified_bytes_total", "Bytes of all verified files.")
@@ -25,6 +35,9 @@ class DownloadBoard:
             "download_source_watched", "1 while changes in the source folder are told, 0 while it is polled."
         )
         self._available = metrics.gauge("download_source_available", "1 while the source can be seen.")
+        self._complete = metrics.gauge(
+            "download_complete", "1 when every file of the pinned listing is vouched for."
+        )
 
     def hashed(self, size: int) -> None:
         """A file of that many bytes was hashed."""
@@ -34,30 +47,105 @@ class DownloadBoard:
         """Bytes were read."""
         self._progress.set_to_current_time()
 
-    def show(
-        self,
-        counts: Mapping[str, int],
-        receipts: Mapping[str, Receipt],
-        listing: Listing | None,
-        trouble: str,
-        polling: str | None,
-    ) -> None:
+    def show(self, source: SourceKind, book: ReceiptBook) -> None:
         """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
-        verified = sum(receipt.size for receipt in receipts.values() if receipt.state == "verified")
+        counts, more, trouble = source.counts(), source.status(), source.trouble
         for state, count in counts.items():
             self._files.labels(state).set(count)
+        verified = self._verified_bytes(book)
         self._verified.set(verified)
         self._available.set(0 if trouble else 1)
-        self._watched.set(1 if polling == "" and not trouble else 0)
-        complete = listing is not None and listing.complete
+        self._watched.set(1 if more.get("polling") == "" and not trouble else 0)
+        complete = source.listing is not None and source.listing.complete
+        self._complete.set(1 if complete else 0)
         status = {
-            "source": self._root,
+            "source": source.shown,
             "files": dict(counts),
             "verified_bytes": verified,
             "complete": complete,
             "trouble": trouble,
-            "polling": polling or "",
+            **more,
         }
-        left = sum(counts.values()) - counts["verified"]
-        text = f"{counts['verified']} files verified, {'all there is' if complete else f'{left} to go'}"
-        self._context.beat(status, trouble or text)
+        self._tell_progress(status)
+        self._context.beat(status, trouble or _text(status))
+
+    def _verified_bytes(self, book: ReceiptBook) -> int:
+        if self._bytes[0] != book.changes:
+            held = sum(receipt.size for receipt in book.receipts.values() if receipt.state == "verified")
+            self._bytes = book.changes, held
+        return self._bytes[1]
+
+    def _tell_progress(self, status: Mapping[str, Any]) -> None:
+        """On the terminal's last line, or where there is none, with --once, as a line now and then."""
+        log, now = self._context.log, time.monotonic()
+        log.footer.show(lambda width: progress_line(status, width))
+        if self._context.once and not log.footer.shown and now >= self._plain_due:
+            self._plain_due = now + PLAIN_EVERY_S
+            log.info("progress", message=", ".join(progress_parts(status)))
+
+
+class FetchGauges:
+    """What is counted of transfers."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        metrics = context.metrics
+        self._fetched = metrics.counter("download_fetched_bytes_total", "Bytes that came over the network.")
+        self._durable = metrics.counter("download_durable_bytes_total", "Fetched bytes made durable.")
+        self._again = metrics.counter(
+            "download_refetched_bytes_total",
+            "Fetched bytes that were dropped: other, rotten or wrong content.",
+        )
+        self._retries = metrics.counter("download_retries_total", "Attempts that failed.", ("class",))
+        for kind in (*TRANSIENT, *COUNTED):
+            self._retries.labels(kind)
+        self._mismatches = metrics.counter("download_mismatches_total", "Files whose content was wrong.")
+        self._restarts = metrics.counter("download_worker_restarts_total", "Fetch workers that died or hung.")
+        self._given_up = metrics.gauge("download_given_up", "Files that could not be brought.")
+        self._rate = metrics.gauge(
+            "download_rate_bytes_per_second", "Bytes made durable, over the last minute."
+        )
+        self._paused = metrics.gauge("download_paused", "1 while nothing new is fetched.", ("reason",))
+        for reason in ("disk", "source", "state"):
+            self._paused.labels(reason).set(0)
+
+    def moved(self, durable: int, received: int) -> None:
+        """So many bytes more."""
+        self._durable.inc(durable)
+        self._fetched.inc(received)
+
+    def dropped(self, size: int) -> None:
+        """Bytes that have to come again."""
+        self._again.inc(size)
+
+    def retried(self, kind: str) -> None:
+        """An attempt failed."""
+        self._retries.labels(kind if kind in (*TRANSIENT, *COUNTED) else "other").inc()
+
+    def mismatched(self) -> None:
+        """Wrong content was set aside."""
+        self._mismatches.inc()
+
+    def restarted(self) -> None:
+        """A fetch worker died or hung."""
+        self._restarts.inc()
+
+    def stands(self, rate: float, given_up: int, paused: Mapping[str, bool]) -> None:
+        """How it stands."""
+        self._rate.set(rate)
+        self._given_up.set(given_up)
+        for reason, is_paused in paused.items():
+            self._paused.labels(reason).set(1 if is_paused else 0)
+
+
+def _text(status: Mapping[str, Any]) -> str:
+    counts = status["files"]
+    here = sum(counts.get(state, 0) for state in ("verified", "released", "given_up"))
+    left = sum(counts.values()) - here
+    text = f"{counts['verified']} files verified, {'all there is' if status['complete'] else f'{left} to go'}"
+    if counts.get("released"):
+        text += f", {counts['released']} released"
+    if counts.get("given_up"):
+        text += f", {counts['given_up']} given up; stoker events says why"
+    if status.get("rate_bytes_per_second"):
+        text += f", {status['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
+    return text

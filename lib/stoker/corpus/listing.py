@@ -16,14 +16,17 @@ from stoker.store.record import RecordDamaged, read_record, write_record
 class Listing:
     """The source's files as (path, size in bytes), sorted by path; written by the download watchdog.
 
-    `complete`: every listed file has a verified or released receipt, and the last scan found nothing that
-    was still changing.
+    `complete`: every listed file (of a slice, every file in it) has a receipt that vouches for it or says
+    that it was given up, and the last scan found nothing that was still changing. A size that nobody knows
+    yet is 0.
+    `revision` is the commit, or the sha256 of the list of URLs; `origin` says of what it is the revision.
     """
 
     dataset: str
     files: tuple[tuple[str, int], ...]
     complete: bool
     revision: str
+    origin: str = ""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Listing:
@@ -35,6 +38,7 @@ class Listing:
             files=tuple((sys.intern(str(path)), int(size)) for path, size in record["files"]),
             complete=bool(record["complete"]),
             revision=str(record["revision"]),
+            origin=str(record.get("origin", "")),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -45,6 +49,7 @@ class Listing:
             "files": [list(file) for file in self.files],
             "complete": self.complete,
             "revision": self.revision,
+            **({"origin": self.origin} if self.origin else {}),
         }
 
     @property

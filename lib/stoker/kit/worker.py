@@ -25,6 +25,7 @@ from stoker.kit.worker_pipes import Pipes
 __all__ = ["Worker", "WorkerExit", "child_environment", "classify", "launch_command", "signal_name"]
 
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
+STACKS_S = 5.0  # from ABRT to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
 # What the service manager and the tests tell the daemon is not for its children.
@@ -79,6 +80,7 @@ class Worker:
         self._error: dict[str, Any] | None = None
         self._messages: list[dict[str, Any]] = []
         self._peak_rss = 0
+        self._stacks = False
         self._pidfd = os.pidfd_open(process.pid)
         self._pipes = Pipes(process, pidfd=self._pidfd, keep_open=keep_open)
 
@@ -96,11 +98,13 @@ class Worker:
         environ: Mapping[str, str] | None = None,
         pass_fds: Iterable[int] = (),
         keep_open: bool = False,
+        stacks: bool = False,
     ) -> Worker:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
         deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
-        and give().
+        and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
+        stacks are the last that it writes to standard error.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
         process = subprocess.Popen(
@@ -114,6 +118,7 @@ class Worker:
             process_group=0,  # Ctrl-C is the daemon's to handle; and a worker's helpers are killed with it
         )
         worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
+        worker._stacks = stacks
         if task is not None:
             worker.give(
                 task, quiet_deadline_s=quiet_deadline_s, stall_s=stall_s, most_rss_bytes=most_rss_bytes
@@ -188,8 +193,16 @@ class Worker:
             self._kill(now)  # at once: it grows on while it is asked
         elif cause := self._overdue(now):
             self._cause = cause
-            self.ask_to_stop(TERM_GRACE_S)
+            self._end_overdue(now)
         return None
+
+    def _end_overdue(self, now: float) -> None:
+        if not self._stacks:
+            self.ask_to_stop(TERM_GRACE_S)
+            return
+        self._kill_at = now + STACKS_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGABRT)
 
     def ask_to_stop(self, grace_s: float) -> None:
         """Send TERM; poll() sends KILL when grace_s seconds have passed."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from stoker.kit.lines import LineBuffer
 from stoker.kit.worker_main import LINE_LIMIT
 
-STDERR_LINES, STDERR_LINE_BYTES = 40, 4096
+STDERR_LINES, STDERR_LINE_BYTES = 200, 4096  # the stacks of a dozen threads
 READS_AT_ONCE = 64  # of 64 KiB
 PIPE_BYTES = 1 << 20  # the kernel's default limit for an unprivileged user
 

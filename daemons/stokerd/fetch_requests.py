@@ -1,0 +1,62 @@
+"""What others ask of fetched files: that one leaves, that one comes again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from stoker.corpus.sources import read_source
+from stoker.corpus.wants import Wanted, speaks_of, wanted_again
+from stokerd.fetch_outcomes import FetchOutcomes
+from stokerd.remote_lister import RemoteLister
+from stokerd.source_kind import Desktop
+
+
+class FetchRequests:
+    """Answers them; each answer is durable before it is given."""
+
+    def __init__(self, tools: Desktop, outcomes: FetchOutcomes, lister: RemoteLister) -> None:
+        self._context, self._book = tools.context, tools.book
+        self._pipeline, self._events = tools.context.pipeline, tools.context.events
+        self._outcomes, self._lister = outcomes, lister
+
+    def release(self, path: str, sha256: str) -> dict[str, Any]:
+        """Remove a file that the stage-shard loop needs no more: the intent first."""
+        receipt = self._book.receipts.get(path)
+        if receipt is None:
+            return {"refused": f"no receipt for {path}"}
+        if receipt.state != "verified" or receipt.sha256 != sha256:
+            return {"receipt": receipt.state, "sha256": receipt.sha256}
+        if kept := self._still_needed(path, sha256):
+            return {"refused": f"{path}: {kept}"}
+        self._book.write(replace(receipt, state="releasing"))
+        return {"receipt": "releasing"}
+
+    def _still_needed(self, path: str, sha256: str) -> str:
+        """Why a file may not go; empty when it may."""
+        if self._pipeline.shard.release == "never":
+            return "shard.release is never"
+        source = read_source(self._context.layout, self._book.dataset, path)
+        if source is None or source.sha256 != sha256:
+            return "no source record speaks of that content"
+        safe = ("proven", "released") if self._pipeline.warm is None else ("synced", "released")
+        return "" if source.state in safe else f"its source is {source.state}"
+
+    def fetch(self, path: str, sha256: str | None, listed: Wanted | None, by: str) -> dict[str, Any]:
+        """Bring a file again that was removed or given up; `sha256` is the content meant, None for any."""
+        receipt = self._book.receipts.get(path)
+        if receipt is None:
+            known = listed is not None
+            return {"receipt": "none"} if known else {"refused": f"{self._lister.shown} does not list {path}"}
+        if receipt.state == "given_up":
+            self._outcomes.try_again(path)
+            return {"receipt": "given_up"}
+        if sha256 is not None and receipt.sha256 != sha256:
+            return {"receipt": receipt.state, "sha256": receipt.sha256}
+        wanted = listed or wanted_again(receipt, self._lister.repo)
+        if wanted is None:
+            return {"refused": f"{path} is not listed any more, and nothing tells where it is"}
+        if receipt.state in ("released", "releasing") and speaks_of(receipt, wanted):
+            self._book.write(replace(receipt, state="disputed"))
+            self._events.record("fetch_asked", path=path, by=by)
+        return {"receipt": self._book.receipts[path].state}

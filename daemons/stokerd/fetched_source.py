@@ -1,0 +1,387 @@
+"""A source that is fetched into the landing: a repository on a hub, or a list of URLs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from stoker.corpus.arrivals import file_of
+from stoker.corpus.files_list import insist_known
+from stoker.corpus.listing import Listing, read_listing, write_listing
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.wants import (
+    WantDesk,
+    Wanted,
+    is_complete,
+    next_step,
+    speaks_of,
+    still_complete,
+    wanted_again,
+)
+from stoker.kit.worker import WorkerExit
+from stoker.store.errors import DataError
+from stokerd.crew import Job
+from stokerd.fetch_outcomes import FetchOutcomes
+from stokerd.fetch_requests import FetchRequests
+from stokerd.fetch_view import counts_of, how_far
+from stokerd.fetcher import FETCHER, Fetcher
+from stokerd.listing_news import ListingNews
+from stokerd.remote_lister import LISTER, Listed, RemoteLister
+from stokerd.slice_ahead import SliceAhead
+from stokerd.source_kind import Desktop, some
+
+SHOWN_FILES = 20
+SHOW_EVERY_S = 0.5
+LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
+
+
+class FetchedSource:
+    """What is listed, what of it is here, and the one worker that brings the rest."""
+
+    every_s = SHOW_EVERY_S
+
+    def __init__(self, tools: Desktop) -> None:
+        self.context, self.book, self.files = tools.context, tools.book, tools.files
+        self.pipeline, self.events, self.patience = self.context.pipeline, self.context.events, tools.patience
+        self.dataset = self.pipeline.dataset.name
+        self.root = str(self.pipeline.source_root)
+        self.listing = read_listing(self.context.layout, self.dataset)
+        self.lister = RemoteLister(self.pipeline, tools.crew, tools.patience)
+        self.shown, self.repo = self.lister.shown, self.lister.repo
+        if self.listing is not None and self.listing.origin == self.lister.origin:
+            self.lister.pinned = self.listing.revision or None
+        self.news = ListingNews(tools, self.lister)
+        self.fetcher = Fetcher(tools, self.pipeline.source_root, self.repo)
+        self.outcomes = FetchOutcomes(tools, self.fetcher, self.lister)
+        self.requests = FetchRequests(tools, self.outcomes, self.lister)
+        self.ahead = SliceAhead(self.pipeline)
+        self.book.on_write = self._written
+
+        self.wanted: dict[str, Wanted] = {}  # all that is listed, within dataset.limit.files
+        self.revision = ""
+        self.meant: Mapping[str, Wanted] = {}  # those of them that are to be here now
+        self.again: dict[str, Wanted] = {}  # not listed any more, but asked for
+        self.open: dict[str, Wanted] = {}  # those that something is to be done about
+        self.releasing = {path for path, each in self.book.receipts.items() if each.state == "releasing"}
+        self.listing_due, self.listed_at = self.listing is not None, 0.0
+
+    @property
+    def seen(self) -> bool:
+        """Whether the source was listed since our start."""
+        return self.lister.known is not None
+
+    @property
+    def trouble(self) -> str:
+        """Why the source or the landing cannot be used now."""
+        return self.outcomes.trouble or self.news.trouble
+
+    # Looking
+
+    def look(self) -> None:
+        """Have it listed when that is due, and see how far the slice was counted."""
+        self.lister.ask_if_due()
+        if self.ahead.moved(self._as_listing(complete=False) if self.seen else None):
+            self.find_open()
+
+    def take_listing(self, listed: Listed) -> None:
+        """A listing came: what is new in it, what is gone."""
+        most = self.pipeline.dataset.limit.files
+        self.wanted = {wanted.path: wanted for wanted in islice(listed.files, most)}
+        self.revision = listed.revision
+        self.check_files_list()
+        self.ahead.moved(self._as_listing(complete=False))
+        self.find_open()
+        for path in self.fetcher.sent - self.open.keys():
+            self.fetcher.drop(path)
+        self.news.tell_vanished(self.wanted, self.book.receipts)
+
+    def check_files_list(self) -> None:
+        """Refuse a list of files that are not listed; while we stay they may yet come, and are named once."""
+        if self.files.names is None:
+            return
+        try:
+            insist_known(self.files.names, self.wanted, f"the listing of {self.shown}")
+        except DataError as error:
+            if self.context.once:
+                raise
+            self.book.tell_once("files_list_unknown", self.shown, str(error))
+
+    def find_open(self) -> None:
+        """Know anew what is to be done: with fifty thousand files that is not asked every turn."""
+        stretch = self.ahead.stretch if self.ahead.bounded else None
+        self.meant = self.wanted
+        if self.ahead.bounded:
+            paths = frozenset() if stretch is None else stretch.paths
+            self.meant = {path: each for path, each in self.wanted.items() if path in paths}
+        self.open = {path: each for path, each in self.meant.items() if self._step(each)}
+        for path, each in self.again.items():
+            if path not in self.wanted and self._step(each):
+                self.open[path] = each
+        self.listing_due = True
+
+    def _step(self, wanted: Wanted) -> str:
+        receipt = self.book.receipts.get(wanted.path)
+        return next_step(receipt, wanted, file_of(self.root, wanted.path))
+
+    # Bringing
+
+    def bring(self) -> None:
+        """Finish what is being released, then fetch what is not here, as much as may be."""
+        self.fetcher.look_after()
+        now = time.monotonic()
+        expected = self._has_landed
+        if due := [path for path in self.releasing if path not in self.fetcher.removing]:
+            if not self.outcomes.may_remove(now) or not self.fetcher.start_if_needed(expected=expected):
+                return
+            for path in due:
+                self.fetcher.remove(path)
+        if not self.seen and not self.again:
+            return
+        for wanted in self.desk().next_files(now):
+            if self._begin(wanted, expected=expected):
+                return
+
+    def _begin(self, wanted: Wanted, *, expected: bool) -> bool:
+        """Do a file's next step; True when nothing more may be begun."""
+        receipt = self.book.receipts.get(wanted.path)
+        step = self._step(wanted)
+        if step == "release" and receipt is not None:
+            self.events.record(
+                "source_changed", path=wanted.path, before=receipt.sha256, reason="listed anew"
+            )
+            self.book.write(replace(receipt, state="releasing"))
+        elif step == "bring" and wanted.path not in self.fetcher.removing:
+            if not self.fetcher.start_if_needed(expected=expected):
+                return True
+            self.fetcher.fetch(wanted.remote(self.repo, self.revision))
+        return False
+
+    @property
+    def _has_landed(self) -> bool:
+        here = file_of(self.root, "")
+        return any(
+            each.state in ("verified", "releasing") and each.file.startswith(here)
+            for each in self.book.receipts.values()
+        )
+
+    def desk(self) -> WantDesk:
+        """What the choice of the next files is made from."""
+        slots = self.outcomes.slots(self.fetcher.slots, len(self.fetcher.sent), time.monotonic())
+        return WantDesk(
+            open=self.open,
+            receipts=self.book.receipts,
+            busy=self.fetcher.sent,
+            not_before=self.patience.not_before,
+            slots=slots,
+            only=self.files.names,
+        )
+
+    # Hearing
+
+    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Take a worker's word."""
+        if job.subject == LISTER:
+            self.lister.hear(message)
+            return
+        path, kind = str(message.get("path")), message["kind"]
+        self.fetcher.hear(message)
+        if kind == "done":
+            self.outcomes.went_well(path)
+            if (wanted := self.meant.get(path) or self.again.get(path)) is not None:
+                self._vouch(wanted, message)
+        elif kind == "failed":
+            self._failed(path, message)
+        elif kind == "progress":
+            self.outcomes.went_well("")
+        elif kind == "ready":
+            self.outcomes.fetcher_is_ready()
+        elif kind == "removed":
+            self._removed(path)
+        elif kind == "not_removed":
+            self.outcomes.not_removed(path, str(message["reason"]))
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """A worker's end."""
+        if job.subject == FETCHER:
+            self.outcomes.fetcher_ended(ended)
+        elif (found := self.lister.ended(ended)) is not None and (
+            listed := self.news.take(found)
+        ) is not None:
+            self.take_listing(listed)
+
+    def _vouch(self, wanted: Wanted, done: Mapping[str, Any]) -> None:
+        before = self.book.receipts.get(wanted.path)
+        again = wanted.path not in self.meant
+        sha256 = str(done["sha256"])
+        receipt = Receipt(
+            dataset=self.dataset,
+            path=wanted.path,
+            file=file_of(self.root, wanted.path),
+            size=int(done["size"]),
+            sha256=sha256,
+            revision=before.revision if again and before else self._revision_of_files,
+            etag=wanted.identity,
+            state="verified",
+        )
+        self.book.write(receipt)
+        word = "file_verified" if before is None or before.sha256 != sha256 else "file_reverified"
+        self.events.record(
+            word, path=wanted.path, size=receipt.size, sha256=sha256, how=done["how"], cached=done["cached"]
+        )
+
+    @property
+    def _revision_of_files(self) -> str:
+        return self.revision if self.repo is not None else ""
+
+    def _failed(self, path: str, message: Mapping[str, Any]) -> None:
+        wanted = self.meant.get(path) or self.again.get(path)
+        if self.outcomes.failed(path, message) or wanted is None:
+            return
+        receipt = self.book.receipts.get(path)
+        if receipt is not None and receipt.state == "given_up" and speaks_of(receipt, wanted):
+            return
+        self.book.write(
+            Receipt(
+                dataset=self.dataset,
+                path=path,
+                file=file_of(self.root, path),
+                size=wanted.size or 0,
+                sha256=wanted.sha256 or "",
+                revision=self._revision_of_files,
+                etag=wanted.identity,
+                state="given_up",
+            )
+        )
+
+    def _removed(self, path: str) -> None:
+        self.outcomes.removed()
+        receipt = self.book.receipts.get(path)
+        if receipt is not None and receipt.state == "releasing":
+            self.book.write(replace(receipt, state="released"))
+            self.events.record("file_released", path=path, size=receipt.size)
+
+    def _written(self, receipt: Receipt) -> None:
+        path = receipt.path
+        (self.releasing.add if receipt.state == "releasing" else self.releasing.discard)(path)
+        wanted = self.meant.get(path)
+        if wanted is None and path not in self.wanted:
+            self._written_again(receipt)
+        elif wanted is not None and not self._step(wanted):
+            self.open.pop(path, None)
+        elif wanted is not None and path not in self.open:
+            self.find_open()
+        self.listing_due = True
+
+    def _written_again(self, receipt: Receipt) -> None:
+        """A receipt of a file that is not listed: it is brought only when somebody asks."""
+        wanted = wanted_again(receipt, self.repo) if receipt.state == "disputed" else None
+        if wanted is None:
+            self.again.pop(receipt.path, None)
+            self.open.pop(receipt.path, None)
+        else:
+            self.again[receipt.path] = self.open[receipt.path] = wanted
+
+    # Books
+
+    def keep_listing(self) -> None:
+        """Write the listing when it changed, soon; at once when it comes to be complete, or no longer is."""
+        now = time.monotonic()
+        if not self.listing_due:
+            return
+        listing, before = self.listing, self.listing
+        if self.seen:
+            listing = self._as_listing(complete=self._is_complete())
+        elif listing is not None and listing.complete:
+            listing = replace(listing, complete=still_complete(listing.paths, self.book.receipts))
+        if listing is None or listing == before:
+            self.listing_due = False
+            return
+        at_once = before is None or before.complete != listing.complete or before.revision != listing.revision
+        if not at_once and now < self.listed_at + LISTING_EVERY_S and not self.is_drained():
+            return
+        write_listing(self.context.layout, listing)
+        self.listing, self.listed_at, self.listing_due = listing, now, False
+        if listing.complete and (before is None or not before.complete):
+            self.events.record("listing_complete", files=len(listing.files))
+
+    def _is_complete(self) -> bool:
+        stretch = self.ahead.stretch
+        if self.ahead.bounded and (stretch is None or not stretch.whole):
+            return False
+        still = {path: each for path, each in self.open.items() if path in self.meant}
+        return is_complete(self.meant, still, self.book.receipts)
+
+    def _as_listing(self, *, complete: bool) -> Listing:
+        receipts = self.book.receipts
+        files = tuple(
+            (path, each.size if each.size is not None else receipts[path].size if path in receipts else 0)
+            for path, each in self.wanted.items()
+        )
+        return Listing(self.dataset, files, complete, self.revision, self.lister.origin)
+
+    # What is asked
+
+    def release(self, path: str, sha256: str) -> dict[str, Any]:
+        """Remove a file that the stage-shard loop needs no more."""
+        return self.requests.release(path, sha256)
+
+    def fetch(self, path: str, sha256: str | None, by: str) -> dict[str, Any]:
+        """Bring a file again that was removed or given up."""
+        return self.requests.fetch(path, sha256, self.wanted.get(path), by)
+
+    # Telling
+
+    def counts(self) -> dict[str, int]:
+        """How many files are in which state."""
+        return counts_of(self.wanted, self.open, self.book.receipts, self.fetcher.transfers.in_hand())
+
+    def status(self) -> dict[str, Any]:
+        """Revision, pauses, bytes, rate, time left, and the files under way."""
+        paused = self.outcomes.paused()
+        given_up = sum(
+            1 for path in self.open if (each := self.book.receipts.get(path)) and each.state == "given_up"
+        )
+        self.fetcher.stands(given_up, {**paused, "source": paused["source"] or bool(self.news.trouble)})
+        return {
+            "revision": self.revision or (self.listing.revision if self.listing else ""),
+            "landing": self.root,
+            **how_far(self.meant, self.open, self.book.receipts, self.fetcher.transfers),
+            "transfers": self.fetcher.transfers.shown(SHOWN_FILES),
+            "paused": self.outcomes.pause_reason,
+            "foreign_files": len(self.fetcher.foreign),
+            "refused_files": self.news.refused_in_all,
+        }
+
+    def next_due(self, now: float) -> float:
+        """When to list, try a file again, or look at a pause."""
+        due = [self.lister.next_due(now), self.outcomes.next_due(now)]
+        if (again := self.desk().next_due(now)) is not None:
+            due.append(again)
+        if self.listing_due:
+            due.append(self.listed_at + LISTING_EVERY_S)
+        return min(due)
+
+    # Ending
+
+    def is_drained(self) -> bool:
+        """Whether everything listed was brought or given up, and everything to be removed is gone."""
+        if not self.seen or self.fetcher.sent or self.fetcher.removing or self.releasing:
+            return False
+        return not self.desk().unfinished(self.outcomes.given_up)
+
+    def farewell(self) -> int:
+        """The last line of --once; 1 where files were given up, each by its name."""
+        counts = self.counts()
+        missing = [path for path in self.open if self.files.takes(path)]
+        text = f"{counts['verified']} files verified"
+        if counts["released"]:
+            text += f", {counts['released']} released"
+        if missing:
+            text += f", {len(missing)} given up: {some(missing)}; stoker events says why"
+        elif self.meant and not (self.listing and self.listing.complete):
+            text += ", more come when the loop has counted these" if self.ahead.bounded else ""
+        self.context.log.info("drained", message=text)
+        return 1 if missing else 0

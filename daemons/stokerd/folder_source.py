@@ -1,0 +1,295 @@
+"""A folder read in place: wait until a file has stopped changing, hash it (a worker a file), vouch for it.
+
+The folder itself is never written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from stoker.corpus.arrivals import Desk, Look, Watched, file_of, vanished, watch
+from stoker.corpus.files_list import insist_known
+from stoker.corpus.folder import FileSeen
+from stoker.corpus.listing import read_listing, write_listing
+from stoker.corpus.receipts import Receipt
+from stoker.kit.worker import WorkerExit
+from stoker.store.errors import DataError, UnavailableError
+from stokerd.crew import Job
+from stokerd.source_kind import Desktop
+from stokerd.source_lister import LISTER, SourceLister
+
+LOOK_TRIES_ONCE = 3
+HASH_TRIES_ONCE = 5
+SHOW_EVERY_S = 0.25
+_READ_IN_PLACE = "the source is a folder, which is read in place and never written"
+
+
+class FolderSource:
+    """One source folder and what is known of it."""
+
+    every_s = SHOW_EVERY_S
+
+    def __init__(self, tools: Desktop) -> None:
+        self.context, self.crew, self.patience = tools.context, tools.crew, tools.patience
+        self.book, self.board, self.files = tools.book, tools.board, tools.files
+        self.pipeline, self.events = self.context.pipeline, self.context.events
+        self.dataset = self.pipeline.dataset.name
+        self.root = self.shown = str(self.pipeline.dataset.source.path)
+        self.lister = SourceLister(self.pipeline, self.crew, self.patience)
+        self.book.on_write = self._written
+
+        self.listing = read_listing(self.context.layout, self.dataset)
+        self.watched: dict[str, Watched] = {}
+        self.meant: Mapping[str, Watched] = {}  # those within dataset.limit
+        self.open: dict[str, Watched] = {}  # those of them that no receipt vouches for
+        self.listing_due = False  # something happened that the listing may have to tell
+        self.whole = False  # the last look saw everything there is
+        self.trouble = ""  # why the folder cannot be seen now
+        self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
+        self.confirmed = False  # a look after the last hash found nothing new
+
+    # Looking
+
+    def look(self) -> None:
+        """Keep the lister at work."""
+        self.lister.ask_if_due()
+
+    def take_look(self, look: Look) -> None:
+        """A look is over: what changed, what vanished, what was refused."""
+        receipts = self.book.receipts
+        for path, reason in look.refused:
+            self.book.tell_once("source_refused", path, reason)
+        for path, reason in look.unreadable:
+            self.book.tell_once("source_unreadable", path or self.root, reason)
+        self.take_trouble(look.trouble(self.root, len(receipts)))
+        if self.trouble:
+            return
+        self.take_polling(look.polling)
+        before, self.watched = self.watched, watch(self.watched, look.files, time.monotonic())
+        self.find_open()
+        self.confirmed = self.watched == before
+        self.whole = not look.unreadable
+        self.check_files_list()
+        self.book.came_back("source_vanished", self.watched.__contains__)
+        for path in vanished(self.watched, receipts) if self.whole else ():
+            self.book.tell_once("source_vanished", path, "its receipt is kept")
+
+    def take_polling(self, polling: str) -> None:
+        """Say once how changes in the folder are noticed, where it is not by being told."""
+        if polling and polling != self.polling:
+            every_s = round(self.lister.every_s, 1)
+            self.events.record("source_polled", path=self.root, reason=polling, every_s=every_s)
+        elif self.polling and not polling:
+            self.events.record("source_watched", path=self.root)
+        self.polling = polling
+
+    def take_trouble(self, trouble: str) -> None:
+        """Say once that the folder cannot be seen, and once that it can again; --once gives up."""
+        if trouble and self.context.once:
+            raise UnavailableError(trouble)
+        if trouble and trouble != self.trouble:
+            self.events.record("source_unavailable", level="warning", reason=trouble)
+        elif self.trouble and not trouble:
+            self.events.record("source_available", path=self.root)
+        self.trouble = trouble
+
+    def lister_ended(self, ended: WorkerExit) -> None:
+        """The lister died or hung: another is started after a while."""
+        self.patience.failed(LISTER)
+        self.events.record("lister_failed", level="warning", path=self.root, reason=ended.reason())
+        if self.context.once and self.patience.failures(LISTER) >= LOOK_TRIES_ONCE:
+            raise UnavailableError(
+                f"the source folder {self.root} cannot be looked at ({ended.reason()}); is its mount alive?"
+            )
+
+    def check_files_list(self) -> None:
+        """Refuse a list of files that are not here; while we stay they may yet come, and are named once."""
+        if self.files.names is None or not self.whole:
+            return
+        try:
+            insist_known(self.files.names, self.watched, f"the source folder {self.root}")
+        except DataError as error:
+            if self.context.once:
+                raise
+            self.book.tell_once("files_list_unknown", self.root, str(error))
+
+    # Hashing
+
+    def desk(self, files: Mapping[str, Watched] | None = None) -> Desk:
+        """What the decisions about hashing are made from, by default about the open files alone."""
+        return Desk(
+            watched=self.open if files is None else files,
+            receipts=self.book.receipts,
+            hashing=self.crew.busy.keys() - {LISTER},
+            not_before=self.patience.not_before,
+            slots=self.pipeline.download.files_at_once,
+            settle_s=0.0 if self.context.once else self.pipeline.stage.settle,
+            root=self.root,
+            only=self.files.names,
+        )
+
+    def find_open(self) -> None:
+        """Know anew which files are to be hashed: with fifty thousand that is not done every turn."""
+        most = self.pipeline.dataset.limit.files
+        self.meant = self.watched if most is None else dict(islice(self.watched.items(), most))
+        desk = self.desk(self.meant)
+        self.open = {path: each for path, each in self.meant.items() if not desk.vouched(each.file)}
+        self.listing_due = True
+
+    def bring(self) -> None:
+        """Start hashing the files that stopped changing, as many at once as download.files_at_once."""
+        if self.trouble:
+            return
+        quiet_s = self.pipeline.download.stall
+        for file in self.desk().next_to_hash(time.monotonic()):
+            if self._given_up(file.path):
+                continue
+            task = {
+                "root": self.root,
+                "path": file.path,
+                "size": file.size,
+                "mtime_ns": file.mtime_ns,
+                "inode": file.inode,
+            }
+            job = self.crew.start("hash", file.path, "stoker.corpus.hash_worker", task, quiet_s=quiet_s)
+            job.note["file"] = file
+
+    def hash_ended(self, job: Job, ended: WorkerExit) -> None:
+        """A file was hashed, or not: then it is tried again."""
+        file: FileSeen = job.note["file"]
+        self.confirmed = False
+        result = ended.result or {}
+        if result.get("status") == "hashed":
+            self.patience.succeeded(file.path)
+            self.board.hashed(file.size)
+            self._vouch(file, result["sha256"], cached=bool(result["cached"]))
+            return
+        wait_s = self.patience.failed(file.path)
+        if result:  # changed or missing: it was not quiet after all
+            self.watched[file.path] = Watched(file, time.monotonic())
+            self.find_open()
+            self.lister.ask_soon()
+            return
+        self.events.record(
+            "hash_failed", level="warning", path=file.path, reason=ended.reason(), retry_in_s=round(wait_s, 1)
+        )
+
+    def _vouch(self, file: FileSeen, sha256: str, *, cached: bool) -> None:
+        before = self.book.receipts.get(file.path)
+        receipt = Receipt(
+            dataset=self.dataset,
+            path=file.path,
+            file=file_of(self.root, file.path),
+            size=file.size,
+            sha256=sha256,
+            revision="",
+            etag=file.etag,
+            state="verified",
+        )
+        self.book.write(receipt)
+        if before is None:
+            self.events.record("file_verified", path=file.path, size=file.size, sha256=sha256, cached=cached)
+        elif before.sha256 == sha256:
+            self.events.record("file_reverified", path=file.path, sha256=sha256, cached=cached)
+        else:
+            self.events.record(
+                "source_changed", level="warning", path=file.path, sha256=sha256, before=before.sha256
+            )
+
+    # Books
+
+    def keep_listing(self) -> None:
+        """Write the listing when it changed; an unseen folder changes nothing."""
+        if not self.lister.looks or self.trouble:
+            return
+        if not self.listing_due:
+            return
+        self.listing_due = False
+        listing = self.desk(self.meant).listing(self.dataset, self.whole)
+        if listing != self.listing:
+            write_listing(self.context.layout, listing)
+            self.listing = listing
+            if listing.complete:
+                self.events.record("listing_complete", files=len(listing.files))
+
+    def _written(self, receipt: Receipt) -> None:
+        watched = self.meant.get(receipt.path)
+        if watched is not None and self.desk().vouched(watched.file):
+            self.open.pop(receipt.path, None)
+            self.listing_due = self.listing_due or not self.open
+        else:
+            self.find_open()
+
+    # What is asked
+
+    def release(self, path: str, _sha256: str) -> dict[str, Any]:
+        """Nothing is ever removed here."""
+        return {"refused": f"{path}: {_READ_IN_PLACE}"}
+
+    def fetch(self, path: str, _sha256: str | None, by: str) -> dict[str, Any]:
+        """Look at a file again that is here."""
+        receipt = self.book.receipts.get(path)
+        if path not in self.watched:
+            return {"refused": f"{path} is not in {self.root}; put it there"}
+        if receipt is not None and receipt.state != "disputed":
+            self.book.write(replace(receipt, state="disputed"))
+            self.events.record("receipt_disputed", level="warning", path=path, by=by)
+        return {"receipt": "disputed"}
+
+    # Hearing and telling
+
+    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+        """The lister's words make a look, the others' are progress."""
+        if job.subject != LISTER:
+            self.board.progressed()
+        elif (look := self.lister.hear(message)) is not None:
+            self.take_look(look)
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """A worker ended."""
+        if job.subject == LISTER:
+            self.lister_ended(ended)
+        else:
+            self.hash_ended(job, ended)
+
+    def counts(self) -> dict[str, int]:
+        """How many files are in which state."""
+        counts = self.desk().counts(time.monotonic())
+        return {**counts, "verified": counts["verified"] + len(self.meant) - len(self.open)}
+
+    def status(self) -> dict[str, Any]:
+        """Why changes are not told of."""
+        return {"polling": self.polling or ""}
+
+    def next_due(self, now: float) -> float:
+        """The next look, or when a file has settled."""
+        settled = self.desk().next_due(now)
+        look = self.lister.next_due(now)
+        return look if settled is None else min(look, settled)
+
+    # Ending
+
+    def _given_up(self, path: str) -> bool:
+        return self.context.once and self.patience.failures(path) >= HASH_TRIES_ONCE
+
+    def is_drained(self) -> bool:
+        """Whether every file has its receipt or was tried often enough, and a last look found nothing new."""
+        if not self.lister.looks or self.crew.busy.keys() - {LISTER}:
+            return False
+        if any(not self._given_up(file.path) for file in self.desk().waiting(time.monotonic())):
+            return False
+        if not self.confirmed:
+            self.lister.ask_soon()
+        return self.confirmed
+
+    def farewell(self) -> int:
+        """The last line of --once."""
+        verified = self.counts()["verified"]
+        left = sum(1 for path in self.open if self.files.takes(path))
+        still = f", {left} left: they kept changing or could not be read" if left else ""
+        self.context.log.info("drained", message=f"{verified} files verified{still}")
+        return 0

@@ -1,0 +1,84 @@
+"""What the download watchdog's loop knows of a source, whatever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stoker.corpus.listing import Listing
+from stoker.kit.daemon import DaemonContext
+from stoker.kit.worker import WorkerExit
+from stokerd.crew import Crew, Job, Patience
+from stokerd.download_board import DownloadBoard
+from stokerd.files_list import FilesList
+from stokerd.receipt_book import ReceiptBook
+
+
+@dataclass(frozen=True)
+class Desktop:
+    """What every kind of source works with."""
+
+    context: DaemonContext
+    crew: Crew
+    patience: Patience
+    book: ReceiptBook
+    board: DownloadBoard
+    files: FilesList
+
+
+class SourceKind(Protocol):
+    """A source: it looks what there is, brings it, and vouches for it.
+
+    `shown` names it for people, without secrets; `trouble` says why it does not get on, empty while it does.
+    """
+
+    shown: str
+    listing: Listing | None
+    every_s: float  # between two snapshots of it
+
+    @property
+    def trouble(self) -> str:
+        """In a sentence."""
+
+    def look(self) -> None:
+        """Have the source looked at when that is due."""
+
+    def bring(self) -> None:
+        """Start whatever may be started now."""
+
+    def keep_listing(self) -> None:
+        """Write the listing when it changed."""
+
+    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Take a worker's word."""
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """Take a worker's end."""
+
+    def release(self, path: str, sha256: str) -> dict[str, Any]:
+        """Remove a file on purpose; the outcome of the request."""
+
+    def fetch(self, path: str, sha256: str | None, by: str) -> dict[str, Any]:
+        """Bring a file again; the outcome of the request."""
+
+    def counts(self) -> Mapping[str, int]:
+        """How many files are in which state."""
+
+    def status(self) -> Mapping[str, Any]:
+        """More for the status snapshot."""
+
+    def next_due(self, now: float) -> float:
+        """When something falls due, monotonic seconds."""
+
+    def is_drained(self) -> bool:
+        """Whether --once has nothing left to do."""
+
+    def farewell(self) -> int:
+        """The last line of --once, and the exit code."""
+
+
+def some(paths: Collection[str], most: int = 20) -> str:
+    """Names for a sentence: not more than a reader takes in."""
+    shown = ", ".join(sorted(paths)[:most])
+    return f"{shown} and {len(paths) - most} more" if len(paths) > most else shown
