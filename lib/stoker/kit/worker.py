@@ -118,7 +118,9 @@ class Worker:
             process_group=0,  # Ctrl-C is the daemon's to handle; and a worker's helpers are killed with it
         )
         worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
-        worker._stacks = stacks
+        if stacks:
+            worker._stacks = True
+            worker._pipes.keep_stacks()
         if task is not None:
             worker.give(
                 task, quiet_deadline_s=quiet_deadline_s, stall_s=stall_s, most_rss_bytes=most_rss_bytes

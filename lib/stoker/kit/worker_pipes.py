@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from stoker.kit.lines import LineBuffer
 from stoker.kit.worker_main import LINE_LIMIT
 
-STDERR_LINES, STDERR_LINE_BYTES = 200, 4096  # the stacks of a dozen threads
+STDERR_LINES, STDERR_LINE_BYTES = 40, 4096
+STACK_LINES = 300  # of a dozen threads
 READS_AT_ONCE = 64  # of 64 KiB
 PIPE_BYTES = 1 << 20  # the kernel's default limit for an unprivileged user
 
@@ -37,6 +38,10 @@ class Pipes:
             os.set_blocking(descriptor, False)
             self._epoll.register(descriptor, select.EPOLLIN)
         os.set_blocking(self._stdin, False)
+
+    def keep_stacks(self) -> None:
+        """Keep as many lines of standard error as the stacks of its threads may be."""
+        self.stderr_tail = deque(self.stderr_tail, maxlen=STACK_LINES)
 
     def fileno(self) -> int:
         """A descriptor that is readable whenever there is something to read, or the worker ended."""
