@@ -54,6 +54,7 @@ class DiskSpace:
         self._counted: tuple[int, bool] | None = None
         self.estimate = Estimate(2, None)
         self._linked = False  # whether staging is by hard links, as the last one was
+        self._lands_on_hot = pipeline.dataset.source.kind != "folder" and pipeline.warm is None
         self._short_since = 0.0
         self._reached: dict[str, int] = {}  # tokens built by this daemon's workers, by the key's first digits
         self.short = self.warm_short = ""  # what waits for room on hot, and on warm, with the numbers
@@ -141,14 +142,28 @@ class DiskSpace:
 
         `wanted` are paths the tokenizer waits for: their sets are built when their files are all here.
         """
-        free = self.free(self._floor)
+        free = self._for_links() if self._lands_on_hot and self._linked else self.free(self._floor)
+        unmeasured = self.estimate.ratio is None
         return Room(
             stage=None if free is None else free - cold_bytes,
             build=self._for_builds(),
             stage_needs=lambda source: self.stage_needs(source, with_set=source.path not in wanted),
             build_needs=self._rest,
-            one_build=self.estimate.ratio is None and not self._building(),
+            one_build=unmeasured and not self._building(),
+            one_stage=self._lands_on_hot and self._linked and unmeasured and not self._on_its_way(),
         )
+
+    def _for_links(self) -> int | None:
+        """Room for the sets of files that are staged from a landing on hot, which takes none itself.
+
+        Downloads keep hot full to the floor: their files go once their sets are built, so sets come before.
+        """
+        disk = self._known(self._hot)
+        return None if disk is None else room(disk, (*self._mine, *self._others), purpose="sets")
+
+    def _on_its_way(self) -> bool:
+        """Whether a file is staged or being staged."""
+        return bool(self._book.sources.count("staged", "building")) or "stage" in self._crew.busy.values()
 
     def stage_needs(self, source: Source, *, with_set: bool = True) -> int:
         """Bytes that staging a source takes, with the set that is built of it."""

@@ -16,7 +16,15 @@ from stoker.corpus.sources import Source
 from stoker.corpus.verdict import judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.shards.revalidation import BY_ITSELF, FORCED, began_anew, look_task, released, words_of
+from stoker.shards.revalidation import (
+    BY_ITSELF,
+    FORCED,
+    began_anew,
+    fetch_again,
+    look_task,
+    released,
+    words_of,
+)
 from stoker.store.names import record_name, utc_now
 from stoker.store.requests import Request
 from stokerd.crew import Crew, Job, Patience
@@ -58,6 +66,7 @@ class ReleaseDesk:
         hot: HotYard,
         changed: Callable[[], None],
     ) -> None:
+        self._layout = context.layout
         self._pipeline, self._events = context.pipeline, context.events
         self._directory, self._every = context.layout.quarantine, context.pipeline.quarantine.revalidate
         self._crew, self._patience, self._book = crew, patience, book
@@ -90,12 +99,15 @@ class ReleaseDesk:
             return {"refused": f"nothing in quarantine is called {request.args.get('name')}"}
         if kept.released is not None:
             return {"released": kept.path, "why": kept.released.get("why"), "already": True}
-        no = refusal(kept, self._book.sources.get(kept.path))
+        source = self._book.sources.get(kept.path)
+        no = refusal(kept, source)
         wanted = (request.condition or {}).get("sha256", kept.sha256)
         if no is None and wanted != kept.sha256:
             no = f"{kept.path} is not the file that was meant: its sha256 is {kept.sha256[:16]}"
         if no is not None:
             return {"refused": no}
+        if source is not None and source.never_came:
+            return fetch_again(self._layout, kept.path)
         self._asked[request.id] = kept.name, request.args.get("force") is True
         return None
 

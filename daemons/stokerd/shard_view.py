@@ -18,6 +18,7 @@ from stokerd.disk_space import DiskSpace
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FilesList
 from stokerd.hot_yard import HotYard
+from stokerd.landing_desk import LandingDesk
 from stokerd.pinning import Pinning
 from stokerd.residence import Residence
 from stokerd.set_moves import SetMoves
@@ -56,6 +57,7 @@ class ShardView:
     failures: FailureDesk
     files: FilesList
     away: SourceAway
+    landing: LandingDesk
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     _unlike: set[str] = field(default_factory=set)
@@ -155,7 +157,9 @@ class ShardView:
 
     def _differing(self) -> set[str]:
         """The paths whose receipt names other content than their record; only what changed is looked at."""
-        for path in self.shelf.take_changed() | self.book.take_touched():
+        changed = self.shelf.take_changed() | self.book.take_touched()
+        self.landing.note(changed)
+        for path in changed:
             if differs(self.book.sources.get(path), self.receipts.get(path)):
                 self._unlike.add(path)
             else:

@@ -27,6 +27,7 @@ from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers, warm_up
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
+from stokerd.landing_desk import LandingDesk
 from stokerd.parallelism_desk import ParallelismDesk
 from stokerd.pinning import Pinning
 from stokerd.quarantine_desk import QuarantineDesk
@@ -118,6 +119,7 @@ class StageShard:
         crew, patience, book, tasks = self.crew, self.patience, self.book, self.tasks
         self.failures = FailureDesk(self.context, crew, hot=self.yard, warm=self.warm)
         self.away = SourceAway(self.context, crew)
+        self.landing = LandingDesk(self.context, book)
         self.outcomes = SourceOutcomes(self.context, book, self.yard, patience, self.failures)
         self.actions = SourceActions(
             events=self.events,
@@ -183,6 +185,7 @@ class StageShard:
             shelf=self.shelf,
             files=FilesList(self.context),
             away=self.away,
+            landing=self.landing,
         )
         self.parallelism = ParallelismDesk(
             self.context,
@@ -293,6 +296,7 @@ class StageShard:
         for yard in (self.yard, self.warm):
             yard.sweep()
         self.room_desk.make_room()
+        self.landing.act(self.view.situation)
         self.pinning.keep_listing(self.view.listing, self.book.sources)
 
     def takes_a_step(self) -> bool:
@@ -355,12 +359,13 @@ class StageShard:
         troubles = (self.failures.standing, self.away.trouble, self.space.short, self.warm.trouble)
         standing = next(filter(None, (*troubles, self.space.warm_short)), "")
         shown = {**disks, **self.failures.show(), **self.parallelism.show()}
+        shown |= self.landing.show(self.view.receipts)
         self.board.show(self.book, self.pinning.pin, self.yard.trouble, standing, shown)
 
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        desks = (self.residence, self.failures, self.parallelism)
+        desks = (self.residence, self.failures, self.parallelism, self.landing)
         dues = (*self.patience.not_before.values(), self.away.until, *(desk.due for desk in desks))
         later = [due for due in dues if due > now]
         if self.shelf.due is not None:

@@ -103,8 +103,9 @@ def _capacity(path: Path) -> int | None:
 def _summary(pipeline: Pipeline) -> str:
     train, source = pipeline.train, pipeline.dataset.source
     tokens = train.horizon * train.seq_len * train.global_batch
+    origin = source.path or source.repo or source.urls_file
     return (
-        f"pipeline {pipeline.name}: {source.kind} {source.path} -> dataset {pipeline.dataset.name} "
+        f"pipeline {pipeline.name}: {source.kind} {origin} -> dataset {pipeline.dataset.name} "
         f"version {pipeline.dataset.version} -> run {train.run}: {train.horizon} steps, "
         f"{format_count(tokens)} tokens; state in {pipeline.state}"
     )

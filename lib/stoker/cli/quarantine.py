@@ -87,7 +87,8 @@ def release(
     """Give quarantined sources another try.
 
     Each is decoded wholly and hashed first: one that is still bad is refused with the reader's words (exit
-    code 1). With the stage-shard loop down it is done at once, and goes on at its next start.
+    code 1); one that could not be fetched is fetched again. With the stage-shard loop down it is done at
+    once, and goes on at its next start.
     """
     from stoker.cli import quarantine_acts
     from stoker.shards.revalidation import RELEASE
@@ -251,6 +252,8 @@ def _code(outcome: Mapping[str, Any]) -> int:
 def _told_of_release(kept: Kept, outcome: Mapping[str, Any]) -> str:
     if "refused" in outcome:
         return f"stoker: {_plain(kept.path) or kept.name} is not released: {_plain(outcome['refused'])}"
+    if "fetching" in outcome:
+        return f"{_plain(kept.path)}: {outcome['why']}"
     before = "was released before" if outcome.get("already") else "released"
     return f"{_plain(kept.path)}: {before}: {outcome.get('why')}"
 

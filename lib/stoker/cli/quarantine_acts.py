@@ -16,7 +16,7 @@ from stoker.corpus.quarantine_rules import refusal
 from stoker.corpus.quarantine_shelf import Kept, mark
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import Source, write_source
-from stoker.shards.revalidation import BY_ITSELF, FORCED, folder, look_task, released, words_of
+from stoker.shards.revalidation import BY_ITSELF, FORCED, fetch_again, folder, look_task, released, words_of
 from stoker.store.files import remove_tree, unlink_durably
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.names import utc_now
@@ -32,6 +32,8 @@ def release(pipeline: Pipeline, kept: Kept, request: Request) -> dict[str, Any]:
     no = refusal(kept, source)
     if no is not None or source is None:
         return {"refused": no}
+    if source.never_came:
+        return fetch_again(pipeline.layout, kept.path)
     from stoker.shards.revalidate_worker import main as look
 
     force = request.args.get("force") is True

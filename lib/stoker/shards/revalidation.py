@@ -10,14 +10,17 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine_shelf import Kept
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import parquet_name
-from stoker.corpus.sources import Source
+from stoker.corpus.sources import DOWNLOAD_FAILED, Source
 from stoker.shards.identity import Filters
 from stoker.store.files import TEMPORARY
+from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
+from stoker.store.requests import file_request, filed_requests
 
 RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"
 BY_ITSELF = "it decodes and hashes well now"
 FORCED = "by hand, without a look at it"
 _AGAIN = "released from quarantine: "
+_CAME = "its file came after all"
 
 
 def look_task(
@@ -47,7 +50,11 @@ def released(source: Source, why: str) -> Source:
 
 def began_anew(source: Source | None, kept: Kept) -> str | None:
     """Why this finding's source was released, where its record tells so and the finding does not yet."""
-    if source is None or kept.kind != "parquet" or kept.released is not None or source.state != "seen":
+    if source is None or kept.kind != "parquet" or kept.released is not None:
+        return None
+    if kept.reason == DOWNLOAD_FAILED:  # of what content it would have been may not have been known
+        return _CAME if source.path == kept.path and not source.never_came else None
+    if source.state != "seen":
         return None
     if (
         source.sha256 != kept.sha256
@@ -56,6 +63,17 @@ def began_anew(source: Source | None, kept: Kept) -> str | None:
     ):
         return None
     return str(source.reason).removeprefix(_AGAIN)
+
+
+def fetch_again(layout: StateLayout, path: str) -> dict[str, Any]:
+    """Ask the download watchdog for a file that it could not fetch; the answer to who asked for it."""
+    filed = filed_requests(layout, DOWNLOAD_WATCHDOG)
+    if not any(one.verb == "fetch" and one.args.get("path") == path for one in filed):
+        file_request(layout, DOWNLOAD_WATCHDOG, "fetch", {"path": path, "sha256": None})
+    return {
+        "fetching": path,
+        "why": "the download watchdog is asked to fetch it now; it goes on once it is here",
+    }
 
 
 def words_of(result: Mapping[str, Any]) -> str:

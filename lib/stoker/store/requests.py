@@ -6,6 +6,7 @@ on again. A request states a goal and the condition it holds under, so acting tw
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -63,6 +64,19 @@ def pending_requests(layout: StateLayout, daemon: str) -> list[Request]:
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     found = (_take(layout, directory / name) for name in names)
     return [request for request in found if request is not None]
+
+
+def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
+    """What a daemon was asked and has not acted on, for those who ask: nothing is removed or set aside."""
+    directory = layout.requests(daemon)
+    with storage_errors("list", directory):
+        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    found = []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, RecordDamaged):
+            if not _done(layout, name.removesuffix(".json")).exists():
+                found.append(_read(directory / name))
+    return found
 
 
 def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
