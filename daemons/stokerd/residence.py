@@ -64,6 +64,8 @@ class Residence:
     _again_at: float = 0.0
     _tried: int = -1
     _blocked_since: float = 0.0
+    _found: tuple[object, list[ShardSet], dict[str, str]] | None = None
+    _chosen: tuple[list[ShardSet], list[Holdings], set[str], int | None] | None = None
 
     def watch(self) -> None:
         """Wake up when a run's needs change, a new run's too."""
@@ -97,11 +99,15 @@ class Residence:
     def choose(self, hydrating: Collection[str]) -> None:
         """Decide what to bring back; `hydrating` are the paths whose sets are being brought back now."""
         if not any(run.wants for run in self.holdings):
-            self.wants = Wants()
+            self.wants, self._chosen = Wants(), None
             return
-        sets, paths = self._sets()
         busy = {str(self.book.sources[path].key) for path in hydrating}
         room = self.space.for_hydrations()
+        sets, paths = self._sets()
+        chosen = (sets, self.holdings, busy, room)
+        if self._chosen is not None and self._chosen[0] is sets and self._chosen[1:] == chosen[1:]:
+            return
+        self._chosen = chosen
         keys, waiting = to_hydrate(
             sets,
             self.holdings,
@@ -201,13 +207,18 @@ class Residence:
         return sum(self.space.estimate.published(source) for source in leaving if not source.evicted)
 
     def _sets(self) -> tuple[list[ShardSet], dict[str, str]]:
-        """Every published set, and the path it belongs to by its key."""
+        """Every published set, and the path it belongs to by its key; the same while nothing changed."""
+        waits = frozenset(path for path in self.patience.not_before if not self.patience.allows(path))
+        asked = (self.book.changes, self.space.estimate, waits)
+        if self._found is not None and self._found[0] == asked:
+            return self._found[1], self._found[2]
         paths: dict[str, str] = {}
         sets = []
         for source in self.book.sources.values():
             if source.state in PUBLISHED and source.key is not None and source.key not in paths:
                 paths[source.key] = source.path
                 sets.append(self._set(source))
+        self._found = asked, sets, paths
         return sets, paths
 
     def _set(self, source: Source) -> ShardSet:

@@ -20,7 +20,7 @@ from stoker.plan.positions import START, Position, Skip, at, left_after, linear
 from stoker.store.errors import DataError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShardSet:
     """A published shard set. `hot`: it lies there, to stay for now; `warm`: its copy there is proven."""
 
