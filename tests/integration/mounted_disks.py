@@ -22,7 +22,7 @@ from support.halting import wait_halted
 from support.mounts import is_apart, mount_small
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import RunningDaemon
+from support.processes import RunningDaemon, has_ended
 from support.waiting import wait_until
 
 if not is_apart():
@@ -245,14 +245,6 @@ def turn_read_only(place: Path, daemon: RunningDaemon) -> None:
     wait_until(lambda: all(has_ended(worker.pid) for worker in workers), what="the end of the workers")
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=20)
     daemon.process.send_signal(signal.SIGCONT)
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for nothing but to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:

@@ -108,3 +108,11 @@ def kill_tree(pid: int) -> None:
 def wait_gone(processes: Sequence[ProcessId], timeout_s: float = LONG_S) -> None:
     """Wait until none of these processes lives."""
     wait_until(lambda: not any(p.alive() for p in processes), timeout_s, "the end of every process")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for nothing but to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

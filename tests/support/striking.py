@@ -7,13 +7,17 @@ not started again for the next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaos import strace
+from support.processes import has_ended
+from support.waiting import wait_until
 
 _SITE = """
 import ctypes, json, os, subprocess, sys, time
@@ -35,7 +39,9 @@ def strike(point):
     ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_long(-1), 0, 0, 0)
     words = [word.replace("{pid}", str(os.getpid())) for word in given["command"]]
     quiet = subprocess.DEVNULL
-    subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    tracer = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    with open(os.path.join(here, f"tracer-{tracer.pid}"), "w"):
+        pass
     deadline = time.monotonic() + 20
     while "TracerPid:\\t0\\n" in open("/proc/self/status").read() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -85,7 +91,10 @@ class Striker:
         fresh.rename(self._directory / "strike.json")
 
     def forget(self) -> None:
-        """Take the blow back where nobody took it; and clear the way for the next."""
+        """Take the blow back, also from who goes on under strace; and clear the way for the next."""
+        for file in self._directory.glob("tracer-*"):
+            _end_tracer(int(file.name.removeprefix("tracer-")))
+            file.unlink()
         for name in ("strike.json", "taken.json", "taker"):
             (self._directory / name).unlink(missing_ok=True)
 
@@ -102,3 +111,14 @@ class Striker:
         except FileNotFoundError:
             return ""
         return found[1] if found else ""
+
+
+def _end_tracer(pid: int) -> None:
+    """Have a strace let go of its process, which goes on, and be gone."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, AssertionError):
+            if b"strace" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return  # a zombie has no words, and a number may be another's by now
+            os.kill(pid, signum)
+            wait_until(lambda: has_ended(pid), 5.0, "the end of a tracer")
+            return

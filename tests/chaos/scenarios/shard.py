@@ -205,6 +205,7 @@ class ShardJob(Job):
         self.process = self.siege.running[STAGE_SHARD]
 
     def _restart_in_peace(self) -> None:
+        self.scenario.striker.forget()
         process = self.siege.running[STAGE_SHARD]
         if process.poll() is None:
             process.terminate()
@@ -296,6 +297,8 @@ class ShardJob(Job):
             self.instead = found[1]
 
     def _wait_for_the_end(self, limit_s: float) -> None:
+        self.scenario.striker.forget()
+
         def over() -> bool:
             self.siege.tend()
             return self.scenario.is_over()
