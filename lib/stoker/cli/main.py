@@ -17,6 +17,8 @@ EXIT_USAGE, EXIT_INTERRUPTED, EXIT_IO = 64, 130, 74
 # name: (module, attribute, help); a module is imported only when its command is called.
 COMMANDS = {
     "run": ("stoker.cli.run", "run", "Run a pipeline's three daemons in the foreground."),
+    "download": ("stoker.cli.download", "download", "Bring a source's files, or tell what there is."),
+    "rows": ("stoker.cli.rows", "rows", "Write the first rows of a source, for a first look."),
     "status": ("stoker.cli.status", "status", "Show what each daemon does, the data and the run."),
     "events": ("stoker.cli.events", "events", "Show what happened, oldest first."),
     "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
@@ -24,7 +26,7 @@ COMMANDS = {
     "skip-set": ("stoker.cli.rollback", "skip_set", "Give up a shard set that is lost for good."),
     "replay": ("stoker.cli.replay", "replay", "Train a recorded run again, and compare it bit by bit."),
     "quarantine": ("stoker.cli.quarantine", "quarantine", "Show, release or drop what was set aside."),
-    "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet files or checkpoints."),
+    "verify": ("stoker.cli.verify", "verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "plan": ("stoker.cli.plan", "plan", "Show the order of training data, and how far it is read."),
     "batch": ("stoker.cli.batch", "batch", "Show which documents were in a step."),
     "where": ("stoker.cli.where", "where", "Show which steps saw a row of a source file."),

@@ -1,4 +1,4 @@
-"""`stoker verify`: the proof of shard sets, parquet files and checkpoints, wherever they are."""
+"""`stoker verify`: the proof of shard sets, parquet files, checkpoints and downloads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 import click
 
 from stoker.cli.options import PATH
+from stoker.cli.verify_downloads import downloads
 from stoker.store.errors import UsageError
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
@@ -30,10 +31,13 @@ class Finding:
 
 @click.group(epilog="Example: stoker verify checkpoint /var/lib/stoker/fineweb/runs/main/checkpoints")
 def verify() -> None:
-    """Prove shard sets, parquet files or checkpoints, reading every byte.
+    """Prove shard sets, parquet files, checkpoints or downloads, reading every byte.
 
     Exit codes: 1 something is not what it says it is; 74 something could not be read, which proves nothing.
     """
+
+
+verify.add_command(downloads)
 
 
 @verify.command(

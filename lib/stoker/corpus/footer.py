@@ -68,10 +68,21 @@ def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
 
     MemoryError says something about this machine, nothing about the file.
     """
-    footer_bytes = _check_ends(path)
+    with path.open("rb") as stream:
+        footer_bytes = _check_ends(stream, os.fstat(stream.fileno()).st_size)
+    return _open(lambda: reader(path), footer_bytes)
+
+
+def open_parquet_stream(stream: Any, size: int) -> pq.ParquetFile:
+    """The same for something to seek and read in; what its reads raise comes out as it is."""
+    footer_bytes = _check_ends(stream, size)
+    return _open(lambda: pa.PythonFile(stream, mode="r"), footer_bytes)
+
+
+def _open(source: Callable[[], Any], footer_bytes: int) -> pq.ParquetFile:
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
         file = pq.ParquetFile(
-            reader(path),
+            source(),
             pre_buffer=False,
             buffer_size=READ_BUFFER,
             page_checksum_verification=True,
@@ -101,15 +112,13 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
         raise FlawError(Flaw(reason(error), str(error), **place)) from error
 
 
-def _check_ends(path: Path) -> int:
+def _check_ends(file: Any, size: int) -> int:
     """Both magics and the length of the footer, which is returned."""
-    size = path.stat().st_size
     if size == 0:
         raise FlawError(Flaw("zero_bytes", "the file is empty"))
-    with path.open("rb") as file:
-        head = file.read(4)
-        file.seek(-min(8, size), os.SEEK_END)
-        end = file.read(8)
+    head = file.read(4)
+    file.seek(-min(8, size), os.SEEK_END)
+    end = file.read(8)
     tail, length = end[-4:], int.from_bytes(end[:4], "little")
     if _MAGIC_ENCRYPTED in (head, tail):
         raise FlawError(Flaw("encrypted", "the footer is encrypted; Stoker reads plain parquet"))

@@ -2,7 +2,8 @@
 
 task: {"files": [RemoteFile's fields], "seconds", "hub": {"repo", "repo_type", "endpoint"} or null,
        "token_file"}
-result: {"status": "probed", "bytes", "seconds"} or {"status": "failed", "class", "reason"}
+result: {"status": "probed", "bytes", "seconds", "sizes": [of each file whose size the server told]} or
+    {"status": "failed", "class", "reason"}
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from stoker.corpus.fetch import FetchFailed
+from stoker.corpus.fetch import FetchFailed, Kept, judge
 from stoker.corpus.fetch_http import Caller, Manners
 from stoker.corpus.hub import HubRepo, hub_token
 from stoker.corpus.remote import RemoteFile
@@ -35,19 +36,22 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     failure = next((probe.failure for probe in probes if probe.failure is not None), None)
     if failure is not None and not read:
         return {"status": "failed", "class": failure.kind, "reason": failure.reason}
-    return {"status": "probed", "bytes": read, "seconds": took_s}
+    sizes = [probe.size for probe in probes if probe.size is not None]
+    return {"status": "probed", "bytes": read, "seconds": took_s, "sizes": sizes}
 
 
 class _Probe(threading.Thread):
     def __init__(self, caller: Caller, file: RemoteFile) -> None:
         super().__init__(daemon=True)
         self.read = 0
+        self.size: int | None = None
         self.failure: FetchFailed | None = None
         self._caller, self._file = caller, file
 
     def run(self) -> None:
         try:
             with self._caller.open(self._file.url) as body:
+                self.size = judge(body.answer, Kept(), self._file).total
                 for chunk in body.chunks():
                     self.read += len(chunk)
         except FetchFailed as failure:

@@ -1,0 +1,96 @@
+"""Worker processes of a command: a few at a time, each heard until its end, none left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.kit.poll import readable
+from stoker.kit.worker import Worker, WorkerExit
+from stoker.store.errors import StokerError
+
+GRACE_S = 3.0  # from TERM to KILL; what a command starts only reads, or writes a temporary
+LOOK_S = 0.5
+EXIT_UNAVAILABLE = 69
+
+Hear = Callable[[Worker, Mapping[str, Any]], None]
+
+
+class WorkerFailed(StokerError):
+    """A worker ended without a result; the exit code is its own where it gave one."""
+
+    def __init__(self, what: str, ended: WorkerExit) -> None:
+        super().__init__(f"{what}: {ended.reason()}")
+        code = ended.code or 0
+        self.exit_code = code if code in range(64, 79) else EXIT_UNAVAILABLE
+
+
+@dataclass(frozen=True)
+class Job:
+    """One worker's work: `note` is the caller's; `hear` gets what the worker says.
+
+    quiet_s bounds the time between two words, most_rss_bytes its memory; keep_open leaves its input open.
+    """
+
+    module: str
+    task: Mapping[str, Any]
+    quiet_s: float | None
+    note: Any = None
+    hear: Hear = lambda worker, message: None
+    most_rss_bytes: int | None = None
+    keep_open: bool = False
+
+    def start(self) -> Worker:
+        """Its process."""
+        return Worker.start(
+            self.module,
+            self.task,
+            name=self.module.rpartition(".")[2],
+            deadline_s=None,
+            quiet_deadline_s=self.quiet_s,
+            most_rss_bytes=self.most_rss_bytes,
+            keep_open=self.keep_open,
+        )
+
+
+def work_off(
+    jobs: Iterator[Job], at_once: int, *, for_s: float | None = None
+) -> Iterator[tuple[Job, WorkerExit]]:
+    """Do the jobs, so many at once; gives each with its end. After for_s seconds what still runs is stopped.
+
+    Call it from the main thread; a worker that still runs when the iterator is closed is stopped.
+    """
+    until = None if for_s is None else time.monotonic() + for_s
+    running: list[tuple[Worker, Job]] = []
+    try:
+        while True:
+            while len(running) < at_once and (job := next(jobs, None)) is not None:
+                running.append((job.start(), job))
+            if not running or (until is not None and time.monotonic() >= until):
+                return
+            left = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
+            readable(*(worker.fileno() for worker, _ in running), timeout_s=left)
+            for entry in list(running):
+                worker, job = entry
+                ended = worker.poll()
+                for message in worker.messages():
+                    job.hear(worker, message)
+                if ended is not None:
+                    running.remove(entry)
+                    yield job, ended
+    finally:
+        for worker, _ in running:
+            worker.ask_to_stop(GRACE_S)
+        for worker, _ in running:
+            worker.stop(GRACE_S)
+
+
+def work(job: Job, what: str) -> dict[str, Any]:
+    """Do one job to its result. Raises WorkerFailed, which begins with `what`, where there is none."""
+    for _, ended in work_off(iter([job]), 1):
+        if ended.result is None:
+            raise WorkerFailed(what, ended)
+        return ended.result
+    raise AssertionError("a worker that was started ends")
