@@ -1,0 +1,202 @@
+"""The stage-shard loop over files that were fetched: the test plays the download watchdog, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli.main import exit_code
+from stoker.corpus.listing import Listing, write_listing
+from stoker.corpus.quarantine_shelf import QuarantineShelf
+from stoker.corpus.receipts import Receipt, ReceiptState, write_receipt
+from stoker.corpus.sources import DOWNLOAD_FAILED
+from stoker.store.hashing import hash_file
+from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.requests import Request, filed_requests, finish_request
+from support.parquet import write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.waiting import wait_until
+
+ROWS = 120
+
+
+class Landing:
+    """What the download watchdog would do: files, their receipts, the listing, answers to requests."""
+
+    def __init__(self, home: Path) -> None:
+        (home / "urls.txt").parent.mkdir(parents=True, exist_ok=True)
+        (home / "urls.txt").write_text("http://127.0.0.1:1/a.parquet\n")
+        source = {"kind": "urls", "urls_file": str(home / "urls.txt")}
+        self.data: DataPipeline = make_pipeline(home, dataset__source=source, shard__release="after_proof")
+        self.layout = self.data.pipeline.layout
+        self.layout.create()
+        self.root = self.data.pipeline.source_root
+        self.root.mkdir(parents=True)
+
+    def lists(self, *paths: str) -> None:
+        """Every file has its receipt, and these are all."""
+        files = tuple((path, ROWS * 100) for path in paths)
+        write_listing(self.layout, Listing("prose", files, complete=True, revision="1"))
+
+    def bring(self, path: str, seed: int) -> None:
+        """A file that is here and true."""
+        write_fineweb(self.root / path, ROWS, seed=seed)
+        found = hash_file(self.root / path)
+        self._write(path, "verified", found.size, found.sha256)
+
+    def give_up(self, path: str) -> None:
+        """A file of which nothing is known but that it cannot be had."""
+        self._write(path, "given_up", 0, "")
+
+    def set(self, path: str, state: ReceiptState) -> None:
+        write_receipt(self.layout, replace(self.data.receipts()[path], state=state))
+
+    def _write(self, path: str, state: ReceiptState, size: int, sha256: str) -> None:
+        file = str(self.root / path)
+        write_receipt(self.layout, Receipt("prose", path, file, size, sha256, "", f"e{size}", state))
+
+    def filed(self, verb: str) -> dict[str, Request]:
+        """The requests of a verb that were not answered, by path."""
+        filed = [one for one in filed_requests(self.layout, DOWNLOAD_WATCHDOG) if one.verb == verb]
+        by_path = {str(one.args["path"]): one for one in filed}
+        assert len(by_path) == len(filed), f"asked twice: {[one.args for one in filed]}"
+        return by_path
+
+    def wait_for(self, verb: str, *paths: str) -> dict[str, Request]:
+        """The requests of this verb, once they are about these paths and no others."""
+        wait_until(lambda: self.filed(verb).keys() == set(paths), what=f"{verb} of {paths}")
+        return self.filed(verb)
+
+    def answer(self, request: Request) -> None:
+        """Do as asked: remove the file, or say that it is on its way."""
+        path = str(request.args["path"])
+        if request.verb == "release":
+            self.set(path, "releasing")
+            finish_request(self.layout, DOWNLOAD_WATCHDOG, request, {"receipt": "releasing"})
+            (self.root / path).unlink()
+            self.set(path, "released")
+        else:
+            self.set(path, "disputed")
+            finish_request(self.layout, DOWNLOAD_WATCHDOG, request, {"receipt": "disputed"})
+
+    def events(self, word: str) -> list[dict[str, Any]]:
+        return self.data.events("stage_shard", word)
+
+    def until(self, states: dict[str, str]) -> None:
+        wait_until(lambda: self.data.states() == states, what=f"{states}, not {self.data.states()}")
+
+    def until_asked(self, *, release: int) -> None:
+        """So many removals are under way, as the loop sees it."""
+        asked = {"release": release, "fetch": 0}
+        wait_until(lambda: self.data.status().get("landing", {}).get("asked") == asked, what=str(asked))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The stage-shard loop, ended well."""
+        daemon = self.data.start("stage_shard")
+        try:
+            yield
+        finally:
+            code = daemon.stop()
+        assert code == 0, daemon.said()
+
+
+def told(*words: str) -> tuple[int, str]:
+    """Run a command line; its exit code, and what it said."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        return exit_code(words), out.getvalue()
+
+
+def insist_balanced(landing: Landing) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(told("audit", str(landing.data.file), "--json")[1])
+    assert report["balanced"], report["findings"]
+    return report
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Landing:
+    return Landing(tmp_path)
+
+
+def test_files_go_when_their_sets_stand_for_them_and_come_back_when_those_are_lost(landing: Landing) -> None:
+    for path, seed in (("a.parquet", 1), ("b.parquet", 2), ("same.parquet", 1)):
+        landing.bring(path, seed)
+    landing.lists("a.parquet", "b.parquet", "same.parquet")
+    built = {"a.parquet": "released", "b.parquet": "released", "same.parquet": "duplicate"}
+    with landing.at_work():
+        landing.until(built)
+        asked = landing.wait_for("release", *built)
+        assert {path: one.args["owner"] for path, one in asked.items()} == {
+            "a.parquet": "a.parquet",
+            "b.parquet": "b.parquet",
+            "same.parquet": "a.parquet",
+        }
+        assert {path: one.args["sha256"] for path, one in asked.items()} == {
+            path: receipt.sha256 for path, receipt in landing.data.receipts().items()
+        }
+        assert landing.events("stage_failed") == []
+        landing.until_asked(release=3)
+    with landing.at_work():  # nothing is asked again
+        landing.until_asked(release=3)
+        assert landing.filed("release") == asked
+        for request in asked.values():
+            landing.answer(request)
+        landing.until_asked(release=0)
+        assert landing.filed("release") == {}
+
+        lost = landing.data.sources()["a.parquet"]
+        shutil.rmtree(landing.data.pipeline.hot_layout.shard_set("prose", str(lost.key)))
+        wanted = landing.wait_for("fetch", "a.parquet")  # and not its duplicate as well
+        assert wanted["a.parquet"].args["sha256"] == lost.sha256
+        landing.answer(wanted["a.parquet"])
+        landing.bring("a.parquet", 1)
+        landing.until(built)
+        landing.wait_for("release", "a.parquet")
+        (told_of,) = landing.events("source_wanted_again")
+        assert told_of["path"] == "a.parquet"
+    assert landing.data.sources()["a.parquet"] == lost
+    insist_balanced(landing)
+
+
+def test_what_cannot_be_fetched_is_quarantined_until_it_comes(landing: Landing) -> None:
+    landing.bring("good.parquet", 1)
+    for path in ("lost.parquet", "more.parquet"):
+        landing.give_up(path)
+    landing.bring("went.parquet", 2)
+    (landing.root / "went.parquet").unlink()
+    landing.lists("good.parquet", "lost.parquet", "more.parquet", "went.parquet")
+    states = {"good.parquet": "released", "lost.parquet": "quarantined", "more.parquet": "quarantined"}
+    with landing.at_work():
+        # The tokenizer is to be trained on the first of them, and waits for none that was given up.
+        disputed = landing.wait_for("dispute", "went.parquet")
+        landing.answer(disputed["went.parquet"])
+        landing.give_up("went.parquet")
+        landing.until({**states, "went.parquet": "quarantined"})
+        wait_until(lambda: landing.data.pin().complete, what="the dataset's end")
+        told_of = landing.events("source_quarantined")
+        assert sorted(one["path"] for one in told_of) == ["lost.parquet", "more.parquet", "went.parquet"]
+        assert {one["reason"] for one in told_of} == {DOWNLOAD_FAILED}
+
+        code, said = told("quarantine", "release", str(landing.data.file), "lost.parquet")
+        assert (code, "fetch it now" in said) == (0, True), said
+        wanted = landing.wait_for("fetch", "lost.parquet")
+        assert wanted["lost.parquet"].args["sha256"] is None
+        landing.bring("lost.parquet", 3)
+        finish_request(landing.layout, DOWNLOAD_WATCHDOG, wanted["lost.parquet"], {"receipt": "verified"})
+        landing.until({**states, "lost.parquet": "released", "went.parquet": "quarantined"})
+        wait_until(lambda: landing.events("source_released_from_quarantine"), what="the finding's end")
+        findings = QuarantineShelf(landing.layout.quarantine).read()
+        standing = {kept.path for kept in findings if kept.released is None}
+        assert standing == {"more.parquet", "went.parquet"}
+    counted = insist_balanced(landing)["sources"]
+    assert (counted["quarantined"], counted["total"]) == (2, 4)
