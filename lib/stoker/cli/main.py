@@ -17,10 +17,10 @@ EXIT_USAGE, EXIT_INTERRUPTED, EXIT_IO = 64, 130, 74
 # name: (module, attribute, help); a module is imported only when its command is called.
 COMMANDS = {
     "run": ("stoker.cli.run", "run", "Run a pipeline's three daemons in the foreground."),
-    "download": ("stoker.cli.download", "download", "Bring a source's files, or tell what there is."),
-    "rows": ("stoker.cli.rows", "rows", "Write the first rows of a source, for a first look."),
     "status": ("stoker.cli.status", "status", "Show what each daemon does, the data and the run."),
     "events": ("stoker.cli.events", "events", "Show what happened, oldest first."),
+    "download": ("stoker.cli.download", "download", "Bring a source's files, or tell what there is."),
+    "rows": ("stoker.cli.rows", "rows", "Write the first rows of a source, for a first look."),
     "audit": ("stoker.cli.audit", "audit", "Recount a pipeline's books from what is on disk."),
     "rollback": ("stoker.cli.rollback", "rollback", "Go back to an earlier checkpoint and go on from there."),
     "skip-set": ("stoker.cli.rollback", "skip_set", "Give up a shard set that is lost for good."),

@@ -1,0 +1,190 @@
+"""`stoker download` and `stoker verify downloads`, over a hub on loopback, URLs and a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.main import exit_code
+from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
+from support.loopback_hub import REPO, LoopbackHub, noise
+from support.parquet import write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+from support.terminal import run_on_terminal
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(name="hub")
+def hub_fixture(tmp_path: Path) -> Iterator[LoopbackHub]:
+    with LoopbackHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+def dry_run(data: DataPipeline) -> int:
+    return exit_code(["download", str(data.file), "--dry-run"])
+
+
+def verify(data: DataPipeline, *options: str) -> int:
+    return exit_code(["verify", "downloads", str(data.file), *options])
+
+
+def once(data: DataPipeline) -> None:
+    ended = stoker("download", data.file, "--once")
+    assert ended.returncode == 0, ended.stderr
+
+
+def told(report: str) -> dict[str, str]:
+    """The report's lines by their first words."""
+    return {line[:16].strip(): line[16:] for line in report.splitlines()}
+
+
+def test_a_dry_run_tells_what_comes_and_how_long_it_takes_and_leaves_no_trace(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = put_parquet(hub, 3, 300)
+    data = hub_pipeline(tmp_path / "p", hub, dataset__limit={"files": 2}, download__bandwidth="1KB")
+    before = sorted(tmp_path.joinpath("p").rglob("*"))
+    assert dry_run(data) == 0
+    lines = told(capsys.readouterr().out)
+    assert f"{REPO}@main" in lines["source"]
+    assert lines["listed"].startswith("2 files, ") and "files: 2" in lines["listed"]
+    assert lines["here, verified"] == "0 files, 0 B"
+    assert lines["to be fetched"].startswith("2 files, ")
+    assert re.match(r"[\d,.]+ MB/s, measured over .* with 2 files at once", lines["rate"])
+    size = sum(file.stat().st_size for file in files[:2])
+    assert lines["time"] == f"about {size // 60_000} min {round(size / 1000) % 60} s"
+    assert sorted(tmp_path.joinpath("p").rglob("*")) == before
+
+
+def test_what_is_here_lies_there_or_was_begun_need_not_come(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = put_parquet(hub, 2, 300)
+    data = hub_pipeline(tmp_path / "p", hub, dataset__limit={"files": 1})
+    once(data)
+    more = hub_pipeline(tmp_path / "p", hub)
+    lying = more.pipeline.source_root / "data" / "001.parquet"
+    lying.write_bytes(files[1].read_bytes())
+    assert dry_run(more) == 0
+    report = capsys.readouterr().out
+    lines = told(report)
+    assert lines["here, verified"].startswith("1 file, ")
+    assert lines["to be hashed"].startswith("1 file, ")
+    assert "nothing has to be fetched" in report
+    hub.control("forget")
+    once(more)
+    assert hub.served() == 0
+    assert dry_run(more) == 0
+    assert "nothing is left" in capsys.readouterr().out
+
+
+def test_urls_tell_their_sizes_only_when_asked_and_a_wrong_list_its_lines(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{number}.parquet" for number in range(6)]
+    for number, name in enumerate(names):
+        hub.put(name, noise(100_000, number), repo="urls")
+    data = urls_pipeline(tmp_path / "p", [hub.url(name) for name in names])
+    assert dry_run(data) == 0
+    lines = told(capsys.readouterr().out)
+    assert lines["to be fetched"] == "6 files, 0 B and 6 of unknown size"
+    assert lines[""].startswith("about 585.9 KiB")
+    (tmp_path / "p" / "urls.txt").write_text(f"{hub.url('a.parquet')}\nnot a URL at all\n")
+    assert dry_run(data) == 78
+    assert "urls.txt:2" in capsys.readouterr().err
+
+
+def test_a_gate_is_told_with_the_page_to_visit(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_parquet(hub, 1, 100)
+    hub.control("set", gated={f"dataset/{REPO}": "secret"})
+    data = hub_pipeline(tmp_path / "p", hub)
+    assert dry_run(data) == 69
+    said = capsys.readouterr().err
+    assert "gated" in said and f"{hub.endpoint}/datasets/{REPO}" in said
+    assert exit_code(["download", str(data.file), "--dry-run", "--once"]) == 64
+
+
+def test_a_folders_files_are_to_be_hashed_until_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_pipeline(tmp_path / "p")
+    write_fineweb(data.source / "a.parquet", 200)
+    assert dry_run(data) == 0
+    lines = told(capsys.readouterr().out)
+    assert lines["to be hashed"].startswith("1 file, ") and "MB/s" in lines["rate"]
+    assert not (tmp_path / "p" / "state").exists()
+    once(data)
+    assert dry_run(data) == 0
+    assert "nothing is left" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_how_far_it_is_and_the_exit_code_is_the_daemons(
+    tmp_path: Path, hub: LoopbackHub
+) -> None:
+    put_parquet(hub, 3, 300)
+    data = hub_pipeline(tmp_path / "p", hub)
+    environ = {**ENVIRON, "NO_COLOR": "1"}
+    code, screen = run_on_terminal([*stoker_command(), "download", str(data.file), "--once"], environ=environ)
+    assert code == 0
+    assert screen.last == ""
+    assert any(re.match(r"\d/3 files", line) for line in screen.footers), screen.footers
+    assert set(data.receipts()) == {f"data/{number:03d}.parquet" for number in range(3)}
+    assert stoker("download", tmp_path / "none.yaml").returncode == 78
+
+
+def test_wrong_and_missing_downloads_are_told_disputed_and_come_again(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = put_parquet(hub, 4, 200)
+    data = hub_pipeline(tmp_path / "p", hub)
+    assert verify(data) == 64
+    once(data)
+    capsys.readouterr()
+    assert verify(data) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(": 4 true")
+    landed = [Path(receipt.file) for receipt in data.receipts().values()]
+    flipped = bytearray(landed[1].read_bytes())
+    flipped[1000] ^= 1
+    landed[1].write_bytes(flipped)
+    landed[2].write_bytes(b"short")
+    landed[3].unlink()
+    assert verify(data) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split(": ")[0]: line.split(": ")[1] for line in lines[:3]} == {
+        str(landed[1]): "wrong",
+        str(landed[2]): "wrong",
+        str(landed[3]): "missing",
+    }
+    assert lines[3].endswith("1 true, 2 wrong, 1 missing")
+    asked = data.pipeline.layout.requests("download_watchdog")
+    assert not list(asked.glob("*.json")), "it only looks unless it is told to"
+    assert verify(data, "--dispute") == 1
+    assert len(list(asked.glob("*.json"))) == 3
+    capsys.readouterr()
+    once(data)
+    assert verify(data) == 0
+    assert [file.read_bytes() for file in landed] == [file.read_bytes() for file in files]
+
+
+def test_a_disk_that_is_not_mounted_is_no_missing_file(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_parquet(hub, 1, 100)
+    data = hub_pipeline(tmp_path / "p", hub)
+    once(data)
+    landing = data.pipeline.source_root
+    landing.rename(tmp_path / "away")
+    landing.mkdir()
+    assert verify(data, "--dispute") == 69
+    assert "mount the disk" in capsys.readouterr().err
+    assert not list(data.pipeline.layout.requests("download_watchdog").glob("*.json"))
