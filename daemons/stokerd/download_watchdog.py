@@ -102,7 +102,7 @@ class DownloadWatch:
         if request.verb == "dispute":
             return self._dispute(path, sha256, request.by)
         if request.verb == "release":
-            return self.source.release(path, str(sha256))
+            return self.source.release(path, str(sha256), str(request.args.get("owner") or path))
         if request.verb == "fetch":
             return self.source.fetch(path, None if sha256 is None else str(sha256), request.by)
         return {"refused": "unknown verb"}

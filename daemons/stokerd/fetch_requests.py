@@ -20,27 +20,33 @@ class FetchRequests:
         self._pipeline, self._events = tools.context.pipeline, tools.context.events
         self._outcomes, self._lister = outcomes, lister
 
-    def release(self, path: str, sha256: str) -> dict[str, Any]:
-        """Remove a file that the stage-shard loop needs no more: the intent first."""
+    def release(self, path: str, sha256: str, owner: str) -> dict[str, Any]:
+        """Remove a file that the stage-shard loop needs no more: the intent first.
+
+        `owner` is the path whose shard set stands for the content, another one for a duplicate.
+        """
         receipt = self._book.receipts.get(path)
         if receipt is None:
             return {"refused": f"no receipt for {path}"}
         if receipt.state != "verified" or receipt.sha256 != sha256:
             return {"receipt": receipt.state, "sha256": receipt.sha256}
-        if kept := self._still_needed(path, sha256):
+        if kept := self._still_needed(path, sha256, owner):
             return {"refused": f"{path}: {kept}"}
         self._book.write(replace(receipt, state="releasing"))
         return {"receipt": "releasing"}
 
-    def _still_needed(self, path: str, sha256: str) -> str:
-        """Why a file may not go; empty when it may."""
+    def _still_needed(self, path: str, sha256: str, owner: str) -> str:
+        """Why a file may not go, by the records on disk; empty when it may."""
         if self._pipeline.shard.release == "never":
             return "shard.release is never"
-        source = read_source(self._context.layout, self._book.dataset, path)
-        if source is None or source.sha256 != sha256:
-            return "no source record speaks of that content"
-        safe = ("proven", "released") if self._pipeline.warm is None else ("synced", "released")
-        return "" if source.state in safe else f"its source is {source.state}"
+        safe = {"proven", "released"} if self._pipeline.warm is None else {"synced", "released"}
+        for each, states in ((path, safe | {"duplicate"} if owner != path else safe), (owner, safe)):
+            source = read_source(self._context.layout, self._book.dataset, each)
+            if source is None or source.sha256 != sha256:
+                return f"no source record of {each} speaks of that content"
+            if source.state not in states:
+                return f"the source {each} is {source.state}"
+        return ""
 
     def fetch(self, path: str, sha256: str | None, listed: Wanted | None, by: str) -> dict[str, Any]:
         """Bring a file again that was removed or given up; `sha256` is the content meant, None for any."""

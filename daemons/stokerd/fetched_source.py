@@ -324,9 +324,9 @@ class FetchedSource:
 
     # What is asked
 
-    def release(self, path: str, sha256: str) -> dict[str, Any]:
+    def release(self, path: str, sha256: str, owner: str) -> dict[str, Any]:
         """Remove a file that the stage-shard loop needs no more."""
-        return self.requests.release(path, sha256)
+        return self.requests.release(path, sha256, owner)
 
     def fetch(self, path: str, sha256: str | None, by: str) -> dict[str, Any]:
         """Bring a file again that was removed or given up."""
@@ -357,7 +357,7 @@ class FetchedSource:
 
     def next_due(self, now: float) -> float:
         """When to list, try a file again, or look at a pause."""
-        due = [self.lister.next_due(now), self.outcomes.next_due(now)]
+        due = [self.lister.next_due(now), self.outcomes.next_due(now), self.fetcher.next_due(now)]
         if (again := self.desk().next_due(now)) is not None:
             due.append(again)
         if self.listing_due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from stokerd.source_kind import Desktop
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 MODULE = "stoker.corpus.fetch_worker"
+LEAST_QUIET_S = 6.0  # it speaks every two seconds where all is well, but has to start first
+LOOK_EVERY_S = 1.0
 IDLE_S = 60.0  # without anything to do, after which the worker may go
 MOST_RSS, RSS_A_FILE, LEAST_LIFE_S = 120 << 20, 12 << 20, 60.0
 COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
@@ -48,7 +51,7 @@ class Fetcher:
             return not self._leaving
         if not self.patience.allows(FETCHER):
             return False
-        quiet_s = self.pipeline.download.stall
+        quiet_s = max(self.pipeline.download.stall, LEAST_QUIET_S)
         self._leaving, self._started_at = False, time.monotonic()
         task = self._task(expected=expected)
         self.crew.start("fetch", FETCHER, MODULE, task, quiet_s=quiet_s, keep_open=True, stacks=True)
@@ -119,12 +122,16 @@ class Fetcher:
             worker.close_input()
             return
         # Others may move meanwhile, so that the worker is not silent.
-        limit_s = 2 * self.pipeline.download.stall
+        limit_s = 2 * max(self.pipeline.download.stall, LEAST_QUIET_S)
         if (path := self.transfers.standing(now, limit_s)) is not None:
             self.restart(f"{path}: no byte of it became durable for {limit_s:.0f} s")
         most = MOST_RSS + RSS_A_FILE * max(0, self.pipeline.download.files_at_once - 4)
         if worker.sample.rss_bytes > most and now - self._started_at > LEAST_LIFE_S:
             self.restart(f"it holds {worker.sample.rss_bytes >> 20} MiB")
+
+    def next_due(self, now: float) -> float:
+        """When to look whether it stands still: nobody else would wake us up for that."""
+        return now + LOOK_EVERY_S if FETCHER in self.crew else math.inf
 
     # What it says
 
@@ -193,7 +200,7 @@ class Fetcher:
         self.sent.clear()
         self.removing.clear()
         self.transfers.forget()
-        if leaving or ended.kind == "finished":
+        if (leaving and not ended.cause) or ended.kind == "finished":
             return ""
         wait_s = self.patience.failed(FETCHER)
         if ended.code == 69:

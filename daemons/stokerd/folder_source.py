@@ -226,7 +226,7 @@ class FolderSource:
 
     # What is asked
 
-    def release(self, path: str, _sha256: str) -> dict[str, Any]:
+    def release(self, path: str, _sha256: str, _owner: str) -> dict[str, Any]:
         """Nothing is ever removed here."""
         return {"refused": f"{path}: {_READ_IN_PLACE}"}
 

@@ -56,8 +56,8 @@ class SourceKind(Protocol):
     def ended(self, job: Job, ended: WorkerExit) -> None:
         """Take a worker's end."""
 
-    def release(self, path: str, sha256: str) -> dict[str, Any]:
-        """Remove a file on purpose; the outcome of the request."""
+    def release(self, path: str, sha256: str, owner: str) -> dict[str, Any]:
+        """Remove a file on purpose; `owner` is the path whose shard set stands for it. The outcome."""
 
     def fetch(self, path: str, sha256: str | None, by: str) -> dict[str, Any]:
         """Bring a file again; the outcome of the request."""

@@ -46,7 +46,7 @@ from stoker.store.errors import StokerError
 
 _TURN_S, _DRAIN_S = 0.5, 0.05
 _FOREIGN_SHOWN = 100
-_ALIVE_EVERY_S = 5.0
+_ALIVE_EVERY_S = 2.0
 _HASHING_EVERY_S = 1.0
 _FAREWELL_S = 3.0  # for the last commits; what hangs then loses a commit's worth
 

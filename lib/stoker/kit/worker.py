@@ -25,7 +25,7 @@ from stoker.kit.worker_pipes import Pipes
 __all__ = ["Worker", "WorkerExit", "child_environment", "classify", "launch_command", "signal_name"]
 
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
-STACKS_S = 5.0  # from ABRT to KILL
+STACKS_S = 2.0  # from ABRT to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
 # What the service manager and the tests tell the daemon is not for its children.
