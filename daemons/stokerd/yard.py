@@ -131,6 +131,7 @@ class Yard(ABC):
                 self._asked_at, self._why = None, ""
                 self._patience.succeeded(self.lister)
                 self._agree(message)
+                self._believed, self._published_before = {}, frozenset()  # with many sources they take room
                 self._agreed = True
             case "measured":
                 if self.hanging:
