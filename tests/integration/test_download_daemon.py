@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, read_outcome
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub, noise
+from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline
 from support.processes import RunningDaemon
@@ -377,6 +380,15 @@ def test_a_landing_that_goes_away_is_waited_for(hub: LoopbackHub, tmp_path: Path
     finally:
         assert daemon.stop() == 0
     assert landed(data) == files
+
+
+def test_a_full_disk_pauses_and_room_ends_the_pause(tmp_path: Path) -> None:
+    command = apart([sys.executable, "-m", "support.full_download", str(tmp_path)])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 # A list of URLs

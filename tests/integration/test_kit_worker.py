@@ -172,6 +172,15 @@ def test_a_message_without_bounds_is_dropped_and_said(start: Any) -> None:
     assert any("dropped" in line for line in ended.stderr_tail)
 
 
+def test_one_that_hangs_leaves_its_stacks_where_that_is_asked_for(start: Any) -> None:
+    worker = start({"do": "hang"}, quiet_deadline_s=100.0, deadline_s=None, stacks=True)
+    wait_until(worker.messages, what="its word")
+    worker.poll(time.monotonic() + 1000.0)
+    ended, _ = run(worker)
+    assert (ended.kind, ended.cause, ended.signal) == ("timed_out", "silent", signal.SIGABRT)
+    assert any("talking_worker.py" in line and "in main" in line for line in ended.stderr_tail)
+
+
 def test_garbage_is_no_message_and_the_last_lines_of_stderr_are_kept(start: Any) -> None:
     ended, said = run(start({"do": "garble"}))
     assert ended.kind == "finished" and said == []

@@ -1,0 +1,193 @@
+"""What is done about a fetched file, by its receipt and what is listed; and when all of it is here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.corpus.hub import HubRepo
+from stoker.corpus.receipts import Receipt, ReceiptState
+from stoker.corpus.sources import Source
+from stoker.corpus.transfers import Transfers
+from stoker.corpus.wants import (
+    WantDesk,
+    Wanted,
+    is_complete,
+    next_step,
+    speaks_of,
+    still_complete,
+    wanted_again,
+)
+from stokerd.slice_ahead import stretch_of
+from support.pipelines import make_pipeline
+
+SHA, OTHER = "a" * 64, "b" * 64
+FILE = "/hot/landing/data/x.parquet"
+REPO = HubRepo("org/data", endpoint="https://hub")
+
+
+def receipt(state: ReceiptState = "verified", etag: str = f"sha256:{SHA}", file: str = FILE) -> Receipt:
+    return Receipt("data", "x.parquet", file, 10, SHA, "c" * 40, etag, state)
+
+
+def wanted(
+    path: str = "x.parquet", sha256: str | None = SHA, git: str | None = None, url: str = ""
+) -> Wanted:
+    return Wanted.listed(path, 10, sha256, git, url)
+
+
+@pytest.mark.parametrize(
+    ("state", "same", "here", "step"),
+    [
+        ("verified", True, True, "remove-never"),
+        ("verified", True, False, "bring"),
+        ("verified", False, True, "release"),
+        ("verified", False, False, "bring"),
+        ("disputed", True, True, "bring"),
+        ("disputed", False, True, "release"),
+        ("releasing", True, True, "remove"),
+        ("releasing", False, False, "remove"),
+        ("released", True, True, ""),
+        ("released", False, True, "bring"),
+        ("given_up", True, True, "bring"),
+        ("given_up", False, True, "bring"),
+    ],
+)
+def test_the_next_step_follows_from_receipt_and_listing(
+    state: ReceiptState, same: bool, here: bool, step: str
+) -> None:
+    listed = wanted() if same else wanted(sha256=OTHER)
+    known = receipt(state, file=FILE if here else "/elsewhere/x.parquet")
+    assert next_step(known, listed, FILE) == ("" if step == "remove-never" else step)
+
+
+def test_a_file_without_a_receipt_is_brought() -> None:
+    assert next_step(None, wanted(), FILE) == "bring"
+
+
+def test_a_content_is_known_by_its_sum_however_it_was_listed_before() -> None:
+    by_url = receipt(etag=wanted(sha256=None, url="https://x/1").identity)
+    assert speaks_of(by_url, wanted(sha256=None, url="https://x/1"))
+    assert not speaks_of(by_url, wanted(sha256=None, url="https://x/2"))
+    assert speaks_of(by_url, wanted(url="https://x/2"))  # its sum is listed now
+    assert not speaks_of(replace(by_url, sha256=""), wanted(sha256=None, git="0" * 40))
+
+
+def test_the_wish_names_what_the_listing_knows() -> None:
+    file = wanted("d/x y.parquet").remote(REPO, "c" * 40)
+    assert (file.sha256, file.git, file.size) == (SHA, None, 10)
+    assert file.url == f"https://hub/datasets/org/data/resolve/{'c' * 40}/d/x%20y.parquet"
+    small = wanted(sha256=None, git="1" * 40).remote(REPO, "c" * 40)
+    assert (small.sha256, small.git) == (None, "1" * 40)
+    assert wanted(sha256=None, url="https://x/1").remote(None, "r").url == "https://x/1"
+
+
+def test_what_is_not_listed_any_more_can_come_from_its_old_commit() -> None:
+    again = wanted_again(receipt("disputed"), REPO)
+    assert again is not None and again.identity == f"sha256:{SHA}" and "c" * 40 in again.url
+    assert wanted_again(receipt("disputed"), None) is None
+    assert wanted_again(receipt("disputed", etag="10-1-2"), REPO) is None
+
+
+def test_complete_needs_every_file_and_one_that_came() -> None:
+    files = {path: wanted(path) for path in ("a", "b", "c")}
+    book = {"a": receipt(), "b": receipt("released"), "c": receipt("given_up")}
+    assert is_complete(files, {"c": files["c"]}, book)
+    assert not is_complete(files, {"c": files["c"]}, {**book, "c": receipt("disputed")})
+    assert not is_complete(files, {"c": files["c"]}, {"a": receipt(), "b": receipt()})
+    other = receipt("given_up", etag=f"sha256:{OTHER}")
+    assert not is_complete(files, {"c": files["c"]}, {**book, "c": replace(other, sha256="")})
+    assert not is_complete({}, {}, {})
+    # Nothing but files that were given up: whatever is wrong is wrong with the source.
+    given_up = dict.fromkeys(files, receipt("given_up"))
+    assert not is_complete(files, files, given_up)
+    assert still_complete(("a", "b", "c"), book)
+    assert not still_complete(("a", "d"), book)
+    assert not still_complete(("a",), {"a": receipt("disputed")})
+
+
+def test_files_come_in_listing_order_when_they_may() -> None:
+    desk = WantDesk(
+        open={path: wanted(path) for path in "abcdef"},
+        receipts={},
+        busy={"a"},
+        not_before={"b": 50.0, "f": 40.0},
+        slots=2,
+    )
+    assert [each.path for each in desk.next_files(10.0)] == ["c", "d"]
+    assert [each.path for each in replace(desk, slots=9).next_files(45.0)] == ["c", "d", "e", "f"]
+    assert [each.path for each in replace(desk, slots=9, only={"b", "f"}).next_files(60.0)] == ["b", "f"]
+    assert replace(desk, slots=0).next_files(60.0) == []
+    assert desk.next_due(10.0) == 40.0
+    assert desk.next_due(55.0) is None
+    assert desk.unfinished({"b", "c", "d", "e"})
+    assert not desk.unfinished({"b", "c", "d", "e", "f"})
+
+
+def test_transfers_count_each_byte_once_and_find_who_stands_still() -> None:
+    transfers = Transfers()
+    transfers.add("a", 100)
+    transfers.add("b", None)
+    said = [
+        {"kind": "start", "path": "a", "offset": 40},
+        {"kind": "progress", "path": "a", "bytes": 70, "received": 30},
+        {"kind": "start", "path": "b", "offset": 0},
+        {"kind": "retry", "path": "b", "class": "short", "wait_s": 1.0},
+        {"kind": "done", "path": "a", "size": 100, "fetched": 60, "how": "fetched"},
+        {"kind": "progress", "path": "unknown", "bytes": 7, "received": 7},
+    ]
+    for now, message in enumerate(said):
+        transfers.hear(message, float(now))
+    assert (transfers.durable, transfers.received) == (60, 60)
+    assert transfers.under_way_bytes() == 100
+    assert transfers.in_hand() == 1
+    assert [each["path"] for each in transfers.shown(20)] == ["a"]
+    assert transfers.standing(20.0, 10.0) == "a"
+    assert transfers.standing(4.0, 10.0) is None
+    transfers.end("a")
+    assert transfers.standing(20.0, 10.0) is None  # b waits for its next try: it is nobody's fault
+
+
+def test_a_kept_file_is_no_transfer() -> None:
+    transfers = Transfers()
+    transfers.add("a", 100)
+    transfers.hear({"kind": "hashing", "path": "a", "bytes": 50}, 0.0)
+    transfers.hear({"kind": "done", "path": "a", "size": 100, "fetched": 0, "how": "kept"}, 1.0)
+    assert (transfers.durable, transfers.received) == (0, 0)
+
+
+class TestStretch:
+    """Seven files of 100 rows, a limit of rows, and a stretch of 2 + 1 files."""
+
+    def stretch(
+        self, home: Path, built: str, rows: int = 300, *, train_bytes: str = "10B"
+    ) -> tuple[str, bool]:
+        from stoker.corpus.listing import Listing
+
+        pipeline = make_pipeline(
+            home,
+            dataset__limit={"rows": rows},
+            download={"files_at_once": 1},
+            stage={"queue_files": 2},
+            tokenizer={"train": {"train_bytes": train_bytes}},
+        ).pipeline
+        listing = Listing("prose", tuple((path, 10) for path in "abcdefg"), complete=False, revision="r")
+        books = {"rows": 100, "train": {"tokens": 1}, "val": {"tokens": 0}}
+        sources = {
+            path: Source("prose", path, 10, path * 64, state="released", key="k", books=books)
+            for path in built
+        }
+        found = stretch_of(listing, sources, pipeline)
+        return "".join(sorted(found.paths)), found.whole
+
+    def test_it_moves_with_what_is_counted_and_ends_with_the_slice(self, tmp_path: Path) -> None:
+        assert self.stretch(tmp_path, "") == ("abc", False)
+        assert self.stretch(tmp_path, "b") == ("abcd", False)
+        assert self.stretch(tmp_path, "ab") == ("abcde", False)
+        assert self.stretch(tmp_path, "abc") == ("abc", True)
+        assert self.stretch(tmp_path, "abcde", rows=9000) == ("abcdefg", True)
+
+    def test_the_tokenizers_files_come_whatever_the_stretch(self, tmp_path: Path) -> None:
+        assert self.stretch(tmp_path, "", train_bytes="45B") == ("abcde", False)
