@@ -8,17 +8,28 @@ from typing import Any
 from stoker.config.units import format_bytes, format_duration
 
 SEPARATOR = "  "
+BAR_LEAST, BAR_MOST = 12, 42
 DONE = ("verified", "released", "given_up")
 
 
 def progress_line(status: Mapping[str, Any], width: int) -> str:
-    """One line of at most `width` characters: what fits, the weightiest first."""
+    """One line of at most `width` characters: what fits, the weightiest first, and a bar in what is left."""
     line = ""
     for part in progress_parts(status):
         longer = f"{line}{SEPARATOR}{part}" if line else part
         if len(longer) <= width:
             line = longer
-    return line
+    room = min(BAR_MOST, width - len(line) - len(SEPARATOR))
+    here, whole = status.get("bytes_done"), status.get("bytes_of")
+    if here is None or not whole or room < BAR_LEAST:
+        return line
+    return line + SEPARATOR + bar(here / whole, room)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of that many characters."""
+    full = round(min(1.0, max(0.0, share)) * (width - 2))
+    return f"[{'#' * full}{'.' * (width - 2 - full)}]"
 
 
 def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,32 @@
+"""The download's progress line: what fits, with a bar in the room that is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.observe.download_progress import bar, progress_line
+
+STATUS: dict[str, Any] = {
+    "files": {"verified": 3, "released": 1, "fetching": 2, "waiting": 2},
+    "bytes_done": 50,
+    "bytes_of": 100,
+    "eta_s": 90,
+    "rate_bytes_per_second": 2e6,
+}
+
+
+@pytest.mark.parametrize("width", range(0, 130, 7))
+def test_it_never_is_wider_than_the_terminal_and_tells_the_weightiest_first(width: int) -> None:
+    line = progress_line(STATUS, width)
+    assert len(line) <= width
+    assert line.startswith("4/8 files") or width < len("4/8 files")
+
+
+def test_a_bar_stands_where_there_is_room_and_a_size() -> None:
+    words = "4/8 files  50.0 % of 100 B  1 min 30 s left  2.0 MB/s  2 fetching"
+    assert progress_line(STATUS, len(words) + 22) == f"{words}  [{'#' * 9}{'.' * 9}]"
+    assert "[" not in progress_line(STATUS, 70)
+    assert "[" not in progress_line({**STATUS, "bytes_of": 0}, 100)
+    assert (bar(0, 12), bar(1, 12), bar(1.7, 12)) == ("[..........]", "[##########]", "[##########]")
