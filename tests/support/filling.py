@@ -10,6 +10,8 @@ from pathlib import Path
 
 from support.mounts import free_bytes
 
+_NAME = "somebody-else"
+
 
 class Filler(threading.Thread):
     """Takes and gives back space on each of `disks` until stopped; at the end it leaves nothing behind.
@@ -19,31 +21,29 @@ class Filler(threading.Thread):
 
     def __init__(self, disks: list[Path], seed: int, *, longest_s: float = 1.5) -> None:
         super().__init__(daemon=True)
-        self._files = [disk / "somebody-else" for disk in disks]
+        self._disks = disks
         self._random = random.Random(seed)
         self._longest_s = longest_s
         self._done = threading.Event()
-        self.filled = dict.fromkeys(disks, 0)  # how often nothing was left
 
     def run(self) -> None:
         while not self._done.wait(self._random.uniform(0.1, self._longest_s)):
-            file = self._random.choice(self._files)
-            share = self._random.choice((0.0, 0.0, 0.05, 0.3, 1.0, 1.0))
-            self.leave(file, share)
+            disk = self._random.choice(self._disks)
+            self.leave(disk, self._random.choice((0.0, 0.0, 0.05, 0.3, 1.0, 1.0)))
 
-    def leave(self, file: Path, share: float) -> None:
-        """Leave this share of what the disk of `file` has for us and others free."""
+    def leave(self, disk: Path, share: float) -> None:
+        """Leave this share of what the disk has for us and others free."""
+        file = disk / _NAME
         with contextlib.suppress(OSError):  # somebody was faster: then the disk is full all the same
             file.unlink(missing_ok=True)
-            take = int(free_bytes(file.parent) * (1 - share))
+            take = int(free_bytes(disk) * (1 - share))
             if take:
                 with file.open("wb") as stream:
                     os.posix_fallocate(stream.fileno(), 0, take)
-        self.filled[file.parent] += share == 0
 
     def stop(self) -> None:
         """Give everything back and be gone."""
         self._done.set()
         self.join()
-        for file in self._files:
-            file.unlink(missing_ok=True)
+        for disk in self._disks:
+            (disk / _NAME).unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from stoker.store.layout import STAGE_SHARD, WarmLayout
 from support.audits import audit_of
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.processes import has_ended
 from support.siege import Siege, kill
 from support.small_disk import leftovers
 from support.striking import Blow, Striker
@@ -190,7 +191,7 @@ class ShardJob(Job):
         assert scenario.siege is not None
         self.scenario, self.siege = scenario, scenario.siege
         self.random = scenario.random
-        self._struck = ""
+        self._struck, self._victim = "", 0
         self._over = False
         self._began = time.monotonic()
         self.in_call = launch.in_call
@@ -232,8 +233,8 @@ class ShardJob(Job):
         if found is None:
             time.sleep(0.005)
             return None
-        self._struck = found[1]
-        return found[0]
+        self._victim, self._struck = found
+        return self._victim
 
     def phase(self, target: str) -> str:
         taker = self.scenario.striker.taker or self.place[0]
@@ -244,6 +245,8 @@ class ShardJob(Job):
         return self._over
 
     def reap(self, limit_s: float, orphans_s: float) -> int:
+        if self._struck:  # dying takes a moment, in which it still looks alive
+            wait_until(lambda: has_ended(self._victim), what="the end of who was killed")
         if self.in_call is not None:
             self._await_call()
             if strace.where_killed(self.in_call.log) is not None:
