@@ -84,9 +84,11 @@ class LandingDesk:
         situation = look()
         receipts = situation.receipts
         self._follow(receipts)
-        for path in self._of_same_content():
-            known = may_wish(self._book.sources.get(path), receipts.get(path))
-            (self._open.add if known else self._open.discard)(path)
+        for path in self._changed:
+            if may_wish(self._book.sources.get(path), receipts.get(path)):
+                self._open.add(path)
+            else:
+                self._open.discard(path)
         self._changed.clear()
         under_way = {path: asked.verb for path, asked in self._asked.items() if not asked.refused}
         askable = self._open - self._asked.keys()
@@ -106,15 +108,6 @@ class LandingDesk:
     def due(self) -> float:
         """When something is to be asked again, monotonic seconds."""
         return min((asked.since + AGAIN_S for asked in self._asked.values()), default=math.inf)
-
-    def _of_same_content(self) -> set[str]:
-        """What changed, with the paths of the same content: a duplicate's file goes by another's set."""
-        sources = self._book.sources
-        return {
-            each
-            for path in self._changed
-            for each in (path, *(sources.with_content(sources[path].sha256) if path in sources else ()))
-        }
 
     def _follow(self, receipts: Mapping[str, Receipt]) -> None:
         """Forget what was asked once it came true, or may be asked again."""
