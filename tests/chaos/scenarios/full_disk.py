@@ -1,8 +1,8 @@
 """Disks that fill and drain under the stage-shard loop: it pauses and says so, never exits, and goes on.
 
 Hot is a tmpfs that holds a third of the sets. Somebody else fills it, and then the disk of the state
-directory, until the loop says so; then takes their last byte and gives room back at seeded moments. Sets go to
-warm and leave hot meanwhile. Kills come on top. In the end nobody disturbs, and everything comes right by
+directory, until the loop says so; then takes their last byte and gives room back at seeded moments. Sets go
+to warm and leave hot meanwhile. Kills come on top. In the end nobody disturbs, and everything comes right by
 itself. Needs mounts of its own.
 """
 
