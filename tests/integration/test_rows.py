@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli.main import exit_code
-from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, urls_pipeline
+from stoker.kit.process import children_tree
+from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
 from support.loopback_hub import LoopbackHub
 from support.parquet import flip_page, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.processes import kill_tree, wait_gone
+from support.waiting import LONG_S, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +145,25 @@ def test_an_empty_folder_has_nothing_to_show(tmp_path: Path, capsys: pytest.Capt
     assert rows(data, 10, tmp_path / "out.parquet") == 65
     assert "no rows" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_in_the_middle_leaves_nothing(
+    tmp_path: Path, hub: LoopbackHub, signum: signal.Signals
+) -> None:
+    put_parquet(hub, 1, 2000)
+    data = hub_pipeline(tmp_path / "p", hub)
+    hub.fault("stall", path="000", skip=2)
+    out = tmp_path / "out" / "look.parquet"
+    out.parent.mkdir()
+    command = [*stoker_command(), "rows", str(data.file), "--max-rows", "2000", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len([each for each in hub.requests("000") if each["status"] == 206]) == 3)
+        children = children_tree(process.pid)
+        process.send_signal(signum)
+        assert process.wait(LONG_S) == {signal.SIGTERM: 143, signal.SIGINT: 130}[signum]
+        wait_gone(children)
+    finally:
+        kill_tree(process.pid)
+    assert beside(out) == []

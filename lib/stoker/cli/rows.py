@@ -10,7 +10,7 @@ import click
 
 from stoker.cli.listed import FINAL, Listed, list_source
 from stoker.cli.options import PATH, pipeline_file
-from stoker.cli.workers import Job, work
+from stoker.cli.workers import Job, tidy_on_term, work
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
@@ -44,16 +44,16 @@ def rows(file: Path, max_rows: int, out: Path) -> int:
         raise UsageError(f"{out.parent} is not a directory; make it, or name another place")
     listed = list_source(pipeline)
     temporary = temporary_beside(out)
-    try:
-        result = _slice(pipeline, listed, max_rows, temporary)
-        if not result["rows"]:
-            raise DataError(f"{listed.origin} holds no rows; nothing was written")
+    with tidy_on_term():
         try:
+            result = _slice(pipeline, listed, max_rows, temporary)
+            if not result["rows"]:
+                raise DataError(f"{listed.origin} holds no rows; nothing was written")
             move_durably(temporary, out)
         except FileExistsError as error:
             raise UsageError(f"{out} exists now; name a new file") from error
-    finally:
-        unlink_durably(temporary)
+        finally:
+            unlink_durably(temporary)
     for line in _told(out, result, max_rows):
         click.echo(line)
     return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from stoker.store.errors import StokerError
 
 GRACE_S = 3.0  # from TERM to KILL; what a command starts only reads, or writes a temporary
 LOOK_S = 0.5
-EXIT_UNAVAILABLE = 69
+EXIT_UNAVAILABLE, EXIT_TERMINATED = 69, 143
 
 Hear = Callable[[Worker, Mapping[str, Any]], None]
 
@@ -85,6 +88,16 @@ def work_off(
             worker.ask_to_stop(GRACE_S)
         for worker, _ in running:
             worker.stop(GRACE_S)
+
+
+@contextlib.contextmanager
+def tidy_on_term() -> Iterator[None]:
+    """Within the block SIGTERM unwinds, as Ctrl-C does, so that what was begun is taken away."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def work(job: Job, what: str) -> dict[str, Any]:
