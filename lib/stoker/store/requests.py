@@ -73,7 +73,8 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     found = []
     for name in names:
-        with contextlib.suppress(FileNotFoundError, RecordDamaged):
+        # What cannot be read is for its owner to judge.
+        with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError):
             if not _done(layout, name.removesuffix(".json")).exists():
                 found.append(_read(directory / name))
     return found
