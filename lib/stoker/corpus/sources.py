@@ -98,7 +98,7 @@ class Source:
         state = _STATES.get(record["state"])
         if state is None:
             raise ValueError(f"state {record['state']!r}")
-        get = record.get
+        get, deaths, formers = record.get, record.get("deaths"), record.get("formers")
         return cls(  # by position: there are 50,000 of them to read while a daemon starts
             sys.intern(str(record["dataset"])),
             sys.intern(str(record["path"])),
@@ -111,14 +111,14 @@ class Source:
             packed(record["books"]),
             bool(record["evicted"]),
             get("manifest_sha256"),
-            tuple(map(int, get("deaths", ()))),
+            tuple(map(int, deaths)) if deaths else (),
             get("column"),
             bool(get("evicting", False)),
             bool(get("on_warm", record["evicted"] or state == "synced")),
             get("engine"),
             bool(get("imported", False)),
             get("former"),
-            tuple((str(sha256), int(size)) for sha256, size in get("formers", ())),
+            tuple((str(sha256), int(size)) for sha256, size in formers) if formers else (),
         )
 
     def to_record(self) -> dict[str, Any]:
