@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_the_split_is_decided_by_the_documents_utf8_as_it_always_was(text: str) 
     utf8 = text.encode()
     value = xxhash.xxh3_64_intdigest(utf8, 7)
     for ratio in (0.0, 0.3, 0.7, 1.0):
-        assert val_decision(ratio, 7)(memoryview(utf8)) == (value < int(ratio * 2**64))
+        assert val_decision(ratio, 7)([memoryview(utf8)]).tolist() == [value < int(ratio * 2**64)]
+    assert val_decision(0.5, 7)([]).dtype == bool
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,33 +174,37 @@ def test_memory_is_given_back_before_anybody_is_asked_to_go(monkeypatch: pytest.
 def test_an_engine_forgets_when_it_holds_much_and_not_again_for_what_is_not_its(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held, forgotten = [100 << 20], []
-
-    def forget() -> None:
-        forgotten.append(held[0])
-        held[0] = max(held[0] - (90 << 20), document)
-
+    held = [100 << 20]
     monkeypatch.setattr(stoker.shards.footprint, "resident_bytes", lambda: held[0])
     monkeypatch.setattr(stoker.shards.footprint, "give_back", lambda: None)
-    footprint, document = Footprint(1 << 40, 100 << 20), 0
-    footprint.settle(forget)
-    assert not forgotten
+    footprint = Footprint(1 << 40, 100 << 20)
     for _ in range(2):  # words it has seen
+        assert not footprint.crowded()
         held[0] = (101 << 20) + CACHE_ROOM
-        footprint.settle(forget)
-    assert len(forgotten) == 2
-    document = held[0] = 700 << 20  # something else is large: it is let pass
-    for _ in range(5):
-        footprint.settle(forget)
-    assert len(forgotten) == 3
+        assert footprint.crowded()
+        held[0] = 110 << 20
+        footprint.forgotten()
+    held[0] = 700 << 20  # something else is large: it is let pass
+    assert footprint.crowded()
+    footprint.forgotten()
+    assert not footprint.crowded()
 
 
 def test_what_an_engine_forgot_changes_no_token(material: Path, tmp_path: Path) -> None:
     _, _, reference = built(material, tmp_path / "reference")
+    threads: set[int] = set()
+    whole = FastEngine.documents
+
+    def noting(self: FastEngine, texts: list[str]) -> Any:
+        threads.add(threading.get_native_id())
+        return whole(self, texts)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Footprint, "settle", lambda self, forget: forget())
+        patch.setattr(Footprint, "crowded", lambda self: True)
+        patch.setattr(FastEngine, "documents", noting)
         _, _, target = built(material, tmp_path / "forgetful")
     assert set_bytes(target) == set_bytes(reference)
+    assert len(threads) > 5
 
 
 def test_a_tokenizer_that_needs_more_than_the_limit_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:

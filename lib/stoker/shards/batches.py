@@ -46,13 +46,12 @@ class Batch:
     @cached_property
     def present(self) -> npt.NDArray[np.bool_]:
         """Which rows have a text."""
-        return np.fromiter((text is not None for text in self.texts), dtype=bool, count=self.rows)
+        return np.array([text is not None for text in self.texts], dtype=bool)
 
     @cached_property
     def chars(self) -> npt.NDArray[np.int64]:
         """Each row's length in Unicode code points, 0 for null."""
-        lengths = (0 if text is None else len(text) for text in self.texts)
-        return np.fromiter(lengths, dtype=np.int64, count=self.rows)
+        return np.array([0 if text is None else len(text) for text in self.texts], dtype=np.int64)
 
     def from_row(self, row: int) -> Batch:
         """What is left of the batch from this row of its row group on."""

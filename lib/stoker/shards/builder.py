@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from stoker.shards.progress import Committer, Progress, origin_of, recover
 from stoker.shards.readers import READERS
 from stoker.shards.trail import Trail
 from stoker.store.errors import DataError
+
+Result = TypeVar("Result")
 
 SOFT_BYTES = 320 << 20  # where the task says nothing
 PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
@@ -112,9 +115,9 @@ class Build:
         )
         self.row_group, self.row = self.progress.row_group, self.progress.row
         self._reference = reference
-        self._footprint = Footprint(task.soft_bytes, loaded)
+        self._footprint, self._too_large = Footprint(task.soft_bytes, loaded), False
         self._filters = make_filters(task.build.filters)
-        self._is_val = val_decision(task.build.val_ratio, task.build.val_salt)
+        self._held_out = val_decision(task.build.val_ratio, task.build.val_salt)
         self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
         self._begun = time.monotonic() - self.progress.elapsed_s
 
@@ -134,6 +137,14 @@ class Build:
         commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
         be read back.
         """
+        encoding = self._encode(report, source_trail, set_trail)
+        while _in_a_thread(lambda: next(encoding, None)) is not None:
+            self._footprint.forgotten()
+        report.raise_if_stopping()
+        return not self._too_large
+
+    def _encode(self, report: Reporter, source_trail: Trail, set_trail: Trail) -> Iterator[str]:
+        """Do it, and yield where another thread had better go on: the engine's memory is its thread's."""
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
@@ -143,7 +154,6 @@ class Build:
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
                 self._take(batch, source, report)
-                self._footprint.settle(self.engine.forget)
                 at_end = self._pass(batch, source)
                 committer.check()
                 if report.stopping:
@@ -157,13 +167,14 @@ class Build:
                 elif self.progress is began or self._due(committer.busy):
                     self._commit(committer)
                     if self._footprint.too_large():
+                        self._too_large = True
                         committer.wait()
-                        return False
+                        return
                     report("phase", phase="encode")
+                if self._footprint.crowded():
+                    yield "crowded"
             self._commit(committer)
             committer.wait()
-        report.raise_if_stopping()
-        return True
 
     def _pass(self, batch: Batch, source: Reader) -> bool:
         """The batch is taken: go on behind it. Whether that is the end of its row group."""
@@ -200,7 +211,7 @@ class Build:
             books.dropped[reason] = books.dropped.get(reason, 0) + rows
         kept = np.flatnonzero(selection.keep).tolist()
         numbers = source.row_numbers(batch)[selection.keep]
-        val = np.fromiter((self._is_val(batch.utf8[row]) for row in kept), dtype=bool, count=len(kept))
+        val = self._held_out(batch.utf8[row] for row in kept)
         texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
         for part in portions(texts):
             tokens, lengths = self._documents(texts[part], report)
@@ -258,11 +269,17 @@ def portions(texts: Sequence[str]) -> Iterator[slice]:
         yield slice(first, len(texts))
 
 
-def val_decision(ratio: float, salt: int) -> Callable[[memoryview], bool]:
-    """Whether a document is held out, by its UTF-8: its hash falls in the lowest `ratio` of 64-bit values."""
-    threshold = int(ratio * 2**64)
+def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], npt.NDArray[np.bool_]]:
+    """Which documents are held out, by their UTF-8: the hash falls in the lowest `ratio` of 64-bit values."""
+    threshold, digest = int(ratio * 2**64), xxhash.xxh3_64_intdigest
 
-    def is_val(utf8: memoryview) -> bool:
-        return bool(xxhash.xxh3_64_intdigest(utf8, salt) < threshold)
+    def held_out(documents: Iterable[memoryview]) -> npt.NDArray[np.bool_]:
+        return np.array([digest(utf8, salt) < threshold for utf8 in documents], dtype=bool)
 
-    return is_val
+    return held_out
+
+
+def _in_a_thread(call: Callable[[], Result]) -> Result:
+    """Do it in a thread of its own, which takes with it what native code keeps for a thread."""
+    with ThreadPoolExecutor(1, "encode") as thread:
+        return thread.submit(call).result()

@@ -41,9 +41,6 @@ class Engine(Protocol):
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
         """The same with end-of-text behind each text, counted in its length."""
 
-    def forget(self) -> None:
-        """Give up the memory it took to be faster with words it has seen."""
-
 
 class HFEngine:
     """HF tokenizers, in the calling thread alone."""
@@ -83,9 +80,6 @@ class HFEngine:
         is_text[np.cumsum(lengths) - 1] = False
         ended[is_text] = ids
         return ended, lengths
-
-    def forget(self) -> None:
-        """See Engine.forget; this one keeps ten thousand words at most."""
 
     def _encode_call(self, texts: list[str]) -> tuple[Ids, Lengths]:
         encodings: list[Any] = self._encode(texts, add_special_tokens=False)

@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +29,10 @@ _NOBODYS = "\U000f0000"  # a private character: byte-level text is spelt with 25
 
 
 class FastEngine:
-    """fastokens; raises EngineUnsupported for a tokenizer it cannot take. See Engine for the methods."""
+    """fastokens; raises EngineUnsupported for a tokenizer it cannot take. See Engine for the methods.
+
+    What it keeps of the words it has seen, up to 150 MB, belongs to the thread that encodes and ends with it.
+    """
 
     name = FASTOKENS
 
@@ -44,7 +46,6 @@ class FastEngine:
         self._guard = IdGuard(unheard, tokenizer.eot)
         _fill(definition["model"]["vocab"], np.flatnonzero(unheard).tolist())
         definition["post_processor"] = _append(tokenizer.eot)
-        self._lane = _lane()
         with _its_failures("does not take this tokenizer"):
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition, ensure_ascii=False))
 
@@ -60,15 +61,9 @@ class FastEngine:
         self._guard.check(ids, ends[1:])
         return ids, np.diff(ends)
 
-    def forget(self) -> None:
-        """See Engine.forget: its caches belong to the thread that encodes, and end with it."""
-        self._lane.shutdown()
-        self._lane = _lane()
-
     def _flat(self, texts: list[str], *, end: bool) -> tuple[Ids, Lengths]:
         with _its_failures("failed"):
-            call = self._lane.submit(self._fast.encode_batch_flat, texts, add_special_tokens=end)
-            flat, offsets = call.result()
+            flat, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=end)
         ids, ends = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
         if len(ends) != len(texts) + 1 or ends[-1] != len(ids):
             raise EngineUnsupported(f"fastokens gave {len(ends)} offsets for {len(texts)} texts")
@@ -124,10 +119,6 @@ def _append(eot: int) -> dict[str, Any]:
         "pair": [text, end],
         "special_tokens": {"end": {"id": "end", "ids": [eot], "tokens": ["end"]}},
     }
-
-
-def _lane() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "fastokens")
 
 
 @contextmanager

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable
 
 import pyarrow as pa
 
 ROOM = 128 << 20  # what a builder may take on top of what its tokenizer alone takes
-CACHE_ROOM = 80 << 20  # the same before the engine forgets the words it has seen: it takes 60 MB at a step
+CACHE_ROOM = 80 << 20  # the same before the engine forgets the words it has seen: it grows by 60 MB at once
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,16 +37,15 @@ class Footprint:
         self._was_too_large = False
         self._crowded = loaded + CACHE_ROOM
 
-    def settle(self, forget: Callable[[], None]) -> None:
-        """Have the engine forget what it has seen when there is much of it.
+    def crowded(self) -> bool:
+        """Whether it is time that the engine forgets the words it has seen."""
+        return resident_bytes() > self._crowded
 
-        Where that was not what takes the memory, a large document say, more is let pass before the next time.
-        """
-        if resident_bytes() > self._crowded:
-            forget()
-            give_back()
-            if (left := resident_bytes()) > self._crowded:
-                self._crowded = left + CACHE_ROOM
+    def forgotten(self) -> None:
+        """It did; where something else takes the memory, a large document say, more is let pass now."""
+        give_back()
+        if (left := resident_bytes()) > self._crowded:
+            self._crowded = left + CACHE_ROOM
 
     def too_large(self) -> bool:
         """Whether it holds more although it gave back what it could; asked at each commit.

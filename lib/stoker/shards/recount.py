@@ -30,23 +30,23 @@ def recount(
     """
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
-    is_val = val_decision(parameters.val_ratio, parameters.val_salt)
+    held_out = val_decision(parameters.val_ratio, parameters.val_salt)
     counted = {"rows": 0, "chars": 0, "train": 0, "val": 0}
     dropped: dict[str, int] = {}
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
         selection = select(batch, filters)
         texts = [batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist()]
-        val = np.fromiter(map(is_val, texts), dtype=bool, count=len(texts))
+        val = held_out(texts)
         if kept is not None:
             numbers = source.row_numbers(batch)[selection.keep]
             kept("train", numbers[~val])
             kept("val", numbers[val])
-        held_out = int(val.sum())
+        of_val = int(val.sum())
         counted["rows"] += batch.rows
         counted["chars"] += selection.chars
-        counted["val"] += held_out
-        counted["train"] += len(texts) - held_out
+        counted["val"] += of_val
+        counted["train"] += len(texts) - of_val
         for reason, rows in selection.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + rows
     return {
