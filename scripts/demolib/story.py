@@ -1,4 +1,4 @@
-"""The demo's story: real prose -> parquet -> shards -> a trained model, with one kill -9 on the way."""
+"""The demo's story: real prose -> a hub -> shards -> a trained model, with one kill -9 on the way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from demolib import corpus, prose, watch
+from demolib import corpus, hub, prose, watch
 
 REPO = Path(__file__).resolve().parents[2]
 STOKER = REPO / ".venv" / "bin" / "stoker"
@@ -22,6 +22,7 @@ WANTED_BYTES = 12_000_000
 LEAST_BYTES = 8_000_000
 FILES = 7
 DAMAGED = 3
+CUT = 1  # the file whose transfer is broken off on purpose
 SEED = 1
 EX_USAGE = 64
 WELL_BELOW_NATS = 0.3
@@ -67,7 +68,7 @@ class Progress:
             self.next += self.EVERY_BYTES
 
 
-def make_corpus(folder: Path) -> None:
+def make_corpus(folder: Path) -> list[Path]:
     heading("Real prose from this machine, as parquet in FineWeb's schema")
     documents = prose.gather(WANTED_BYTES, SEED, progress=Progress())
     size = sum(len(text.encode()) for _, text in documents)
@@ -79,16 +80,17 @@ def make_corpus(folder: Path) -> None:
     group = corpus.damage(paths[DAMAGED])
     say(f"{len(documents):,} documents, {size / 1e6:.1f} MB of text in {len(paths)} files under {folder}")
     say(f"damaged on purpose: {paths[DAMAGED].name}, 64 bytes inside a page of row group {group}")
+    return paths
 
 
-def write_configuration(folder: Path, steps: int | None) -> Path:
-    """The embedded demo.yaml with the directories of this run in it; it stays as <dir>/demo.yaml."""
-    text = (REPO / "etc" / "demo.yaml").read_text()
+def write_configuration(folder: Path, steps: int | None, source: str) -> Path:
+    """The embedded demo.yaml with the hub in its folder's place; it stays as <dir>/demo.yaml."""
+    lines = (REPO / "etc" / "demo.yaml").read_text().splitlines()
+    lines = [source if line.startswith("  source:") else line for line in lines]
     if steps is not None:
-        lines = [f"  steps: {steps}" if line.startswith("  steps:") else line for line in text.splitlines()]
-        text = "\n".join(lines) + "\n"
+        lines = [f"  steps: {steps}" if line.startswith("  steps:") else line for line in lines]
     path = folder / "demo.yaml"
-    path.write_text(text)
+    path.write_text("\n".join(lines) + "\n")
     stoker("config", "check", str(path))
     return path
 
@@ -105,6 +107,22 @@ def stoker(*arguments: str) -> str:
         print(done.stdout, end="")
         raise DemoError(f"stoker {' '.join(arguments)} ended with {done.returncode}")
     return done.stdout
+
+
+def look_first(configuration: Path) -> None:
+    heading("What the hub holds, and how long it takes (stoker download --dry-run)")
+    say(stoker("download", str(configuration), "--dry-run").rstrip())
+
+
+def show_downloads(configuration: Path, served: int, files: list[Path]) -> None:
+    """What came over the network, and that every byte of it is true."""
+    heading("The downloads, hashed once more (stoker verify downloads)")
+    say(stoker("verify", "downloads", str(configuration)).rstrip())
+    size = sum(file.stat().st_size for file in files)
+    say(
+        f"the hub sent {served / 1e6:.2f} MB for these {size / 1e6:.2f} MB; the transfer of {files[CUT].name}"
+    )
+    say("was cut on purpose in its middle, and gone on with from there")
 
 
 def train(configuration: Path, run_dir: Path, headless: bool) -> None:
@@ -175,7 +193,8 @@ def show_places(folder: Path, configuration: Path, newest: Path) -> None:
     heading("Where everything is")
     for what, where in (
         ("configuration", configuration),
-        ("parquet", folder / "parquet"),
+        ("parquet, as the hub served it", hub.place(folder / "hub")),
+        ("parquet, as it was fetched", folder / "hot" / "landing"),
         ("receipts, records, plan, events", folder / "state"),
         ("quarantine", folder / "state" / "quarantine"),
         ("token shards", folder / "hot" / "shards"),
@@ -184,6 +203,19 @@ def show_places(folder: Path, configuration: Path, newest: Path) -> None:
         say(f"{what:<32} {where}")
     name = configuration
     say(f"\nLook around: {STOKER} status {name}\n             {STOKER} events {name}")
+
+
+def train_from_a_hub(folder: Path, steps: int | None, headless: bool) -> Path:
+    """Serve the corpus from a hub, train on it, and end the hub; returns the pipeline's file."""
+    paths = make_corpus(hub.place(folder / "hub"))
+    with hub.hub_over(folder / "hub") as served:
+        configuration = write_configuration(folder, steps, hub.source_line(served))
+        look_first(configuration)
+        served.control("forget")
+        hub.cut_one_transfer(served, paths[CUT].name)
+        train(configuration, folder / "state" / "runs" / "main", headless)
+        show_downloads(configuration, served.served(), paths)
+    return configuration
 
 
 def main() -> int:
@@ -201,10 +233,9 @@ def main() -> int:
     run_dir = folder / "state" / "runs" / "main"
     started = time.monotonic()
     try:
+        hub.use_no_proxy()
         fresh_directory(folder)
-        make_corpus(folder / "parquet")
-        configuration = write_configuration(folder, options.steps)
-        train(configuration, run_dir, options.headless)
+        configuration = train_from_a_hub(folder, options.steps, options.headless)
         dataset = json.loads((next((folder / "state" / "datasets").glob("*.json"))).read_text())["dataset"]
         show_audit(configuration)
         judged = options.steps is None or options.steps >= own_steps()
