@@ -39,7 +39,7 @@ class TestPace:
         assert pace.per_second == 8.0
         assert pace.left_s(40) == 5.0
 
-    def test_a_moment_is_no_measure_and_what_shrank_is_measured_anew(self) -> None:
+    def test_a_moment_is_no_measure_and_what_shrank_goes_on_from_there(self) -> None:
         pace = Pace(10.0)
         pace.note(0, 0.0)
         pace.note(50, 1.0)
@@ -47,7 +47,9 @@ class TestPace:
         pace.note(100, 4.0)
         assert pace.per_second == 25.0
         pace.note(10, 5.0)
-        assert pace.left_s(1) is None
+        assert pace.per_second == 20.0
+        pace.note(60, 10.0)
+        assert pace.per_second == 15.0
 
     def test_many_looks_a_second_are_not_all_kept(self) -> None:
         pace = Pace(10.0)

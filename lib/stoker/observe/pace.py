@@ -14,11 +14,14 @@ class Pace:
     def __init__(self, over_s: float) -> None:
         self._over_s = over_s
         self._seen: deque[tuple[float, float]] = deque()
+        self._lost = 0.0  # what the total has shrunk by: no reason to think the work slower
 
     def note(self, total: float, now: float) -> None:
-        """The total as it is now (monotonic seconds); one that shrank is measured anew."""
+        """The total as it is now (monotonic seconds); one that shrank goes on from there."""
+        total += self._lost
         if self._seen and total < self._seen[-1][1]:
-            self._seen.clear()
+            self._lost += self._seen[-1][1] - total
+            total = self._seen[-1][1]
         if len(self._seen) > 1 and now < self._seen[-2][0] + STEP_S:
             self._seen.pop()
         self._seen.append((now, total))
