@@ -116,8 +116,9 @@ class SourceActions:
 
     def _duplicate(self, source: Source, other: str) -> None:
         self._book.write(source.moved("duplicate", reason=f"same content as {other}"))
-        if source.state == "staged":
+        if source.state in ("staged", "building"):
             self._discard_parquet(source)
+        self._yard.discard_build(source)  # begun before it was known whose the set is
         self._events.record("source_duplicate", path=source.path, of=other)
 
     def _forsake(self, source: Source) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.corpus.actions import Prove
+from stoker.corpus.actions import Duplicate, Prove
 from stoker.corpus.moves import Recall, Shelves, decide_moves
 from stoker.corpus.schedule import Limits, Situation, decide
 from stoker.corpus.sources import Source
@@ -36,3 +36,12 @@ def test_nor_is_it_taken_from_warm_for_both() -> None:
     shelves = Shelves(warm=frozenset({KEY[:16]}), warm_answers=True)
     assert decide_moves(away, shelves, 0.0) == (Recall("one"),)
     assert decide_moves(replace(away, busy={"one": "recall"}), shelves, 0.0) == ()
+
+
+def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> None:
+    """Its worker may publish the set and be killed before it says so; then it is proven for another file."""
+    proven = ONE.moved("proven", key=KEY)
+    for state in ("seen", "staged", "building"):
+        begun = situation(sources={"one": proven, "other": replace(OTHER, state=state, key=KEY)})
+        assert decide(begun, 0.0) == (Duplicate("other", "one"),), state
+        assert decide(replace(begun, busy={"other": "build"}), 0.0) == (), state

@@ -239,7 +239,7 @@ class Catalog(dict[str, Source]):
     def _weigh(self, content: str) -> None:
         states = [self[path].state for path in self.with_content(content) if path in self]
         owned = not PUBLISHED.isdisjoint(states)
-        if "seen" in states or "staged" in states if owned else "duplicate" in states:
+        if any(state in OPEN for state in states) if owned else "duplicate" in states:
             self._unsettled[content] = None
         else:
             self._unsettled.pop(content, None)

@@ -23,7 +23,7 @@ from stoker.corpus.actions import (
     Stage,
     Withdraw,
 )
-from stoker.corpus.catalog import Catalog
+from stoker.corpus.catalog import OPEN, Catalog
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.sources import PUBLISHED, Source, SourceState
 
@@ -207,7 +207,7 @@ def _duplicates(situation: Situation) -> Iterator[Duplicate]:
     for paths in catalog.unsettled:
         owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
         for path in paths if owner is not None else ():
-            if catalog[path].state in ("seen", "staged") and path not in situation.busy:
+            if catalog[path].state in OPEN and path not in situation.busy:
                 yield Duplicate(path, str(owner))
 
 
