@@ -42,6 +42,8 @@ def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> Non
     """Its worker may publish the set and be killed before it says so; then it is proven for another file."""
     proven = ONE.moved("proven", key=KEY)
     for state in ("seen", "staged", "building"):
-        begun = situation(sources={"one": proven, "other": replace(OTHER, state=state, key=KEY)})
+        other = replace(OTHER, state=state, key=KEY)
+        begun = situation(sources={"one": proven, "other": other})
         assert decide(begun, 0.0) == (Duplicate("other", "one"),), state
         assert decide(replace(begun, busy={"other": "build"}), 0.0) == (), state
+        assert other.moved("duplicate").state == "duplicate"  # a step that there is

@@ -26,7 +26,7 @@ DOWNLOAD_FAILED = "download_failed"  # why a source is quarantined whose file co
 TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
     "seen": frozenset({"staged", "proven", "quarantined", "duplicate"}),
     "staged": frozenset({"seen", "building", "proven", "quarantined", "duplicate"}),
-    "building": frozenset({"seen", "staged", "proven", "quarantined"}),
+    "building": frozenset({"seen", "staged", "proven", "quarantined", "duplicate"}),
     "proven": frozenset({"seen", "synced", "released"}),
     "synced": frozenset({"seen", "released", "proven"}),
     "released": frozenset({"seen", "proven"}),
