@@ -26,7 +26,7 @@ from stoker.store.errors import DataError
 from stokerd.crew import Job
 from stokerd.fetch_outcomes import FetchOutcomes
 from stokerd.fetch_requests import FetchRequests
-from stokerd.fetch_view import counts_of, how_far
+from stokerd.fetch_view import Figures
 from stokerd.fetcher import FETCHER, Fetcher
 from stokerd.listing_news import ListingNews
 from stokerd.remote_lister import LISTER, Listed, RemoteLister
@@ -67,6 +67,8 @@ class FetchedSource:
         self.open: dict[str, Wanted] = {}  # those that something is to be done about
         self.releasing = {path for path, each in self.book.receipts.items() if each.state == "releasing"}
         self.listing_due, self.listed_at = self.listing is not None, 0.0
+        self.changes = 0  # of what is wanted
+        self.figures = Figures()
 
     @property
     def seen(self) -> bool:
@@ -89,7 +91,7 @@ class FetchedSource:
     def take_listing(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
         most = self.pipeline.dataset.limit.files
-        self.wanted = {wanted.path: wanted for wanted in islice(listed.files, most)}
+        self.wanted = {wanted.path: self._shared(wanted) for wanted in islice(listed.files, most)}
         self.revision = listed.revision
         self.check_files_list()
         self.ahead.moved(self._as_listing(complete=False))
@@ -97,6 +99,13 @@ class FetchedSource:
         for path in self.fetcher.sent - self.open.keys():
             self.fetcher.drop(path)
         self.news.tell_vanished(self.wanted, self.book.receipts)
+
+    def _shared(self, wanted: Wanted) -> Wanted:
+        """With the receipt's own words where they are equal: of 50,000 files they are some megabytes."""
+        receipt = self.book.receipts.get(wanted.path)
+        if receipt is None or receipt.etag != wanted.identity:
+            return wanted
+        return replace(wanted, path=receipt.path, identity=receipt.etag)
 
     def check_files_list(self) -> None:
         """Refuse a list of files that are not listed; while we stay they may yet come, and are named once."""
@@ -116,6 +125,7 @@ class FetchedSource:
         if self.ahead.bounded:
             paths = frozenset() if stretch is None else stretch.paths
             self.meant = {path: each for path, each in self.wanted.items() if path in paths}
+        self.changes += 1
         self.open = {path: each for path, each in self.meant.items() if self._step(each)}
         for path, each in self.again.items():
             if path not in self.wanted and self._step(each):
@@ -132,19 +142,18 @@ class FetchedSource:
         """Finish what is being released, then fetch what is not here, as much as may be."""
         self.fetcher.look_after()
         now = time.monotonic()
-        expected = self._has_landed
         if due := [path for path in self.releasing if path not in self.fetcher.removing]:
-            if not self.outcomes.may_remove(now) or not self.fetcher.start_if_needed(expected=expected):
+            if not self.outcomes.may_remove(now) or not self.fetcher.start_if_needed(self._has_landed):
                 return
             for path in due:
                 self.fetcher.remove(path)
         if not self.seen and not self.again:
             return
         for wanted in self.desk().next_files(now):
-            if self._begin(wanted, expected=expected):
+            if self._begin(wanted):
                 return
 
-    def _begin(self, wanted: Wanted, *, expected: bool) -> bool:
+    def _begin(self, wanted: Wanted) -> bool:
         """Do a file's next step; True when nothing more may be begun."""
         receipt = self.book.receipts.get(wanted.path)
         step = self._step(wanted)
@@ -154,13 +163,13 @@ class FetchedSource:
             )
             self.book.write(replace(receipt, state="releasing"))
         elif step == "bring" and wanted.path not in self.fetcher.removing:
-            if not self.fetcher.start_if_needed(expected=expected):
+            if not self.fetcher.start_if_needed(self._has_landed):
                 return True
             self.fetcher.fetch(wanted.remote(self.repo, self.revision))
         return False
 
-    @property
     def _has_landed(self) -> bool:
+        """Whether the landing must be there: a missing one is an unmounted disk then."""
         here = file_of(self.root, "")
         return any(
             each.state in ("verified", "releasing") and each.file.startswith(here)
@@ -336,19 +345,21 @@ class FetchedSource:
 
     def counts(self) -> dict[str, int]:
         """How many files are in which state."""
-        return counts_of(self.wanted, self.open, self.book.receipts, self.fetcher.transfers.in_hand())
+        self.figures.take(
+            (self.changes, self.book.changes), self.wanted, self.meant, self.open, self.book.receipts
+        )
+        return self.figures.counts(self.fetcher.transfers.in_hand())
 
     def status(self) -> dict[str, Any]:
         """Revision, pauses, bytes, rate, time left, and the files under way."""
         paused = self.outcomes.paused()
-        given_up = sum(
-            1 for path in self.open if (each := self.book.receipts.get(path)) and each.state == "given_up"
+        self.fetcher.stands(
+            self.figures.given_up, {**paused, "source": paused["source"] or bool(self.news.trouble)}
         )
-        self.fetcher.stands(given_up, {**paused, "source": paused["source"] or bool(self.news.trouble)})
         return {
             "revision": self.revision or (self.listing.revision if self.listing else ""),
             "landing": self.root,
-            **how_far(self.meant, self.open, self.book.receipts, self.fetcher.transfers),
+            **self.figures.how_far(self.fetcher.transfers),
             "transfers": self.fetcher.transfers.shown(SHOWN_FILES),
             "paused": self.outcomes.pause_reason,
             "foreign_files": len(self.fetcher.foreign),

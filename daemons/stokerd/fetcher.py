@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Fetcher:
 
     # At work
 
-    def start_if_needed(self, *, expected: bool) -> bool:
+    def start_if_needed(self, has_landed: Callable[[], bool]) -> bool:
         """Have a worker; False while it may not be started yet, or one is about to end."""
         self._busy_at = time.monotonic()
         if FETCHER in self.crew:
@@ -53,7 +53,7 @@ class Fetcher:
             return False
         quiet_s = max(self.pipeline.download.stall, LEAST_QUIET_S)
         self._leaving, self._started_at = False, time.monotonic()
-        task = self._task(expected=expected)
+        task = self._task(expected=has_landed())
         self.crew.start("fetch", FETCHER, MODULE, task, quiet_s=quiet_s, keep_open=True, stacks=True)
         return True
 
