@@ -126,6 +126,9 @@ def test_a_folders_files_are_to_be_hashed_until_they_are(
     once(data)
     assert dry_run(data) == 0
     assert "nothing is left" in capsys.readouterr().out
+    (data.source / "a.parquet").write_bytes(b"x" * data.receipts()["a.parquet"].size)
+    assert verify(data) == 1
+    assert "a.parquet: wrong: sha256 " in capsys.readouterr().out
 
 
 def test_a_terminal_shows_how_far_it_is_and_the_exit_code_is_the_daemons(

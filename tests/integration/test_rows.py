@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.corpus.sources import Source, write_source
 from stoker.kit.process import children_tree
 from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
 from support.loopback_hub import LoopbackHub
@@ -138,6 +139,17 @@ def test_a_bad_file_is_named_and_nothing_is_left(
     assert beside(out) == []
     assert rows(data, 100, out) == 0, "what stands before it can be looked at"
     assert pq.read_table(out).num_rows == 100
+
+
+def test_a_file_in_quarantine_is_passed_over(tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path / "p")
+    files = [write_fineweb(data.source / f"{name}.parquet", 50, seed=seed) for seed, name in enumerate("ac")]
+    (data.source / "b.parquet").write_text("this is no parquet at all")
+    data.pipeline.layout.create()
+    bad = Source("prose", "b.parquet", 25, "c" * 64, state="quarantined", reason="not_parquet")
+    write_source(data.pipeline.layout, bad)
+    assert rows(data, 1000, tmp_path / "out.parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet").equals(first_rows(files, 100))
 
 
 def test_an_empty_folder_has_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
