@@ -41,6 +41,7 @@ class LoopbackHub:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(tests)},
+            start_new_session=True,  # Ctrl-C in a terminal is not for it: it ends with its input
         )
         self.port = json.loads(self._line())["port"]
         return self
