@@ -53,6 +53,7 @@ class FetchedSource:
         self.shown, self.repo = self.lister.shown, self.lister.repo
         if self.listing is not None and self.listing.origin == self.lister.origin:
             self.lister.pinned = self.listing.revision or None
+        self.lister.shared = self._shared
         self.news = ListingNews(tools, self.lister)
         self.fetcher = Fetcher(tools, self.pipeline.source_root, self.repo)
         self.outcomes = FetchOutcomes(tools, self.fetcher, self.lister)
@@ -91,7 +92,7 @@ class FetchedSource:
     def take_listing(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
         most = self.pipeline.dataset.limit.files
-        self.wanted = {wanted.path: self._shared(wanted) for wanted in islice(listed.files, most)}
+        self.wanted = {wanted.path: wanted for wanted in islice(listed.files, most)}
         self.revision = listed.revision
         self.check_files_list()
         self.ahead.moved(self._as_listing(complete=False))
@@ -385,6 +386,7 @@ class FetchedSource:
 
     def farewell(self) -> int:
         """The last line of --once; 1 where files were given up, each by its name."""
+        self.fetcher.close()
         counts = self.counts()
         missing = [path for path in self.open if self.files.takes(path)]
         text = f"{counts['verified']} files verified"

@@ -14,6 +14,7 @@ from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import AHEAD
 from stoker.kit.worker import WorkerExit
 from stokerd.download_board import FetchGauges
+from stokerd.landing_claim import LandingClaim
 from stokerd.source_kind import Desktop
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
@@ -38,6 +39,8 @@ class Fetcher:
         self.sent: set[str] = set()
         self.removing: set[str] = set()
         self.foreign: tuple[str, ...] = ()
+        self._claim = LandingClaim(self.context.layout, str(root))
+        self._device: int | None = None  # of the landing's disk
         self._told_foreign: tuple[str, ...] = ()
         self._busy_at = self._started_at = 0.0
         self._leaving = False
@@ -146,6 +149,7 @@ class Fetcher:
         if kind in ("done", "progress", "removed"):
             self.patience.succeeded(FETCHER)
         if kind == "ready":
+            self._device = int(message["device"])
             self._found_foreign(tuple(message["foreign"]))
         elif kind == "retry":
             self._gauges.retried(str(message["class"]))
@@ -190,9 +194,14 @@ class Fetcher:
     def stands(self, given_up: int, paused: Mapping[str, bool]) -> None:
         """Show how it stands."""
         self.transfers.note(time.monotonic())
+        self._claim.keep(self._device, self.transfers.to_come_bytes())
         self._gauges.stands(self.transfers.rate, given_up, paused)
 
     # How it ends
+
+    def close(self) -> None:
+        """Nothing more will be fetched."""
+        self._claim.end()
 
     def ended(self, ended: WorkerExit) -> str:
         """Forget what it had in hand: it is asked for anew. Returns why the landing cannot be used, or ""."""

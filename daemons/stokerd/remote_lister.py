@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,9 @@ class RemoteLister:
         self.pinned: str | None = None
         self.known: str | None = None  # the revision that was listed since our start
         self._rows: list[Wanted] = []
+        self.shared: Callable[[Wanted], Wanted] = lambda wanted: (
+            wanted
+        )  # may take words that are there already
         self._due = 0.0
         source = self._source
         if source.kind == "hub":
@@ -93,7 +96,7 @@ class RemoteLister:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the worker's words."""
         if message["kind"] == "files":
-            self._rows += [Wanted.listed(*row) for row in message["files"]]
+            self._rows += [self.shared(Wanted.listed(*row)) for row in message["files"]]
 
     def ended(self, ended: WorkerExit) -> Listed | NotListed | None:
         """What came of a listing; None where nothing is new."""

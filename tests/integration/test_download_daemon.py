@@ -13,6 +13,7 @@ import pytest
 from stoker.corpus.landing import EVIDENCE
 from stoker.corpus.listing import read_listing
 from stoker.kit.process import ProcessId, children_tree, signal_process
+from stoker.observe.ledger import read_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, read_outcome
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
@@ -114,12 +115,16 @@ def test_kills_of_daemon_and_worker_cost_no_durable_byte(hub: LoopbackHub, tmp_p
     daemon = data.start(WATCHDOG)
     try:
         wait_until(lambda: set(under_way(data).values()) == {CUT}, what="durable bytes of both")
+        (claim,) = read_claims(data.pipeline.layout, WATCHDOG)
+        assert (claim.purpose, claim.device) == ("landing", data.pipeline.source_root.stat().st_dev)
+        assert 0 < claim.bytes <= 2 * SIZE
         daemon.kill()
         hub.fault("stall", path=repo, after=2 * CUT, times=2)
         daemon = data.start(WATCHDOG)
         wait_until(lambda: set(under_way(data).values()) == {2 * CUT}, what="more of both")
         signal_process(fetch_worker(daemon), signal.SIGKILL)
         wait_until(lambda: is_complete(data), what="the complete listing")
+        wait_until(lambda: not read_claims(data.pipeline.layout, WATCHDOG), what="the end of the claim")
     finally:
         daemon.stop()
     assert landed(data) == files

@@ -142,6 +142,7 @@ def test_transfers_count_each_byte_once_and_find_who_stands_still() -> None:
         transfers.hear(message, float(now))
     assert (transfers.durable, transfers.received) == (60, 60)
     assert transfers.under_way_bytes() == 100
+    assert transfers.to_come_bytes() == 0
     assert transfers.in_hand() == 1
     assert [each["path"] for each in transfers.shown(20)] == ["a"]
     assert transfers.standing(20.0, 10.0) == "a"

@@ -5,8 +5,9 @@ task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", 
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file"}
 input, a line a wish: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give it up and forget its bytes;
     {"remove": path}: unlink a whole file; {"bandwidth": bytes a second or null}
-messages: {"kind": "ready", "unfinished": [[path, bytes]], "foreign": [path]} once, as the first; foreign are
-    other clients' partial files, left alone; then, each with its "path",
+messages: {"kind": "ready", "unfinished": [[path, bytes]], "foreign": [path], "device"} once, as the first;
+    foreign are other clients' partial files, left alone, device is the landing's st_dev; then, each with its
+    "path",
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
     {"kind": "hashing", "bytes"}: what lies there already is read
     {"kind": "retry", "class", "reason", "status", "wait_s"}: it is tried again after that
@@ -86,7 +87,12 @@ class FetchWorker:
     def run(self) -> dict[str, Any]:
         """Hear wishes, watch the hands, say that we live."""
         unfinished = [[record.path, record.offset] for record in self._landing.unfinished()]
-        self._report("ready", unfinished=unfinished, foreign=self._landing.foreign(_FOREIGN_SHOWN))
+        self._report(
+            "ready",
+            unfinished=unfinished,
+            foreign=self._landing.foreign(_FOREIGN_SHOWN),
+            device=self._landing.root.stat().st_dev,
+        )
         hands = [threading.Thread(target=self._fetch, args=(each,), daemon=True) for each in self._callers]
         for thread in (*hands, threading.Thread(target=self._commit, daemon=True)):
             thread.start()

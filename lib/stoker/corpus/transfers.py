@@ -82,6 +82,10 @@ class Transfers:
         """Durable bytes of files that are not whole yet."""
         return sum(file.bytes for file in self._files.values())
 
+    def to_come_bytes(self) -> int:
+        """What the files that are being worked on still need, as far as their sizes are known."""
+        return sum(max(0, (file.size or 0) - file.bytes) for file in self._files.values() if file.in_hand)
+
     def in_hand(self) -> int:
         """How many files are being worked on."""
         return sum(1 for file in self._files.values() if file.in_hand)
