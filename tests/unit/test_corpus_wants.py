@@ -147,8 +147,15 @@ def test_transfers_count_each_byte_once_and_find_who_stands_still() -> None:
     assert [each["path"] for each in transfers.shown(20)] == ["a"]
     assert transfers.standing(20.0, 10.0) == "a"
     assert transfers.standing(4.0, 10.0) is None
+    transfers.note(0.0)
+    transfers.hear({"kind": "progress", "path": "b", "bytes": 50, "received": 50}, 20.0)
+    transfers.note(20.0)
+    assert transfers.rate == 2.5
+    transfers.hear({"kind": "retry", "path": "b", "class": "short", "wait_s": 1.0}, 20.0)
     transfers.end("a")
     assert transfers.standing(20.0, 10.0) is None  # b waits for its next try: it is nobody's fault
+    transfers.end("b")
+    assert transfers.rate == 0.0  # all is here: no rate that fades away for a minute
 
 
 def test_a_kept_file_is_no_transfer() -> None:

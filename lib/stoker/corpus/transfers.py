@@ -103,8 +103,8 @@ class Transfers:
 
     @property
     def rate(self) -> float:
-        """Durable bytes a second over the last minute."""
-        return self._pace.per_second
+        """Durable bytes a second over the last minute; 0 while nothing is with the worker."""
+        return self._pace.per_second if self._files else 0.0
 
     def left_s(self, left: int) -> float | None:
         """How long so many bytes will take."""
