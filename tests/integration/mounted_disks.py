@@ -71,9 +71,14 @@ def write_files(data: DataPipeline, first: int = 0, count: int = FILES) -> None:
         write_fineweb(data.source / f"{number}.parquet", 150, seed=number)
 
 
+def plain(home: Path, **changes: Any) -> DataPipeline:
+    """A pipeline with as few workers as can be, for each takes a moment to start."""
+    return make_pipeline(home, shard__release="never", tokenizer__engine="tokenizers", **changes)
+
+
 def pipeline(home: Path, **changes: Any) -> DataPipeline:
     """Files with receipts, which a loop can begin with."""
-    data = make_pipeline(home, shard__release="never", **changes)
+    data = plain(home, **changes)
     write_files(data)
     assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
     return data
@@ -170,7 +175,7 @@ def test_a_warm_disk_whose_server_died_is_waited_for(home: Path, mounts: Mounts)
 
 def test_a_source_folder_that_hangs_while_it_is_hashed_or_staged(home: Path, mounts: Mounts) -> None:
     source = mounts(home / "disk", home / "source", halts_at="read")
-    data = make_pipeline(home, shard__release="never")
+    data = plain(home)
     write_files(data)
     with at_work(data), at_work(data, DOWNLOAD_WATCHDOG) as watchdog:
         source.arm()
