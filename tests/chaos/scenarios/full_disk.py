@@ -8,6 +8,7 @@ itself. Needs mounts of its own.
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any, ClassVar
 
@@ -159,5 +160,5 @@ class FullDiskJob(Job):
         self.scenario.last = True
         wait_until(self.scenario.tend, limit_s, "the end of every file")
         codes = self.siege.stop()
-        assert set(codes.values()) == {0}, codes
+        assert set(codes.values()) <= {0, -signal.SIGTERM}, codes  # the latter before it could listen
         return 0
