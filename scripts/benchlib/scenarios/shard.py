@@ -17,7 +17,7 @@ from benchlib.runner import Measures, Scenario, Series
 from benchlib.shard_run import Watched, run_pipeline
 
 TEXT_MB = int(os.environ.get("STOKER_BENCH_TEXT_MB", "2048"))
-FILE_MB = 128
+FILE_MB = 256  # FineWeb has 2 GB; what each file costs once would count for too much in small ones
 HF_MB = 32  # the reference takes some 9 MB/s on two cores
 PEER_MB = 200
 GROUP_MB = int(os.environ.get("STOKER_BENCH_GROUP_MB", "500"))
