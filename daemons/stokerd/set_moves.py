@@ -163,6 +163,8 @@ class SetMoves:
     def _recalled(self, source: Source, proof: Mapping[str, Any]) -> None:
         if proof["verdict"] == "proven":
             self._patience.succeeded(source.path)
+            if self._book.sources.owner(source.sha256) is not None:
+                return  # never two owners of one set
             proven = source.moved(
                 "proven", key=proof["key"], books=proof["books"], manifest_sha256=proof["manifest_sha256"]
             )

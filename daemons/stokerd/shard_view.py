@@ -86,6 +86,7 @@ class ShardView:
             wanted=wanted,
             shelved=frozenset(shelved),
             beyond=self.beyond(),
+            in_line=self._in_line(limits.builders),
             differing=self._differing(),
             uncertain=self.warm.configured and not self.warm.known,
             not_before=self.patience.not_before,
@@ -132,6 +133,11 @@ class ShardView:
         known = self.receipts.keys() | self.book.sources.keys()
         part = self.pinning.slice(self.listing, self.book.sources, known)
         return frozenset() if part is None else part.beyond
+
+    def _in_line(self, builders: int) -> frozenset[str] | None:
+        """What may be built while it is not known where the slice ends: no more beyond it than need be."""
+        part = self.pinning.slice(self.listing, self.book.sources)
+        return frozenset(part.in_line[:builders]) if part is not None and part.in_line else None
 
     def busy(self) -> dict[str, str]:
         """The activity each path is in; one whose files are being removed from a disk is in it too."""

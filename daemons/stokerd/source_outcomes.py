@@ -216,6 +216,8 @@ class SourceOutcomes:
 
     def _proven(self, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str) -> None:
         self._yard.published.add(key[:16])
+        if self._book.sources.owner(source.sha256) not in (None, source.path):
+            return  # never two owners of one set: the schedule makes a duplicate of this one
         proven = source.moved(
             "proven", key=key, books=books, manifest_sha256=manifest_sha256, reason=None, deaths=()
         )

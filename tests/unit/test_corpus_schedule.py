@@ -221,3 +221,11 @@ def test_a_source_that_failed_waits_and_a_full_disk_pauses_its_activity() -> Non
     full = situation(source("a"), source("b", "staged"), paused_until={"build": math.inf})
     assert actions(full) == (Stage("a", decode=False),)
     assert actions(situation(source("a"), shelved=frozenset({"a"})), math.inf) == ()
+
+
+def test_before_a_slice_is_settled_only_what_is_in_line_is_built_or_has_its_content() -> None:
+    staged = situation(source("a", "staged"), source("b", "staged"))
+    assert actions(replace(staged, in_line={"a"})) == (Build("a"),)
+    assert actions(replace(staged, in_line={"a"}, urgent=frozenset({"b"}))) == (Build("b"), Build("a"))
+    twins = situation(source("a", content="same"), source("z", "staged", "same"))
+    assert actions(replace(twins, in_line={"a"})) == (Build("z"),)

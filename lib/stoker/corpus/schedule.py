@@ -89,8 +89,9 @@ class Situation:
     asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
     out. `differing` are the paths among which those are whose receipt names other content than their record,
-    None for any. `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for,
-    None where that does not matter.
+    None for any. `in_line` are those that may be built before the slice is settled, None for all.
+    `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for, None where that
+    does not matter.
     """
 
     receipts: Mapping[str, Receipt]
@@ -108,6 +109,7 @@ class Situation:
     shelved: frozenset[str] = frozenset()
     beyond: frozenset[str] = frozenset()
     differing: Collection[str] | None = None
+    in_line: Collection[str] | None = None
     uncertain: bool = False
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
@@ -341,6 +343,7 @@ def _ready(situation: Situation, activity: Literal["sample", "build"], now: floa
         for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
         if (sampling and source.engine is None) == (activity == "sample")
         and path not in situation.beyond
+        and _is_in_line(situation, source)
         and not situation.is_published(source)
         and _open(situation, path, activity, now)
     ]
@@ -348,6 +351,14 @@ def _ready(situation: Situation, activity: Literal["sample", "build"], now: floa
     return sorted(
         ready, key=lambda path: (path not in first, situation.sources[path].state != "building", path)
     )
+
+
+def _is_in_line(situation: Situation, source: Source) -> bool:
+    """Whether it may be built although the slice may end before it: as much as there are builders for."""
+    if situation.in_line is None or source.path in situation.urgent:
+        return True
+    same = situation.catalog.with_content(source.sha256)
+    return any(path in situation.in_line for path in (source.path, *same))
 
 
 def _samples(situation: Situation, now: float) -> Iterator[Sample]:
