@@ -135,7 +135,7 @@ def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
 
 
 @pytest.mark.root
-def test_a_full_disk_is_told_and_what_came_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_the_fetch_goes_on_when_there_is_room(tmp_path: Path) -> None:
     command = apart([sys.executable, "-m", "support.full_landing", str(tmp_path)])
     if command is None:
         pytest.skip(WHY_NOT)

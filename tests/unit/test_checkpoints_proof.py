@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -27,15 +28,15 @@ def flip(path: Path, bit: int) -> None:
 
 
 def refuse_o_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open files as overlays and older tmpfs do."""
-    real = os.open
+    """Switch it on as on overlays and older tmpfs: not at all."""
+    real = fcntl.fcntl
 
-    def without(path: Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
-        return real(path, flags, mode, dir_fd=dir_fd)
+    def without(descriptor: int, command: int, value: int = 0) -> int:
+        if command == fcntl.F_SETFL and value & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, command, value)
 
-    monkeypatch.setattr(os, "open", without)
+    monkeypatch.setattr(fcntl, "fcntl", without)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_FILES if name != "plan.jsonl"])

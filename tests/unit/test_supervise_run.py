@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def planner(tmp_path: Path) -> Planner:
     for name in ("a", "b"):
         tokens = {"train": {"tokens": 300, "documents": 3}, "val": {"tokens": 40, "documents": 1}}
         source = Source("prose", f"{name}.parquet", 9, sha(name), "proven", sha("key" + name), books=tokens)
-        write_source(layout, Source(**{**vars(source), "manifest_sha256": sha("manifest" + name)}))
+        write_source(layout, replace(source, manifest_sha256=sha("manifest" + name)))
     pin = DatasetPin(
         "prose",
         1,
