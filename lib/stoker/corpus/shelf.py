@@ -30,7 +30,7 @@ TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
 PARTS, PART_S = 16, 0.5  # in how many looks, so far apart, it has asked of every file when it was written
 PIECE = 1 << 16
-MANY, SLICE = 1000, 4000  # records: how many make it worth it to be clever, how many are read at a time
+MANY, SLICE = 1000, 1000  # records: how many make it worth it to be clever, how many are read at a time
 SUFFIX = ".json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
@@ -193,6 +193,7 @@ class Shelf(Generic[T]):
         if not names:
             return True
         whole, disorder, last = True, self._disorder, next(reversed(self._found), "")
+        where = os.fspath(self._directory)
         with (
             storage_errors("read", self._directory),
             opened(self._directory, _FOLDER) as folder,
@@ -206,7 +207,7 @@ class Shelf(Generic[T]):
                     continue
                 was_known, self._stamps[number] = number in self._stamps, stamp
                 try:
-                    record = parse_record(data, f"{self._directory}/{name}")
+                    record = parse_record(data, f"{where}/{name}")
                 except RecordDamaged as error:
                     whole = whole and not was_known
                     if damaged is not None:
