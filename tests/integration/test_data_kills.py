@@ -16,6 +16,6 @@ def test_shard_sets_come_out_the_same_through_any_kill_of_daemons_and_workers(tm
 
 
 def test_the_loop_that_lives_on_loses_nothing_to_kills_inside_calls(tmp_path: Path) -> None:
-    report = run_scenario(ShardScenario(), kills=5, seed=2, directory=tmp_path)
+    report = run_scenario(ShardScenario(), kills=4, seed=2, directory=tmp_path)
     print(report.table())
-    assert report.kills + report.skipped >= 4
+    assert report.kills + report.skipped >= 3
