@@ -46,9 +46,10 @@ def test_another_batch_and_from_an_entry_on_another_length_keep_the_books_true(
 
 
 def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(
-    finished: TrainPipeline, tmp_path: Path
+    shard_sets: Path, finished: TrainPipeline, tmp_path: Path
 ) -> None:
-    run = make_training(finished.data.home, tmp_path / "rotten", train__steps=66)
+    of_both = {"dataset__source__path": str(shard_sets / "source"), "train__steps": 66}
+    run = make_training(finished.data.home, tmp_path / "rotten", **of_both)
     key = read_plan(run.run.plan).segments[0].sets[0][0]
     file = run.data.pipeline.hot_layout.shard_set("prose", key) / "train-00000.bin"
     whole = file.read_bytes()
