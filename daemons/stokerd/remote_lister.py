@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.hub import HubRepo, endpoint_of
 from stoker.corpus.remote import shown
+from stoker.corpus.remote_listing import listing_task, origin_of, repo_of
 from stoker.corpus.wants import Wanted
 from stoker.kit.worker import WorkerExit
 from stokerd.crew import Crew, Patience
@@ -51,7 +51,7 @@ class RemoteLister:
     def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
         self._source, self._crew, self._patience = pipeline.dataset.source, crew, patience
         self._every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))  # between two looks at a list of URLs
-        self.repo: HubRepo | None = None
+        self.repo = repo_of(self._source)
         self.pinned: str | None = None
         self.known: str | None = None  # the revision that was listed since our start
         self._rows: list[Wanted] = []
@@ -59,38 +59,16 @@ class RemoteLister:
             wanted
         )  # may take words that are there already
         self._due = 0.0
-        source = self._source
-        if source.kind == "hub":
-            assert source.repo is not None
-            self.repo = HubRepo(source.repo, source.repo_type, endpoint_of(source.endpoint))
-            self.shown = shown(self.repo.page)
-            self.origin = f"{self.shown}@{source.revision}"
-        else:
-            self.shown = self.origin = str(source.urls_file)
+        self.origin = origin_of(self._source)
+        self.shown = self.origin if self.repo is None else shown(self.repo.page)
 
     def ask_if_due(self) -> None:
         """Start a listing when one is due and none is under way."""
         if LISTER in self._crew or time.monotonic() < self._due or not self._patience.allows(LISTER):
             return
-        source, self._rows = self._source, []
-        task: dict[str, Any] = {
-            "include": list(source.include),
-            "exclude": list(source.exclude),
-            "known": self.known,
-        }
-        if self.repo is None:
-            task["file"] = str(source.urls_file)
-            module = "stoker.corpus.urls_worker"
-        else:
-            task |= {
-                "repo": source.repo,
-                "repo_type": source.repo_type,
-                "revision": source.revision,
-                "endpoint": self.repo.endpoint,
-                "token_file": None if source.token_file is None else str(source.token_file),
-                "pinned": None if source.follow else self.pinned,
-            }
-            module = "stoker.corpus.hub_worker"
+        self._rows = []
+        pinned = None if self._source.follow else self.pinned
+        module, task = listing_task(self._source, pinned=pinned, known=self.known)
         self._crew.start("list", LISTER, module, task, quiet_s=QUIET_S)
 
     def hear(self, message: Mapping[str, Any]) -> None:
