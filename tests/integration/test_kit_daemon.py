@@ -36,6 +36,8 @@ def story(context: DaemonContext) -> int:
         raise DataError("set 3 is rotten")
     if what == "bug":
         raise KeyError("surprise")
+    if what == "files":
+        held = [open(sys.argv[2]) for _ in range(200)]
     context.waiter.watch(context.layout.requests({NAME!r}))
     context.ready("looking")
     rounds = 0
@@ -210,6 +212,22 @@ def test_an_error_ends_as_an_event_and_an_exit_code(house: House, story: str, co
 
 def test_once_does_its_work_and_exits_0(house: House) -> None:
     assert house.run("--once").returncode == 0
+
+
+def test_a_low_soft_limit_of_open_files_is_raised_and_a_low_hard_one_is_told(house: House) -> None:
+    def limited(limit: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *house.command("--once")]
+        environ = {**os.environ, **house.environ}
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=LONG_S, check=False
+        )
+
+    house.story.write_text("files")
+    raised = limited("-Sn 32")
+    assert raised.returncode == 0, raised.stderr
+    told = limited("-n 32")
+    assert (told.returncode, told.stderr.count("\n")) == (69, 1)
+    assert "only 32 files may be open at once" in told.stderr
 
 
 def test_hangup_is_ignored_with_a_line(house: House) -> None:

@@ -23,6 +23,7 @@ from stoker.kit.lock import Lock, read_holder
 from stoker.kit.log import Log
 from stoker.kit.metrics import PORT_KEYS, Metrics
 from stoker.kit.notify import Notifier
+from stoker.kit.open_files import allow_open_files
 from stoker.kit.wait import Waiter
 from stoker.store.errors import LockHeld, StokerError, storage_errors
 from stoker.store.files import sweep_temporaries
@@ -60,6 +61,7 @@ def daemon_main(name: str, story: Story, argv: Sequence[str], own: Sequence[Opti
     waiter = Waiter()
     waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop is an orderly one
     try:
+        allow_open_files()
         pipeline = load_pipeline(options.file)
         pipeline.layout.create()
         with _lock(pipeline, name, waiter) as lock:
