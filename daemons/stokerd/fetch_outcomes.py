@@ -107,6 +107,12 @@ class FetchOutcomes:
             patience.succeeded(path)
         self.given_up.discard(path)
 
+    def listed_anew(self) -> None:
+        """Another listing: what was given up may be had by it."""
+        for path, receipt in self._book.receipts.items():
+            if receipt.state == "given_up":
+                self.try_again(path)
+
     # What did not
 
     def failed(self, path: str, message: Mapping[str, Any]) -> bool:

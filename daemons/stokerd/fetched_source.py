@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from stoker.corpus.arrivals import file_of
+from stoker.corpus.fetch import LOCAL
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.listing import Listing, read_listing, write_listing
 from stoker.corpus.receipts import Receipt
@@ -25,9 +26,10 @@ from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError
 from stokerd.crew import Job
 from stokerd.fetch_outcomes import FetchOutcomes
+from stokerd.fetch_receipts import given_up, verified
 from stokerd.fetch_requests import FetchRequests
 from stokerd.fetch_view import Figures
-from stokerd.fetcher import FETCHER, Fetcher
+from stokerd.fetcher import FETCHER, Fetcher, Wish
 from stokerd.listing_news import ListingNews
 from stokerd.remote_lister import LISTER, Listed, RemoteLister
 from stokerd.slice_ahead import SliceAhead
@@ -91,14 +93,18 @@ class FetchedSource:
 
     def take_listing(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
+        before = self.revision or (self.listing.revision if self.listing else "")
         most = self.pipeline.dataset.limit.files
         self.wanted = {wanted.path: wanted for wanted in islice(listed.files, most)}
         self.revision = listed.revision
         self.check_files_list()
         self.ahead.moved(self._as_listing(complete=False))
         self.find_open()
-        for path in self.fetcher.sent - self.open.keys():
-            self.fetcher.drop(path)
+        for path, wish in self.fetcher.sent.items():
+            if (wanted := self.open.get(path)) is None or wanted.identity != wish.wanted.identity:
+                self.fetcher.drop(path)
+        if listed.revision != before:
+            self.outcomes.listed_anew()
         self.news.tell_vanished(self.wanted, self.book.receipts)
 
     def _shared(self, wanted: Wanted) -> Wanted:
@@ -166,7 +172,8 @@ class FetchedSource:
         elif step == "bring" and wanted.path not in self.fetcher.removing:
             if not self.fetcher.start_if_needed(self._has_landed):
                 return True
-            self.fetcher.fetch(wanted.remote(self.repo, self.revision))
+            of_old = None if receipt is None or wanted.path in self.wanted else receipt.revision
+            self.fetcher.fetch(wanted, self.revision if of_old is None else of_old)
         return False
 
     def _has_landed(self) -> bool:
@@ -197,13 +204,13 @@ class FetchedSource:
             self.lister.hear(message)
             return
         path, kind = str(message.get("path")), message["kind"]
+        wish = self.fetcher.sent.get(path)
         self.fetcher.hear(message)
-        if kind == "done":
+        if kind == "done" and wish is not None:
             self.outcomes.went_well(path)
-            if (wanted := self.meant.get(path) or self.again.get(path)) is not None:
-                self._vouch(wanted, message)
-        elif kind == "failed":
-            self._failed(path, message)
+            self._vouch(wish, message)
+        elif kind == "failed" and wish is not None:
+            self._failed(wish, message)
         elif kind == "progress":
             self.outcomes.went_well("")
         elif kind == "ready":
@@ -222,49 +229,30 @@ class FetchedSource:
         ) is not None:
             self.take_listing(listed)
 
-    def _vouch(self, wanted: Wanted, done: Mapping[str, Any]) -> None:
-        before = self.book.receipts.get(wanted.path)
-        again = wanted.path not in self.meant
-        sha256 = str(done["sha256"])
-        receipt = Receipt(
-            dataset=self.dataset,
-            path=wanted.path,
-            file=file_of(self.root, wanted.path),
-            size=int(done["size"]),
-            sha256=sha256,
-            revision=before.revision if again and before else self._revision_of_files,
-            etag=wanted.identity,
-            state="verified",
-        )
+    def _vouch(self, wish: Wish, done: Mapping[str, Any]) -> None:
+        """For the content that was asked for: if another is listed since, this one is known to be old."""
+        path = wish.wanted.path
+        before = self.book.receipts.get(path)
+        receipt = verified(self.dataset, file_of(self.root, path), self._of_repo(wish), done)
         self.book.write(receipt)
-        word = "file_verified" if before is None or before.sha256 != sha256 else "file_reverified"
-        self.events.record(
-            word, path=wanted.path, size=receipt.size, sha256=sha256, how=done["how"], cached=done["cached"]
-        )
+        word = "file_reverified" if before and before.sha256 == receipt.sha256 else "file_verified"
+        told = {"size": receipt.size, "sha256": receipt.sha256, "how": done["how"], "cached": done["cached"]}
+        self.events.record(word, path=path, **told)
 
-    @property
-    def _revision_of_files(self) -> str:
-        return self.revision if self.repo is not None else ""
+    def _of_repo(self, wish: Wish) -> Wish:
+        """A list of URLs has a revision, its files have none."""
+        return wish if self.repo is not None else replace(wish, revision="")
 
-    def _failed(self, path: str, message: Mapping[str, Any]) -> None:
+    def _failed(self, wish: Wish, message: Mapping[str, Any]) -> None:
+        path = wish.wanted.path
         wanted = self.meant.get(path) or self.again.get(path)
-        if self.outcomes.failed(path, message) or wanted is None:
+        stale = wanted is not None and wanted.identity != wish.wanted.identity
+        if (stale and message["class"] not in LOCAL) or self.outcomes.failed(path, message):
             return
         receipt = self.book.receipts.get(path)
-        if receipt is not None and receipt.state == "given_up" and speaks_of(receipt, wanted):
+        if wanted is None or (receipt and receipt.state == "given_up" and speaks_of(receipt, wanted)):
             return
-        self.book.write(
-            Receipt(
-                dataset=self.dataset,
-                path=path,
-                file=file_of(self.root, path),
-                size=wanted.size or 0,
-                sha256=wanted.sha256 or "",
-                revision=self._revision_of_files,
-                etag=wanted.identity,
-                state="given_up",
-            )
-        )
+        self.book.write(given_up(self.dataset, file_of(self.root, path), self._of_repo(wish)))
 
     def _removed(self, path: str) -> None:
         self.outcomes.removed()

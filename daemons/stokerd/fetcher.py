@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.hub import HubRepo
-from stoker.corpus.remote import RemoteFile
 from stoker.corpus.transfers import Transfers
-from stoker.corpus.wants import AHEAD
+from stoker.corpus.wants import AHEAD, Wanted
 from stoker.kit.worker import WorkerExit
 from stokerd.download_board import FetchGauges
 from stokerd.landing_claim import LandingClaim
@@ -27,8 +27,16 @@ COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
 _STOP_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the worker was asked to bring: the content that `revision` had, whatever is listed since."""
+
+    wanted: Wanted
+    revision: str
+
+
 class Fetcher:
-    """`sent` are the paths that the worker was given to fetch, `removing` those to unlink."""
+    """`sent` are the wishes that the worker has, by path, `removing` the paths that it is to unlink."""
 
     def __init__(self, tools: Desktop, root: Path, repo: HubRepo | None) -> None:
         self.context, self.crew, self.patience = tools.context, tools.crew, tools.patience
@@ -36,7 +44,7 @@ class Fetcher:
         self._board, self._gauges = tools.board, FetchGauges(self.context)
         self.root, self.repo = root, repo
         self.transfers = Transfers()
-        self.sent: set[str] = set()
+        self.sent: dict[str, Wish] = {}
         self.removing: set[str] = set()
         self.foreign: tuple[str, ...] = ()
         self._claim = LandingClaim(self.context.layout, str(root))
@@ -91,11 +99,11 @@ class Fetcher:
         """How many more files the worker may be given."""
         return self.pipeline.download.files_at_once * AHEAD - len(self.sent)
 
-    def fetch(self, file: RemoteFile) -> None:
+    def fetch(self, wanted: Wanted, revision: str) -> None:
         """Have it fetched, or hashed where it lies."""
-        self.sent.add(file.path)
-        self.transfers.add(file.path, file.size)
-        self.crew[FETCHER].worker.send({"fetch": file.to_fields()})
+        self.sent[wanted.path] = Wish(wanted, revision)
+        self.transfers.add(wanted.path, wanted.size)
+        self.crew[FETCHER].worker.send({"fetch": wanted.remote(self.repo, revision).to_fields()})
 
     def remove(self, path: str) -> None:
         """Have it unlinked."""
@@ -162,7 +170,7 @@ class Fetcher:
         elif kind == "mismatch":
             self._mismatched(message)
         if kind in ("done", "failed", "dropped"):
-            self.sent.discard(str(message["path"]))
+            self.sent.pop(str(message["path"]), None)
             self.transfers.end(str(message["path"]))
         elif kind in ("removed", "not_removed"):
             self.removing.discard(str(message["path"]))

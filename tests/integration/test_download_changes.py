@@ -1,0 +1,71 @@
+"""What changes at the source while it is being fetched: no receipt ever speaks of another content."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
+from support.loopback_hub import LoopbackHub, noise
+from support.pipelines import DataPipeline
+from support.waiting import wait_until
+from support.watchdogs import WATCHDOG, from_urls, landed, sha256
+
+SIZE, CUT = 3_000_000, 1_200_000
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+def write_list(data: DataPipeline, lines: list[str]) -> None:
+    """Replace the list of URLs at once, as an editor does."""
+    new = data.home / "urls.new"
+    new.write_text("".join(f"{line}\n" for line in lines))
+    new.replace(data.home / "urls.txt")
+
+
+def replace_file(hub: LoopbackHub, name: str, content: bytes) -> None:
+    """Another content under that address; who is being sent the old one still gets that."""
+    (hub.root / "urls" / name).unlink()
+    hub.put(name, content, repo="urls")
+
+
+def test_content_listed_anew_while_the_old_is_on_its_way_is_fetched(hub: LoopbackHub, tmp_path: Path) -> None:
+    old, new = noise(SIZE, 1), noise(SIZE, 2)
+    hub.put("x.bin", old, repo="urls")
+    data = from_urls(tmp_path, [f"{hub.url('x.bin')} {sha256(old)}"])
+    hub.fault("stall", on="url", path="x.bin", after=CUT)
+    daemon = data.start(WATCHDOG)
+    try:
+        wait_until(lambda: hub.served("x.bin") == CUT, what="the old content's first bytes")
+        replace_file(hub, "x.bin", new)
+        write_list(data, [f"{hub.url('x.bin')} {sha256(new)}"])
+        wait_until(lambda: data.events(WATCHDOG, "source_moved"), what="the list, read again")
+        hub.control("release")
+        wait_until(data.receipts, what="a receipt")
+        wait_until(lambda: data.status(WATCHDOG)["complete"], what="the complete listing")
+        receipt = data.receipts()["x.bin"]
+        assert (receipt.sha256, receipt.etag) == (sha256(new), f"sha256:{sha256(new)}")
+        assert landed(data) == {"x.bin": new}
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    content = noise(50_000, 3)
+    hub.put("good.bin", content, repo="urls")
+    good = f"{hub.url('good.bin')} {sha256(content)}"
+    data = from_urls(tmp_path, [good, f"{hub.url('late.bin')} {sha256(content)}"])
+    daemon = data.start(WATCHDOG)
+    try:
+        wait_until(lambda: data.events(WATCHDOG, "download_given_up"), what="the missing file's end")
+        hub.put("late.bin", content, repo="urls")
+        write_list(data, ["# it is there now", good, f"{hub.url('late.bin')} {sha256(content)}"])
+        wait_until(lambda: len(landed(data)) == 2, what="the file that was missing")
+        wait_until(lambda: data.receipts()["late.bin"].state == "verified", what="its receipt")
+    finally:
+        assert daemon.stop() == 0
