@@ -23,7 +23,6 @@ class DownloadBoard:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._plain_due = time.monotonic() + PLAIN_EVERY_S
-        self._bytes = (-1, 0)  # the book's changes that the verified bytes are of, and these
         metrics = context.metrics
         self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
         self._verified = metrics.total("download_verified_bytes_total", "Bytes of all verified files.")
@@ -52,8 +51,7 @@ class DownloadBoard:
         counts, more, trouble = source.counts(), source.status(), source.trouble
         for state, count in counts.items():
             self._files.labels(state).set(count)
-        verified = self._verified_bytes(book)
-        self._verified.set(verified)
+        self._verified.set(book.verified_bytes)
         self._available.set(0 if trouble else 1)
         self._watched.set(1 if more.get("polling") == "" and not trouble else 0)
         complete = source.listing is not None and source.listing.complete
@@ -61,19 +59,13 @@ class DownloadBoard:
         status = {
             "source": source.shown,
             "files": dict(counts),
-            "verified_bytes": verified,
+            "verified_bytes": book.verified_bytes,
             "complete": complete,
             "trouble": trouble,
             **more,
         }
         self._tell_progress(status)
         self._context.beat(status, trouble or _text(status))
-
-    def _verified_bytes(self, book: ReceiptBook) -> int:
-        if self._bytes[0] != book.changes:
-            held = sum(receipt.size for receipt in book.receipts.values() if receipt.state == "verified")
-            self._bytes = book.changes, held
-        return self._bytes[1]
 
     def _tell_progress(self, status: Mapping[str, Any]) -> None:
         """On the terminal's last line, or where there is none, with --once, as a line now and then."""

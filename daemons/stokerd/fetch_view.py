@@ -6,42 +6,78 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import Wanted, is_settled
 
 STATES = ("waiting", "fetching", "verified", "releasing", "released", "disputed", "given_up")
+_LEFT = 0x80  # in what is noted of a file: its bytes are still to come
 
 
 class Figures:
-    """Counts and bytes, taken anew only when something changed: 50,000 files take a tenth of a second."""
+    """Counts and bytes, kept up to date with each receipt: to look at 50,000 files takes half a second."""
 
     def __init__(self) -> None:
         self._of: object = None
+        self._wanted: Packed[Wanted] | None = None
+        self._still: Mapping[str, Wanted] = {}
+        self._again: Mapping[str, Wanted] = {}
+        self._receipts: Mapping[str, Receipt] = {}
+        self._noted = bytearray()  # of each wanted file, in path order
         self._counts: Counter[str] = Counter(dict.fromkeys(STATES, 0))
-        self._whole = self._left = self.given_up = 0
+        self._whole = self._left = 0
+
+    @property
+    def given_up(self) -> int:
+        """How many files could not be brought."""
+        return self._counts["given_up"]
 
     def take(
         self,
         state: object,
-        wanted: Mapping[str, Wanted],
-        meant: Mapping[str, Wanted],
+        wanted: Packed[Wanted],
         still: Mapping[str, Wanted],
         receipts: Mapping[str, Receipt],
+        *,
+        meant: Mapping[str, Wanted],
+        again: Mapping[str, Wanted],
     ) -> None:
-        """Look, where `state` is another than the last time.
+        """Look at all, where `state` is another than the last time.
 
         `meant` are those of the wanted files that are to be here now, `still` those that something is to be
-        done about. Bytes of files of unknown size count nowhere.
+        done about, `again` those of them that are not wanted but asked for. Bytes of files of unknown size
+        count nowhere.
         """
         if state == self._of:
             return
-        self._of, self._counts = state, _counts(wanted, still, receipts)
-        self._whole = sum(each.size or 0 for each in meant.values())
-        self._left = sum(
-            each.size or 0 for path, each in still.items() if not is_settled(receipts.get(path), each)
-        )
-        self.given_up = self._counts["given_up"]
+        self._of = state
+        self._wanted, self._still, self._again, self._receipts = wanted, still, again, receipts
+        self._counts, self._left = Counter(dict.fromkeys(STATES, 0)), 0
+        self._noted = bytearray(len(wanted))
+        for place, (path, each) in enumerate(wanted.items()):
+            self._note(place, path, each)
+        self._whole = sum(each.size or 0 for _, each in meant.items())
+
+    def moved(self, path: str) -> None:
+        """A file's receipt was written."""
+        if self._wanted is None or (place := self._wanted.place(path)) < 0:
+            return
+        each, noted = self._wanted[path], self._noted[place]
+        self._counts[STATES[noted & ~_LEFT]] -= 1
+        self._left -= (each.size or 0) if noted & _LEFT else 0
+        self._note(place, path, each)
+
+    def _note(self, place: int, path: str, each: Wanted) -> None:
+        receipt, open_ = self._receipts.get(path), path in self._still
+        settled = is_settled(receipt, each)
+        state = "waiting"
+        if receipt is not None and (not open_ or settled or receipt.state == "disputed"):
+            state = receipt.state
+        left = open_ and not settled
+        self._noted[place] = STATES.index(state) | (_LEFT if left else 0)
+        self._counts[state] += 1
+        self._left += (each.size or 0) if left else 0
 
     def counts(self, in_hand: int) -> dict[str, int]:
         """How many files are in which state; every state is present, so that a gauge falls back to 0."""
@@ -51,7 +87,9 @@ class Figures:
 
     def how_far(self, transfers: Transfers) -> dict[str, Any]:
         """Bytes that are here of those meant; the rate, and the time left."""
-        left = max(0, self._left - transfers.under_way_bytes())
+        again = (each for path, each in self._again.items() if path in self._still)
+        more = sum(each.size or 0 for each in again if not is_settled(self._receipts.get(each.path), each))
+        left = max(0, self._left + more - transfers.under_way_bytes())
         left_s = transfers.left_s(left)
         return {
             "bytes_of": self._whole,
@@ -59,18 +97,3 @@ class Figures:
             "rate_bytes_per_second": round(transfers.rate),
             "eta_s": None if left_s is None or not left else round(left_s),
         }
-
-
-def _counts(
-    wanted: Mapping[str, Wanted], still: Mapping[str, Wanted], receipts: Mapping[str, Receipt]
-) -> Counter[str]:
-    counts: Counter[str] = Counter(dict.fromkeys(STATES, 0))
-    for path, each in wanted.items():
-        receipt = receipts.get(path)
-        if receipt is None:
-            counts["waiting"] += 1
-        elif path not in still or is_settled(receipt, each) or receipt.state == "disputed":
-            counts[receipt.state] += 1
-        else:
-            counts["waiting"] += 1
-    return counts

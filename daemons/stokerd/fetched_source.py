@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from stoker.corpus.arrivals import file_of
+from stoker.corpus.cells import WantedCodec
 from stoker.corpus.fetch import LOCAL
 from stoker.corpus.files_list import insist_known
-from stoker.corpus.listing import Listing, read_listing, write_listing
+from stoker.corpus.listing import Listing
+from stoker.corpus.listing_book import ListingHead
+from stoker.corpus.packed import Chosen, Packed
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.wants import (
     WantDesk,
@@ -19,7 +21,6 @@ from stoker.corpus.wants import (
     is_complete,
     next_step,
     speaks_of,
-    still_complete,
     wanted_again,
 )
 from stoker.kit.worker import WorkerExit
@@ -30,6 +31,7 @@ from stokerd.fetch_receipts import given_up, verified
 from stokerd.fetch_requests import FetchRequests
 from stokerd.fetch_view import Figures
 from stokerd.fetcher import FETCHER, Fetcher, Wish
+from stokerd.listing_keeper import ListingKeeper
 from stokerd.listing_news import ListingNews
 from stokerd.remote_lister import LISTER, Listed, RemoteLister
 from stokerd.slice_ahead import SliceAhead
@@ -37,7 +39,6 @@ from stokerd.source_kind import Desktop, some
 
 SHOWN_FILES = 20
 SHOW_EVERY_S = 0.5
-LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
 
 
 class FetchedSource:
@@ -50,12 +51,12 @@ class FetchedSource:
         self.pipeline, self.events, self.patience = self.context.pipeline, self.context.events, tools.patience
         self.dataset = self.pipeline.dataset.name
         self.root = str(self.pipeline.source_root)
-        self.listing = read_listing(self.context.layout, self.dataset)
+        self.kept = ListingKeeper(tools)
         self.lister = RemoteLister(self.pipeline, tools.crew, tools.patience)
         self.shown, self.repo = self.lister.shown, self.lister.repo
         if self.listing is not None and self.listing.origin == self.lister.origin:
             self.lister.pinned = self.listing.revision or None
-        self.lister.shared = self._shared
+        self.lister.own = self.book.receipts.own
         self.news = ListingNews(tools, self.lister)
         self.fetcher = Fetcher(tools, self.pipeline.source_root, self.repo)
         self.outcomes = FetchOutcomes(tools, self.fetcher, self.lister)
@@ -63,15 +64,19 @@ class FetchedSource:
         self.ahead = SliceAhead(self.pipeline)
         self.book.on_write = self._written
 
-        self.wanted: dict[str, Wanted] = {}  # all that is listed, within dataset.limit.files
+        self.wanted = Packed(WantedCodec())  # all that is listed, within dataset.limit.files
         self.revision = ""
-        self.meant: Mapping[str, Wanted] = {}  # those of them that are to be here now
+        self.meant = self.wanted  # those of them that are to be here now
         self.again: dict[str, Wanted] = {}  # not listed any more, but asked for
-        self.open: dict[str, Wanted] = {}  # those that something is to be done about
-        self.releasing = {path for path, each in self.book.receipts.items() if each.state == "releasing"}
-        self.listing_due, self.listed_at = self.listing is not None, 0.0
+        self.open: Chosen[Wanted] = Chosen(self.wanted)  # those that something is to be done about
+        self.releasing = set(self.book.in_state("releasing"))
         self.changes = 0  # of what is wanted
         self.figures = Figures()
+
+    @property
+    def listing(self) -> ListingHead | None:
+        """What was written of it."""
+        return self.kept.head
 
     @property
     def seen(self) -> bool:
@@ -88,17 +93,17 @@ class FetchedSource:
     def look(self) -> None:
         """Have it listed when that is due, and see how far the slice was counted."""
         self.lister.ask_if_due()
-        if self.ahead.moved(self._as_listing(complete=False) if self.seen else None):
+        if self.ahead.bounded and self.ahead.moved(self._as_listing() if self.seen else None):
             self.find_open()
 
     def take_listing(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
         before = self.revision or (self.listing.revision if self.listing else "")
-        most = self.pipeline.dataset.limit.files
-        self.wanted = {wanted.path: wanted for wanted in islice(listed.files, most)}
-        self.revision = listed.revision
+        self.wanted = listed.files.first(self.pipeline.dataset.limit.files)
+        self.revision, self.kept.changed = listed.revision, True
         self.check_files_list()
-        self.ahead.moved(self._as_listing(complete=False))
+        if self.ahead.bounded:
+            self.ahead.moved(self._as_listing())
         self.find_open()
         for path, wish in self.fetcher.sent.items():
             if (wanted := self.open.get(path)) is None or wanted.identity != wish.wanted.identity:
@@ -106,13 +111,6 @@ class FetchedSource:
         if listed.revision != before:
             self.outcomes.listed_anew()
         self.news.tell_vanished(self.wanted, self.book.receipts)
-
-    def _shared(self, wanted: Wanted) -> Wanted:
-        """With the receipt's own words where they are equal: of 50,000 files they are some megabytes."""
-        receipt = self.book.receipts.get(wanted.path)
-        if receipt is None or receipt.etag != wanted.identity:
-            return wanted
-        return replace(wanted, path=receipt.path, identity=receipt.etag)
 
     def check_files_list(self) -> None:
         """Refuse a list of files that are not listed; while we stay they may yet come, and are named once."""
@@ -131,13 +129,14 @@ class FetchedSource:
         self.meant = self.wanted
         if self.ahead.bounded:
             paths = frozenset() if stretch is None else stretch.paths
-            self.meant = {path: each for path, each in self.wanted.items() if path in paths}
+            meant = ((path, each) for path, each in self.wanted.items() if path in paths)
+            self.meant = Packed(WantedCodec(), meant)
         self.changes += 1
-        self.open = {path: each for path, each in self.meant.items() if self._step(each)}
+        self.open = Chosen(self.meant, (path for path, each in self.meant.items() if self._step(each)))
         for path, each in self.again.items():
             if path not in self.wanted and self._step(each):
-                self.open[path] = each
-        self.listing_due = True
+                self.open.put(path, each)
+        self.kept.due = True
 
     def _step(self, wanted: Wanted) -> str:
         receipt = self.book.receipts.get(wanted.path)
@@ -268,57 +267,54 @@ class FetchedSource:
         if wanted is None and path not in self.wanted:
             self._written_again(receipt)
         elif wanted is not None and not self._step(wanted):
-            self.open.pop(path, None)
+            self.open.drop(path)
         elif wanted is not None and path not in self.open:
             self.find_open()
-        self.listing_due = True
+        self.figures.moved(path)
+        self.kept.due = True
+        self.kept.changed = self.kept.changed or (wanted is not None and wanted.size is None)
 
     def _written_again(self, receipt: Receipt) -> None:
         """A receipt of a file that is not listed: it is brought only when somebody asks."""
         wanted = wanted_again(receipt, self.repo) if receipt.state == "disputed" else None
         if wanted is None:
             self.again.pop(receipt.path, None)
-            self.open.pop(receipt.path, None)
+            self.open.drop(receipt.path)
         else:
-            self.again[receipt.path] = self.open[receipt.path] = wanted
+            self.again[receipt.path] = wanted
+            self.open.put(receipt.path, wanted)
 
     # Books
 
     def keep_listing(self) -> None:
         """Write the listing when it changed, soon; at once when it comes to be complete, or no longer is."""
-        now = time.monotonic()
-        if not self.listing_due:
-            return
-        listing, before = self.listing, self.listing
-        if self.seen:
-            listing = self._as_listing(complete=self._is_complete())
-        elif listing is not None and listing.complete:
-            listing = replace(listing, complete=still_complete(listing.paths, self.book.receipts))
-        if listing is None or listing == before:
-            self.listing_due = False
-            return
-        at_once = before is None or before.complete != listing.complete or before.revision != listing.revision
-        if not at_once and now < self.listed_at + LISTING_EVERY_S and not self.is_drained():
-            return
-        write_listing(self.context.layout, listing)
-        self.listing, self.listed_at, self.listing_due = listing, now, False
-        if listing.complete and (before is None or not before.complete):
-            self.events.record("listing_complete", files=len(listing.files))
+        if not self.seen:
+            self.kept.keep_unseen()
+        elif self.kept.due:
+            self.kept.keep(
+                self._sized,
+                count=len(self.wanted),
+                complete=self._is_complete(),
+                revision=self.revision,
+                origin=self.lister.origin,
+                hurry=self.is_drained(),
+            )
 
     def _is_complete(self) -> bool:
         stretch = self.ahead.stretch
         if self.ahead.bounded and (stretch is None or not stretch.whole):
             return False
-        still = {path: each for path, each in self.open.items() if path in self.meant}
-        return is_complete(self.meant, still, self.book.receipts)
+        return is_complete(self.meant, self.open, self.book.receipts)
 
-    def _as_listing(self, *, complete: bool) -> Listing:
+    def _sized(self) -> Iterator[tuple[str, int]]:
+        """The listed files; one whose size the server alone knows has its receipt's."""
         receipts = self.book.receipts
-        files = tuple(
-            (path, each.size if each.size is not None else receipts[path].size if path in receipts else 0)
-            for path, each in self.wanted.items()
-        )
-        return Listing(self.dataset, files, complete, self.revision, self.lister.origin)
+        for path, each in self.wanted.items():
+            receipt = receipts.get(path) if each.size is None else None
+            yield path, each.size if each.size is not None else receipt.size if receipt else 0
+
+    def _as_listing(self) -> Listing:
+        return Listing(self.dataset, tuple(self._sized()), False, self.revision, self.lister.origin)
 
     # What is asked
 
@@ -335,7 +331,7 @@ class FetchedSource:
     def counts(self) -> dict[str, int]:
         """How many files are in which state."""
         self.figures.take(
-            (self.changes, self.book.changes), self.wanted, self.meant, self.open, self.book.receipts
+            self.changes, self.wanted, self.open, self.book.receipts, meant=self.meant, again=self.again
         )
         return self.figures.counts(self.fetcher.transfers.in_hand())
 
@@ -360,9 +356,7 @@ class FetchedSource:
         due = [self.lister.next_due(now), self.outcomes.next_due(now), self.fetcher.next_due(now)]
         if (again := self.desk().next_due(now)) is not None:
             due.append(again)
-        if self.listing_due:
-            due.append(self.listed_at + LISTING_EVERY_S)
-        return min(due)
+        return min(*due, self.kept.next_due())
 
     # Ending
 

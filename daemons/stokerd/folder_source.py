@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-from stoker.corpus.arrivals import Desk, Look, Watched, file_of, vanished, watch
+from stoker.corpus.arrivals import WATCHED, Desk, Look, Watched, file_of, vanished, watch
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.listing import read_listing, write_listing
+from stoker.corpus.listing_book import ListingBook, ListingHead
+from stoker.corpus.packed import Chosen, Packed
 from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
@@ -42,15 +42,20 @@ class FolderSource:
         self.lister = SourceLister(self.pipeline, self.crew, self.patience)
         self.book.on_write = self._written
 
-        self.listing = read_listing(self.context.layout, self.dataset)
-        self.watched: dict[str, Watched] = {}
-        self.meant: Mapping[str, Watched] = {}  # those within dataset.limit
-        self.open: dict[str, Watched] = {}  # those of them that no receipt vouches for
+        self.kept = ListingBook(self.context.layout, self.dataset)
+        self.watched = Packed(WATCHED)
+        self.meant = self.watched  # those within dataset.limit
+        self.open: Chosen[Watched] = Chosen(self.meant)  # those of them that no receipt vouches for
         self.listing_due = False  # something happened that the listing may have to tell
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
         self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
         self.confirmed = False  # a look after the last hash found nothing new
+
+    @property
+    def listing(self) -> ListingHead | None:
+        """What was written of it."""
+        return self.kept.head
 
     # Looking
 
@@ -69,14 +74,21 @@ class FolderSource:
         if self.trouble:
             return
         self.take_polling(look.polling)
-        before, self.watched = self.watched, watch(self.watched, look.files, time.monotonic())
-        self.find_open()
+        before, self.watched = (
+            self.watched,
+            watch(self.watched, look.files.values(), time.monotonic(), self._own),
+        )
         self.confirmed = self.watched == before
-        self.whole = not look.unreadable
+        whole, self.whole = self.whole, not look.unreadable
+        if not self.confirmed or self.lister.looks == 1 or whole != self.whole:
+            self.find_open()
         self.check_files_list()
         self.book.came_back("source_vanished", self.watched.__contains__)
         for path in vanished(self.watched, receipts) if self.whole else ():
             self.book.tell_once("source_vanished", path, "its receipt is kept")
+
+    def _own(self, path: str) -> str:
+        return self.book.receipts.own(self.watched.own(path))
 
     def take_polling(self, polling: str) -> None:
         """Say once how changes in the folder are noticed, where it is not by being told."""
@@ -135,9 +147,10 @@ class FolderSource:
     def find_open(self) -> None:
         """Know anew which files are to be hashed: with fifty thousand that is not done every turn."""
         most = self.pipeline.dataset.limit.files
-        self.meant = self.watched if most is None else dict(islice(self.watched.items(), most))
+        self.meant = self.watched.first(most)
         desk = self.desk(self.meant)
-        self.open = {path: each for path, each in self.meant.items() if not desk.vouched(each.file)}
+        unproven = (path for path, each in self.meant.items() if not desk.vouched(each.file))
+        self.open = Chosen(self.meant, unproven)
         self.listing_due = True
 
     def bring(self) -> None:
@@ -170,7 +183,7 @@ class FolderSource:
             return
         wait_s = self.patience.failed(file.path)
         if result:  # changed or missing: it was not quiet after all
-            self.watched[file.path] = Watched(file, time.monotonic())
+            self.watched.put(file.path, Watched(file, time.monotonic()))
             self.find_open()
             self.lister.ask_soon()
             return
@@ -209,17 +222,15 @@ class FolderSource:
         if not self.listing_due:
             return
         self.listing_due = False
-        listing = self.desk(self.meant).listing(self.dataset, self.whole)
-        if listing != self.listing:
-            write_listing(self.context.layout, listing)
-            self.listing = listing
-            if listing.complete:
-                self.events.record("listing_complete", files=len(listing.files))
+        complete = not self.open and self.desk(self.meant).complete(self.whole)
+        files = ((path, each.file.size) for path, each in self.meant.items())
+        if self.kept.write(files, complete=complete, revision="") and complete:
+            self.events.record("listing_complete", files=len(self.meant))
 
     def _written(self, receipt: Receipt) -> None:
         watched = self.meant.get(receipt.path)
         if watched is not None and self.desk().vouched(watched.file):
-            self.open.pop(receipt.path, None)
+            self.open.drop(receipt.path)
             self.listing_due = self.listing_due or not self.open
         else:
             self.find_open()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.corpus.cells import WantedCodec
+from stoker.corpus.packed import Packed
 from stoker.corpus.remote import shown
 from stoker.corpus.remote_listing import listing_task, origin_of, repo_of
 from stoker.corpus.wants import Wanted
@@ -25,9 +27,9 @@ REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "refused")
 
 @dataclass(frozen=True)
 class Listed:
-    """What the source holds at `revision`, sorted by path; `refused` are (path, reason), some of all."""
+    """What the source holds at `revision`, by path; `refused` are (path, reason), some of all."""
 
-    files: tuple[Wanted, ...]
+    files: Packed[Wanted]
     revision: str
     refused: tuple[tuple[str, str], ...]
     refused_in_all: int
@@ -54,10 +56,8 @@ class RemoteLister:
         self.repo = repo_of(self._source)
         self.pinned: str | None = None
         self.known: str | None = None  # the revision that was listed since our start
-        self._rows: list[Wanted] = []
-        self.shared: Callable[[Wanted], Wanted] = lambda wanted: (
-            wanted
-        )  # may take words that are there already
+        self._rows = Packed(WantedCodec())
+        self.own: Callable[[str], str] = lambda path: path  # may give a string that is there already
         self._due = 0.0
         self.origin = origin_of(self._source)
         self.shown = self.origin if self.repo is None else shown(self.repo.page)
@@ -66,7 +66,7 @@ class RemoteLister:
         """Start a listing when one is due and none is under way."""
         if LISTER in self._crew or time.monotonic() < self._due or not self._patience.allows(LISTER):
             return
-        self._rows = []
+        self._rows = Packed(WantedCodec())
         pinned = None if self._source.follow else self.pinned
         module, task = listing_task(self._source, pinned=pinned, known=self.known)
         self._crew.start("list", LISTER, module, task, quiet_s=QUIET_S)
@@ -74,7 +74,8 @@ class RemoteLister:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the worker's words."""
         if message["kind"] == "files":
-            self._rows += [self.shared(Wanted.listed(*row)) for row in message["files"]]
+            rows = ((self.own(row[0]), row[1:]) for row in message["files"])
+            self._rows.extend((path, Wanted.listed(path, *row)) for path, row in rows)
 
     def ended(self, ended: WorkerExit) -> Listed | NotListed | None:
         """What came of a listing; None where nothing is new."""
@@ -84,8 +85,8 @@ class RemoteLister:
             self._due = time.monotonic() + self._rest_s()
             if result["status"] == "unchanged":
                 return None
-            files = tuple(sorted(self._rows, key=lambda wanted: wanted.path))
-            self._rows, self.known = [], result["revision"]
+            files, self._rows = self._rows, Packed(WantedCodec())
+            self.known = result["revision"]
             self.pinned = self.known
             refused = tuple((str(path), str(reason)) for path, reason in result["refused"])
             return Listed(files, result["revision"], refused, result["refused_in_all"])

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stoker.corpus.listing import Listing
+from stoker.corpus.listing_book import ListingHead
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stokerd.crew import Crew, Job, Patience
@@ -34,8 +34,11 @@ class SourceKind(Protocol):
     """
 
     shown: str
-    listing: Listing | None
     every_s: float  # between two snapshots of it
+
+    @property
+    def listing(self) -> ListingHead | None:
+        """What was written of its listing."""
 
     @property
     def trouble(self) -> str:

@@ -84,12 +84,11 @@ def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
 def test_the_listing_is_complete_when_the_look_was_whole_and_each_file_is_vouched_for() -> None:
     files = [file("b"), file("a", 20)]
     receipts = {each.path: receipt_of(each) for each in files}
-    assert desk(*files, receipts=receipts).listing("d", whole=True) == Listing(
-        "d", (("a", 20), ("b", 10)), True, ""
-    )
-    assert not desk(*files, receipts=receipts).listing("d", whole=False).complete
-    assert not desk(*files, file("c"), receipts=receipts).listing("d", whole=True).complete
-    assert not desk().listing("d", whole=True).complete
+    assert list(desk(*files).watched) == ["a", "b"]
+    assert desk(*files, receipts=receipts).complete(whole=True)
+    assert not desk(*files, receipts=receipts).complete(whole=False)
+    assert not desk(*files, file("c"), receipts=receipts).complete(whole=True)
+    assert not desk().complete(whole=True)
     assert vanished(watch({}, files[:1], 0.0), receipts) == ["a"]
 
 

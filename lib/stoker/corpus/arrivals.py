@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.listing import Listing
+from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 
 
@@ -18,7 +19,7 @@ class Look:
     `polling` says why nobody tells of changes until the next look; empty where inotify does.
     """
 
-    files: tuple[FileSeen, ...]
+    files: Mapping[str, FileSeen]
     refused: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     missing: bool = False
@@ -36,7 +37,7 @@ class Look:
         return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Watched:
     """A file and since when (monotonic seconds, our own clock) it has looked as it does."""
 
@@ -44,13 +45,63 @@ class Watched:
     since: float
 
 
-def watch(before: Mapping[str, Watched], found: Collection[FileSeen], now: float) -> dict[str, Watched]:
-    """The watched files after another look: a file that changed in any way starts its quiet time anew."""
-    after = {}
-    for file in sorted(found, key=lambda each: each.path):
-        known = before.get(file.path)
-        after[file.path] = known if known is not None and known.file == file else Watched(file, now)
-    return after
+class SeenCodec:
+    """How a file goes into a cell of a packed mapping: 25 bytes."""
+
+    _struct = struct.Struct("<BQQQ")
+    width = _struct.size
+
+    def pack(self, path: str, thing: FileSeen) -> bytes | None:
+        """Its cell; None for one that would not come out equal."""
+        figures = (thing.size, thing.mtime_ns, thing.inode)
+        if thing.path != path or not all(0 <= figure < 2**64 for figure in figures):
+            return None
+        return self._struct.pack(1, *figures)
+
+    def unpack(self, path: str, cell: bytes) -> FileSeen:
+        """What was packed."""
+        _, size, mtime_ns, inode = self._struct.unpack_from(cell)
+        return FileSeen(path, size, mtime_ns, inode)
+
+
+class WatchedCodec:
+    """The same with its time: 33 bytes."""
+
+    _seen = SeenCodec()
+    _since = struct.Struct("<d")
+    width = _seen.width + _since.size
+
+    def pack(self, path: str, thing: Watched) -> bytes | None:
+        """Its cell; None for one that would not come out equal."""
+        cell = self._seen.pack(path, thing.file)
+        return None if cell is None else cell + self._since.pack(thing.since)
+
+    def unpack(self, path: str, cell: bytes) -> Watched:
+        """What was packed."""
+        return Watched(self._seen.unpack(path, cell), *self._since.unpack_from(cell, self._seen.width))
+
+
+SEEN, WATCHED = SeenCodec(), WatchedCodec()
+
+
+def watch(
+    before: Mapping[str, Watched],
+    found: Iterable[FileSeen],
+    now: float,
+    own: Callable[[str], str] = lambda path: path,
+) -> Packed[Watched]:
+    """The watched files after another look: a file that changed in any way starts its quiet time anew.
+
+    `own` gives a path's string where it is kept already.
+    """
+
+    def each() -> Iterator[tuple[str, Watched]]:
+        for file in found:
+            known = before.get(file.path)
+            same = known is not None and known.file == file
+            yield own(file.path), known if known is not None and same else Watched(file, now)
+
+    return Packed(WATCHED, each())
 
 
 def file_of(root: str, path: str) -> str:
@@ -130,14 +181,12 @@ class Desk:
                 counts["settling" if now < each.since + self.settle_s else "waiting"] += 1
         return counts
 
-    def listing(self, dataset: str, whole: bool) -> Listing:
-        """The listing as this look shows it; `whole` says that the look saw everything there is.
+    def complete(self, whole: bool) -> bool:
+        """Whether the listing of these files is complete; `whole` says that the look saw all there is.
 
-        An empty folder is not complete: its files are yet to come.
+        That of an empty folder is not: its files are yet to come.
         """
-        files = tuple((path, each.file.size) for path, each in self.watched.items())
-        complete = whole and bool(files) and all(self.vouched(each.file) for each in self.watched.values())
-        return Listing(dataset, files, complete, revision="")
+        return whole and bool(self.watched) and all(self.vouched(each.file) for each in self.watched.values())
 
 
 def vanished(watched: Mapping[str, Watched], receipts: Mapping[str, Receipt]) -> list[str]:

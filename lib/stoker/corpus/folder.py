@@ -16,7 +16,7 @@ DEFAULT_INCLUDE = ("*.parquet",)
 LINK = "it is a symbolic link; give the folder it points to, or move the file here"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileSeen:
     """A regular file as one look found it: `path` is relative to the folder, with forward slashes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -36,20 +36,23 @@ class Receipt:
     state: ReceiptState
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Receipt:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+    def from_record(cls, record: Mapping[str, Any], share: Callable[[str], str] = sys.intern) -> Receipt:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong.
+
+        `share` may take words that are there already.
+        """
         if record["v"] != 1:
             raise ValueError(f"version {record['v']}")
         state = _STATES.get(record["state"])
         if state is None:
             raise ValueError(f"state {record['state']!r}")
         return cls(
-            sys.intern(str(record["dataset"])),
-            sys.intern(str(record["path"])),
+            share(str(record["dataset"])),
+            share(str(record["path"])),
             str(record["file"]),
             int(record["size"]),
-            sys.intern(str(record["sha256"])),
-            sys.intern(str(record["revision"])),
+            share(str(record["sha256"])),
+            share(str(record["revision"])),
             str(record["etag"]),
             state,
         )

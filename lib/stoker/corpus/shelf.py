@@ -232,10 +232,7 @@ class Shelf(Generic[T]):
             return sys.intern(str(record["path"])), self._parse(record)
         except (KeyError, TypeError, ValueError) as error:
             self._stamps.pop(_number(name))  # to be refused the next time too
-            raise DataError(
-                f"{self._directory / name}: not a record this version reads ({error!r}); "
-                "was it written by a newer Stoker? Upgrade, or move it out of the folder"
-            ) from error
+            raise _unknown_shape(self._directory / name, error) from error
 
     def _forget(self) -> None:
         """Begin anew; whoever kept the old dictionary keeps it."""
@@ -250,6 +247,50 @@ class Shelf(Generic[T]):
         except FileNotFoundError:
             return None
         return about.st_dev, about.st_ino, about.st_mtime_ns
+
+
+def each_record(
+    directory: Path, dataset: str, parse: Callable[[Mapping[str, Any]], T], damaged: Damaged
+) -> Iterator[tuple[str, T]]:
+    """Every whole record of a dataset with its path, in no certain order: read once, and nothing kept of it.
+
+    For a folder's owner, whom nobody changes it for. Damaged ones are left out and handed to `damaged`.
+    Raises DataError as a Shelf does.
+    """
+    where = os.fspath(directory)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(storage_errors("read", directory))
+        try:
+            folder = stack.enter_context(opened(directory, _FOLDER))
+        except FileNotFoundError:
+            return
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
+        names.sort(reverse=True)  # mostly the order of their paths too
+        while names:
+            name = names.pop()
+            if name.startswith("."):
+                continue
+            data, _ = _read(folder, name)
+            try:
+                record = parse_record(data, f"{where}/{name}")
+            except RecordDamaged as error:
+                damaged(directory / name, error)
+                continue
+            if record.get("dataset") != dataset:
+                continue
+            try:
+                found = str(record["path"]), parse(record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise _unknown_shape(directory / name, error) from error
+            yield found
+
+
+def _unknown_shape(file: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{file}: not a record this version reads ({error!r}); "
+        "was it written by a newer Stoker? Upgrade, or move it out of the folder"
+    )
 
 
 @contextlib.contextmanager

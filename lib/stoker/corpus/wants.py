@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -134,15 +134,15 @@ class WantDesk:
         return any(each.path not in given_up for each in self._free())
 
 
-def is_complete(
-    meant: Mapping[str, Wanted], still: Mapping[str, Wanted], book: Mapping[str, Receipt]
-) -> bool:
-    """Whether every file meant is vouched for, and at least one of them came; `still` are the open ones."""
-    if not meant or not all(is_settled(book.get(path), wanted) for path, wanted in still.items()):
+def is_complete(meant: Collection[str], still: Mapping[str, Wanted], book: Mapping[str, Receipt]) -> bool:
+    """Whether every file meant is vouched for, and at least one of them came; `still` are the open ones, and
+    perhaps others that nobody means any more."""
+    settled = (is_settled(book.get(path), each) for path, each in still.items() if path in meant)
+    if not meant or not all(settled):
         return False
     return any(path in book and book[path].state != "given_up" for path in meant)
 
 
-def still_complete(paths: Collection[str], book: Mapping[str, Receipt]) -> bool:
+def still_complete(paths: Iterable[str], book: Mapping[str, Receipt]) -> bool:
     """Whether a listing that was complete can still be so, before the source was listed anew."""
     return all((receipt := book.get(path)) is not None and receipt.state in VOUCHED for path in paths)
