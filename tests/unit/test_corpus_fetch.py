@@ -25,6 +25,7 @@ from stoker.corpus.fetch import (
     refusal,
     resume_offset,
     retry_after,
+    written_end,
 )
 from stoker.corpus.fetch_limits import Bandwidth, RateWatch
 from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
@@ -147,6 +148,25 @@ def test_what_an_answers_status_means(status: int, place: dict[str, bool], kind:
 )
 def test_from_which_byte_to_go_on(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> None:
     assert resume_offset(kept, file, part_bytes) == offset
+
+
+@pytest.mark.parametrize(
+    ("kept", "file", "part_bytes", "offset", "end"),
+    [
+        (Kept(60, '"e"', 100), FILE, 80, 60, 80),
+        (Kept(0, '"e"', 100), FILE, 100, 0, 100),
+        (Kept(60, '"e"', 100), FILE, 60, 60, 60),
+        (Kept(60, '"e"', 100), FILE, 101, 60, 60),  # more than there are
+        (Kept(60, '"e"', 100), RemoteFile("a", "http://h/a", sha256="s"), 101, 60, 60),
+        (Kept(60, '"e"', None), RemoteFile("a", "http://h/a", sha256="s"), 101, 60, 101),
+        (Kept(60, '"e"', 100), BARE, 80, 60, 60),  # nothing would tell
+        (Kept(60, '"e"', 100), FILE, 40, 0, 0),  # not what was made durable
+    ],
+)
+def test_up_to_where_written_bytes_are_believed(
+    kept: Kept, file: RemoteFile, part_bytes: int, offset: int, end: int
+) -> None:
+    assert written_end(kept, file, part_bytes, offset) == end
 
 
 KEPT = Kept(60, '"e"', 100)

@@ -190,3 +190,90 @@ def test_a_file_without_a_sum_is_never_gone_on_with_where_nothing_tells_its_cont
     again = Scripted(*DATA, etag="")
     file, _ = on_its_way(landing, bare)
     assert file.attempt(again).size == len(WHOLE) and again.asked[0] == 0
+
+
+# What a process wrote and did not claim
+
+LARGE = b"".join(bytes([each]) * (1 << 20) for each in range(3))
+HALF = LARGE[: 3 << 19]
+BIG = RemoteFile("a/b", "http://h/a/b", len(LARGE), hashlib.sha256(LARGE).hexdigest())
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+def die() -> None:
+    raise Killed
+
+
+def killed_at_half(landing: Landing, file: RemoteFile = BIG, half: bytes = HALF) -> None:
+    """Leave what a kill leaves after so many bytes: written, and no commit."""
+    on_the_way, _ = on_its_way(landing, file)
+    with pytest.raises(Killed):
+        on_the_way.attempt(Scripted(half, die, **{"content-length": str(len(LARGE))}))
+    record = landing.read_part("a/b")
+    assert record is not None and (record.offset, record.validator) == (0, '"e"')
+
+
+def the_rest(offset: int) -> Scripted:
+    told = f"bytes {offset}-{len(LARGE) - 1}/{len(LARGE)}"
+    return Scripted(LARGE[offset:], **{"content-range": told, "content-length": str(len(LARGE) - offset)})
+
+
+def test_what_a_killed_process_wrote_is_claimed_and_gone_on_with(landing: Landing) -> None:
+    killed_at_half(landing)
+    file, said = on_its_way(landing, BIG)
+    again = the_rest(len(HALF))
+    assert file.attempt(again).size == len(LARGE) and again.asked == (len(HALF), '"e"')
+    assert [each["offset"] for each in said if each["kind"] == "start"] == [len(HALF)]
+    assert (landing.root / "a/b").read_bytes() == LARGE
+
+
+def test_it_is_durable_before_it_is_told(landing: Landing) -> None:
+    killed_at_half(landing)
+    claims: list[PartRecord | None] = []
+    file, _ = on_its_way(landing, BIG)
+    again = the_rest(len(HALF))
+    again.script = (lambda: claims.append(landing.read_part("a/b")), *again.script)
+    file.attempt(again)
+    assert claims[0] is not None and claims[0].offset == len(HALF)
+    assert claims[0].prefix == hashlib.sha256(HALF).hexdigest()
+
+
+def test_after_a_restart_of_the_machine_only_what_was_claimed_counts(landing: Landing) -> None:
+    killed_at_half(landing)
+    landing.boot = "another"
+    file, _ = on_its_way(landing, BIG)
+    again = the_rest(0)
+    assert file.attempt(again).size == len(LARGE) and again.asked[0] == 0
+
+
+def test_without_a_sum_only_what_was_claimed_counts(landing: Landing) -> None:
+    bare = RemoteFile("a/b", "http://h/a/b")
+    killed_at_half(landing, bare)
+    file, _ = on_its_way(landing, bare)
+    again = the_rest(0)
+    assert file.attempt(again).size == len(LARGE) and again.asked[0] == 0
+
+
+def test_the_sum_tells_when_what_was_written_is_wrong(landing: Landing) -> None:
+    killed_at_half(landing, half=bytes(len(HALF)))
+    file, said = on_its_way(landing, BIG)
+    with pytest.raises(FetchFailed) as failed:
+        file.attempt(the_rest(len(HALF)))
+    assert failed.value.kind == "mismatch" and not (landing.root / "a").exists()
+    assert [each["count"] for each in said if each["kind"] == "mismatch"] == [1]
+    again = the_rest(0)
+    assert file.attempt(again).size == len(LARGE) and again.asked == (0, "")
+
+
+def test_other_content_is_named_before_its_bytes_grow_under_the_old_claim(landing: Landing) -> None:
+    killed_at_half(landing)
+    file, _ = on_its_way(landing, BIG)
+    claims: list[PartRecord | None] = []
+    with pytest.raises(FetchFailed, match="another content"):
+        file.attempt(Scripted(**{**the_rest(len(HALF)).headers, "etag": '"f"'}))
+    look = Scripted(lambda: claims.append(landing.read_part("a/b")), LARGE, etag='"f"')
+    assert file.attempt(look).size == len(LARGE)
+    assert claims[0] is not None and (claims[0].offset, claims[0].validator) == (0, '"f"')

@@ -17,8 +17,8 @@ from stoker.corpus.remote import RemoteFile
 TRANSIENT = ("connect", "stalled", "slow", "broken", "short", "throttled", "server", "anew")
 # Tried again `attempts` times, then given up; of these only "expired" is forgotten after progress.
 COUNTED = ("mismatch", "length", "redirects", "expired")
-# Nothing that a second try would change; "gated" and "unauthorized" say what the operator must do.
-FINAL = ("gated", "unauthorized", "forbidden", "missing", "refused", "encoded")
+# Nothing that a second try would change; gated, unauthorized and vanished say what the operator must do.
+FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded")
 # Of this machine: whoever gave the task tries again when the disk is well.
 LOCAL = ("disk_full", "gone", "storage")
 
@@ -162,6 +162,18 @@ def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
     if not kept.validator and not file.identity:
         return 0  # neither the server nor the listing could tell that the file changed meanwhile
     return kept.offset
+
+
+def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> int:
+    """Up to where a partial file may be believed that a process wrote since this machine's start.
+
+    A kill takes nothing that was written, only a loss of power does. Beyond `offset` nothing is proven all
+    the same, so that only a file whose sum is known is gone on with there: its end tells.
+    """
+    total = kept.total if file.size is None else file.size
+    if not file.identity or offset != kept.offset or (total is not None and part_bytes > total):
+        return offset
+    return part_bytes
 
 
 @dataclass(frozen=True)

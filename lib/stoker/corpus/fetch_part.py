@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.corpus.fetch import Answer, FetchFailed, Go, Kept, resume_offset
+from stoker.corpus.fetch import Answer, FetchFailed, Go, Kept, resume_offset, written_end
 from stoker.corpus.landing import Landing, PartRecord, part_bytes
 from stoker.corpus.landing_content import Content, PartFile
 from stoker.corpus.remote import RemoteFile
 
-_CHUNK = 1 << 20
+# Written when so much is pending or so long after the last write: a kill takes what is not written.
+_CHUNK, _WRITE_S = 1 << 20, 0.02
+# With fewer bytes to come no claim of none is worth its sync.
+_WORTH_CLAIMING = 1 << 20
 
 
 class GrowingPart:
@@ -27,7 +31,9 @@ class GrowingPart:
         self._part: PartFile | None = None
         self._content = Content(file)
         self._pending = bytearray()  # received, and not yet a chunk worth writing; a commit writes it
+        self._wrote_at = 0.0
         self._durable = 0
+        self._claim: PartRecord | None = None  # what the disk has
         self.record = PartRecord(landing.dataset, file.path, sums=file.identity, revision=file.revision)
 
     @property
@@ -56,17 +62,26 @@ class GrowingPart:
         return self._content.size + len(self._pending) - self._durable
 
     def open(self, tick: Callable[[int], None]) -> int:
-        """Take up what is durable of it, read back; returns the bytes that were claimed and are not there."""
+        """Take up what is durable of it, and what else a process wrote since this machine's start, read back.
+
+        Returns the bytes that were claimed and are not there.
+        """
         path = self._landing.part(self._file.path)
-        record = self._landing.read_part(self._file.path)
+        record = self._claim = self._landing.read_part(self._file.path)
         claimed = 0 if record is None else record.offset
         if record is None or record.sums != self._file.identity:
             record = PartRecord(self._landing.dataset, self._file.path, sums=self._file.identity)
-        offset = resume_offset(record.kept, self._file, part_bytes(path))
-        part = PartFile(path, offset)
+        size = part_bytes(path)
+        offset = end = resume_offset(record.kept, self._file, size)
+        if record.boot and record.boot == self._landing.boot:
+            end = written_end(record.kept, self._file, size, offset)
+        part = PartFile(path, end)
         content = Content.of_prefix(self._file, part.descriptor, offset, tick)
+        good = content.size == offset and (not offset or content.sha256 == record.prefix)
+        if good:
+            content.read_on(part.descriptor, end, tick)
         rotten = 0
-        if content.size != offset or (offset and content.sha256 != record.prefix):
+        if not good or content.size != end:
             # What the disk gives back is not what was made durable: nothing of it can be believed.
             part.restart()
             content, offset, rotten = Content(self._file), 0, offset
@@ -76,13 +91,25 @@ class GrowingPart:
         if claimed > offset:
             # Before other bytes grow under the old claim: a kill would leave them claimed.
             self.record = replace(self.record, prefix="", validator="", etag="", total=None)
-            self._landing.write_part(self.record)
+            self._write_claim()
+        self.commit()
         return rotten
 
     def note(self, answer: Answer, go: Go) -> None:
-        """Whose bytes come now."""
+        """Whose bytes come now; they may be taken up after a kill where the disk has this before them."""
         with self._committing:
-            self.record = replace(self.record, validator=answer.validator, etag=answer.etag, total=go.total)
+            self.record = replace(
+                self.record,
+                validator=answer.validator,
+                etag=answer.etag,
+                total=go.total,
+                boot=self._landing.boot,
+            )
+            claim = self._claim or PartRecord("", "")
+            if (claim.boot, claim.validator) != (self.record.boot, answer.validator):
+                to_come = _WORTH_CLAIMING if go.total is None else go.total - self.size
+                if claim.boot or to_come >= _WORTH_CLAIMING:
+                    self._write_claim()
 
     def receive(self, chunk: bytes, total: int | None) -> None:
         """Take the next bytes; raises FetchFailed when they are more than there should be."""
@@ -90,7 +117,7 @@ class GrowingPart:
             if total is not None and self._content.size + len(self._pending) + len(chunk) > total:
                 raise FetchFailed("length", f"{self._file.path}: more bytes came than the {total} there are")
             self._pending += chunk
-            if len(self._pending) >= _CHUNK:
+            if len(self._pending) >= _CHUNK or time.monotonic() >= self._wrote_at + _WRITE_S:
                 self._write_pending()
 
     def write_pending(self) -> None:
@@ -112,8 +139,8 @@ class GrowingPart:
                     return None
                 size, prefix, part = self._content.size, self._content.sha256, self._part
             part.make_durable()
-            self.record = replace(self.record, offset=size, prefix=prefix)
-            self._landing.write_part(self.record)
+            self.record = replace(self.record, offset=size, prefix=prefix, boot=self._landing.boot)
+            self._write_claim()
             self._durable = size
             return size
 
@@ -127,7 +154,7 @@ class GrowingPart:
                 self._content, self._durable = Content(self._file), 0
                 self._pending = bytearray()
             self.record = replace(self.record, offset=0, prefix="", validator="", etag="", total=None)
-            self._landing.write_part(self.record)
+            self._write_claim()
         return dropped
 
     def mismatch(self) -> tuple[str, str] | None:
@@ -140,7 +167,7 @@ class GrowingPart:
         self.record = PartRecord(
             self._landing.dataset, self._file.path, sums=self._file.identity, mismatches=mismatches
         )
-        self._landing.write_part(self.record)
+        self._write_claim()
 
     def publish(self) -> tuple[int, str]:
         """Give the whole its name; returns its size and sha256."""
@@ -162,7 +189,12 @@ class GrowingPart:
             self._content, self._durable = Content(self._file), 0
             self._pending = bytearray()
 
+    def _write_claim(self) -> None:
+        self._landing.write_part(self.record)
+        self._claim = self.record
+
     def _write_pending(self) -> None:
+        self._wrote_at = time.monotonic()
         if not self._pending or self._part is None:
             return
         data, self._pending = self._pending, bytearray()

@@ -33,7 +33,8 @@ class PartRecord:
     """What is durable of an unfinished file: `offset` bytes, whose sha256 is `prefix`.
 
     `validator` and `total` are the answer's that they came from; `sums` is what the listing wanted then, and
-    `mismatches` how often the whole had another sum.
+    `mismatches` how often the whole had another sum. During the boot of the machine that is named, further
+    bytes of the part are of that answer too, written and not claimed.
     """
 
     dataset: str
@@ -46,6 +47,7 @@ class PartRecord:
     revision: str = ""
     sums: str = ""
     mismatches: int = 0
+    boot: str = ""
 
     @property
     def kept(self) -> Kept:
@@ -69,6 +71,7 @@ class PartRecord:
             revision=str(record["revision"]),
             sums=str(record["sums"]),
             mismatches=int(record["mismatches"]),
+            boot=str(record.get("boot", "")),
         )
 
 
@@ -77,7 +80,7 @@ class Landing:
 
     def __init__(self, root: Path, dataset: str, *, expected: bool) -> None:
         """`expected`: files landed here before, so no directory means an unmounted disk, not a new one."""
-        self.root, self.dataset = root, dataset
+        self.root, self.dataset, self.boot = root, dataset, boot_id()
         self.naming = threading.Lock()  # folders are made and removed by one thread at a time
         if expected and not (root / PARTS).is_dir():
             raise UnavailableError(
@@ -179,6 +182,14 @@ class Landing:
                 except OSError:  # not empty, mostly
                     return
                 folder = folder.parent
+
+
+def boot_id() -> str:
+    """What tells this run of the machine from those before; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def part_bytes(path: Path) -> int:

@@ -53,13 +53,17 @@ class Content:
     ) -> Content:
         """The sums of an open file's first `size` bytes, read back. Raises OSError."""
         content = cls(file)
-        while content.size < size:
-            data = os.pread(descriptor, min(_READ, size - content.size), content.size)
+        content.read_on(descriptor, size, tick)
+        return content
+
+    def read_on(self, descriptor: int, size: int, tick: Callable[[int], None] = lambda _: None) -> None:
+        """Take an open file's next bytes up to `size`, or to its end. Raises OSError."""
+        while self.size < size:
+            data = os.pread(descriptor, min(_READ, size - self.size), self.size)
             if not data:
                 break
-            content.add(data)
-            tick(content.size)
-        return content
+            self.add(data)
+            tick(self.size)
 
 
 class PartFile:
