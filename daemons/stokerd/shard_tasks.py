@@ -40,7 +40,8 @@ MODULES: Mapping[str, tuple[str, float]] = {
 }
 
 
-WARM = frozenset(("stage", "sample", "build"))  # done by workers that go on to the next task
+# Done by workers that go on to the next task.
+WARM = frozenset(("stage", "sample", "build", "release", "sweep"))
 
 
 class ShardTasks:
@@ -97,13 +98,16 @@ class ShardTasks:
             "read_rows": READ_ROWS,
         }
 
-    def build(self, source: Source, pin: DatasetPin) -> dict[str, Any]:
-        """Make the source's shard set; after a death each row group is committed, to blame one."""
+    def build(self, source: Source, pin: DatasetPin, xxh3: str) -> dict[str, Any]:
+        """Make the source's shard set; after a death each row group is committed, to blame one.
+
+        `xxh3` is that of the staged file, empty where it is not known.
+        """
         assert source.key is not None
         commit = self._pipeline.shard.commit
         return {
             "parquet": self.parquet(source),
-            "source": {"path": source.path, "size": source.size, "sha256": source.sha256},
+            "source": {"path": source.path, "size": source.size, "sha256": source.sha256, "xxh3": xxh3},
             "dataset": source.dataset,
             "key": source.key,
             "build_id": pin.build_id,

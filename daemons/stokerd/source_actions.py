@@ -174,6 +174,6 @@ class SourceActions:
         building = source.moved("building", key=self.key(source))
         if building != source:
             self._book.write(building)
-        task = self._tasks.build(building, pin)
+        task = self._tasks.build(building, pin, self._outcomes.staged_xxh3(source))
         task["read_rows"] = self._outcomes.failures.memory.read_rows(source.path)
         self._start("build", building, task)

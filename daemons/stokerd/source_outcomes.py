@@ -63,10 +63,15 @@ class SourceOutcomes:
         self._reached: dict[tuple[str, str], tuple[int, int]] = {}  # row group and row, by path and content
         self._doubts: dict[str, Doubt] = {}  # deaths that the disk may explain, by path
         self._unsampled: dict[tuple[str, str], int] = {}  # how often a sample ended badly
+        self._xxh3: dict[str, str] = {}  # of the files staged since the start, by their sha256
 
     def disputes(self, receipts: Mapping[str, Receipt]) -> list[str]:
         """The paths whose receipt was disputed and not written again since."""
         return [path for path, receipt in self._disputed.items() if receipts.get(path) is receipt]
+
+    def staged_xxh3(self, source: Source) -> str:
+        """The xxh3_128 of the source's file on hot; empty where it was staged before this daemon started."""
+        return self._xxh3.get(source.sha256, "")
 
     def hear(self, job: Job, message: Mapping[str, Any]) -> None:
         """Note how far the worker came: what it was reading last is what may be blamed."""
@@ -173,6 +178,7 @@ class SourceOutcomes:
             case ("stage", "staged"):
                 if result["how"] != "kept":
                     self.linked = result["how"] == "link"
+                self._xxh3[source.sha256] = str(result["xxh3"])
                 self._book.write(source.moved("staged", attempts=0, deaths=(), reason=None))
             case ("sample", "sampled"):
                 self._sampled(source, str(result["engine"]), str(result.get("reason") or ""))
@@ -180,6 +186,7 @@ class SourceOutcomes:
                 return self.set_invalid(source, str(result["reason"]))
             case ("build", "published" | "existed"):
                 self.failures.memory.succeeded(source.path)
+                self._xxh3.pop(source.sha256, None)
                 self._proven(source, str(key), result["books"], result["manifest_sha256"])
             case ("prove", _):
                 return self._take_proof(job, source, str(key), result["proofs"][0])

@@ -167,7 +167,7 @@ class Yard(ABC):
         if self._litter and self.sweeper not in self._crew and self._patience.allows(self.sweeper):
             module, quiet_s = MODULES["sweep"]
             task = {"remove": self._litter, "disks": [self.mark] if self.mark else []}
-            job = self._crew.start("sweep", self.sweeper, module, task, quiet_s=quiet_s)
+            job = self._crew.start("sweep", self.sweeper, module, task, quiet_s=quiet_s, warm=True)
             job.note["remove"], self._litter = self._litter, []
 
     @property

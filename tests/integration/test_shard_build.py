@@ -235,11 +235,16 @@ def test_a_wrong_set_at_the_target_is_told_and_not_touched(
     assert flipped.exists()
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["by sha256", "by what staging told"])
 def test_a_parquet_that_changed_since_staging_drops_the_set(
-    tmp_path: Path, source: Path, tokenizer: Path
+    tmp_path: Path, source: Path, tokenizer: Path, *, told: bool
 ) -> None:
     mine = Path(shutil.copy(source, tmp_path / "mine.parquet"))
     task = build_task(tmp_path, mine, tokenizer, every_s=0.0, read_rows=20)
+    if told:
+        task["source"]["xxh3"] = xxhash.xxh3_128_hexdigest(source.read_bytes())
+        same = {**task, "building": str(tmp_path / "same"), "target": str(tmp_path / "published")}
+        assert run_to_end(BUILD, same)["status"] == "published"
     write_parquet(mine, documents(ROWS - 50, seed=1))
     assert run_to_end(BUILD, task)["status"] == "changed"
     assert not Path(task["building"]).exists()

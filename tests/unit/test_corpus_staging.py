@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from crash import Crash, check_crashes
 from stoker.corpus import staging
@@ -160,6 +161,7 @@ class TestStaging:
             wanted = Wanted(sha256(data), size)
             brought = bring(source.fileno(), tmp_path / "b", wanted, 0, lambda *_: None)
         assert (brought.how, brought.sha256, brought.size) == ("copy", sha256(data), size)
+        assert brought.xxh3 == xxhash.xxh3_128_hexdigest(data)
         assert (tmp_path / "b").read_bytes() == data
         assert sum(read) == size
         assert _names(tmp_path) == ["a", "b"]
@@ -305,6 +307,7 @@ class TestResuming:
         assert brought.resumed == 10 * PAGE
         assert sum(read) == brought.size - 10 * PAGE
         assert brought.sha256 == sha256(source.read_bytes()) == sha256((source.parent / "b").read_bytes())
+        assert brought.xxh3 == xxhash.xxh3_128_hexdigest(source.read_bytes())
         assert _names(source.parent) == ["a", "b"]
 
     def test_a_source_that_was_touched_or_replaced_since_is_copied_anew(self, source: Path) -> None:

@@ -214,10 +214,10 @@ def test_an_engine_that_cannot_take_the_tokenizer_is_refused_with_its_words(
 
 def test_a_bad_file_is_told_as_a_build_tells_it(tmp_path: Path) -> None:
     task = task_for(tmp_path, tokenizer_like("gpt2"))
-    parquet = damage_page(tmp_path / "a.parquet", 2)
+    parquet = damage_page(tmp_path / "a.parquet", 0)  # the first row group is always looked at
     assert sample(task) == {"status": "changed"}
     result = sample({**task, "source": {"sha256": hashlib.sha256(parquet.read_bytes()).hexdigest()}})
-    assert (result["status"], result["reason"], result["row_group"]) == ("bad", "page_corrupt", 2)
+    assert (result["status"], result["reason"], result["row_group"]) == ("bad", "page_corrupt", 0)
 
 
 def test_both_engines_are_kept_for_the_next_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.staging import NOTE, PART
+from stoker.corpus.transfer import NOTE, PART
 from stoker.observe.ledger import Disk
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.corpus.disks import HotSeen, WarmSeen
 from stoker.corpus.sources import PUBLISHED, Source
-from stoker.corpus.staging import NOTE, PART
+from stoker.corpus.transfer import NOTE, PART
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.names import record_name
 

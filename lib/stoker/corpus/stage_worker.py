@@ -5,7 +5,7 @@ task: {"root", "home", "file", "size", "sha256", "target", "text_column", "colum
     directory that holds the landing, is empty only where its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
     {"kind": "progress", "row_groups"}
-result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed"},
+result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed", "xxh3"},
         {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
         {"status": "mismatch", "sha256"}: not what the receipt says, nothing is at the target,
         {"status": "missing"}: the source file is not there,
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from stoker.corpus.disks import insist_on
 from stoker.corpus.pace import paced
@@ -49,7 +51,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             raise
         if brought.sha256 != task["sha256"]:
             return {"status": "mismatch", "sha256": brought.sha256}
-        kept = {"how": brought.how, "cached": brought.cached, "resumed": brought.resumed}
+        kept = {name: getattr(brought, name) for name in ("how", "cached", "resumed", "xxh3")}
     report("preflight")
     flaw = preflight(
         target,
@@ -70,14 +72,15 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _kept(task: dict[str, Any], target: Path, tell: Any) -> dict[str, Any] | None:
     """How it stands with a file that is at the target already; one that is not what is wanted goes."""
     try:
-        found = hash_file(target, progress=lambda done: tell("hashed", done))
+        xxh3 = xxhash.xxh3_128()
+        found = hash_file(target, also=xxh3, progress=lambda done: tell("hashed", done))
     except FileNotFoundError:
         return None
     if found.sha256 != task["sha256"]:
         unlink_durably(target)
         return None
     drop_partial(target)  # its copy was finished, but for the tidying up
-    return {"how": "kept", "cached": found.cached, "resumed": 0}
+    return {"how": "kept", "cached": found.cached, "resumed": 0, "xxh3": xxh3.hexdigest()}
 
 
 def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought:

@@ -17,14 +17,14 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import run_worker
-from stoker.shards.builder import Build, BuildTask, Reporter
+from stoker.shards.builder import Build, BuildTask, EncodeThread, Reporter
 from stoker.shards.engine import HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
 from stoker.shards.footprint import give_back, resident_bytes
 from stoker.shards.parquet import BadParquet
@@ -88,11 +88,11 @@ def _build(task: BuildTask, report: Reporter) -> Published | None:
     kept = _engine_for(task, report)
     reference = partial(make_engine, HF_TOKENIZERS, kept.tokenizer)
     with (
-        closing(Trail(report)) as source_trail,
+        closing(Trail(report, sha256=not task.source_xxh3)) as source_trail,
         closing(Trail(report)) as set_trail,
         closing(Build(task, kept.engine, reference, kept.loaded)) as build,
     ):
-        if not build.run(report, source_trail, set_trail):
+        if not build.run(report, source_trail, set_trail, kept.encoder):
             return None
         parquet = source_trail.finish(task.parquet)
         seal(build, report, set_trail)
@@ -108,6 +108,7 @@ class _Kept:
     tokenizer: FrozenTokenizer
     engine: Engine
     loaded: int
+    encoder: EncodeThread = field(default_factory=EncodeThread)
 
 
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
@@ -116,7 +117,8 @@ _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an eng
 def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
     asked = (task.build.tokenizer_sha256, task.engine)
     if not _kept or _kept[0].asked != asked:
-        _kept.clear()
+        if _kept:
+            _kept.pop().encoder.renew()
         tokenizer = reload_tokenizer(task.tokenizer_file)
         if (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot) != (
             task.build.tokenizer_sha256,

@@ -43,12 +43,16 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class BuildTask:
-    """One build as the daemon asks for it; sizes in bytes, times in seconds."""
+    """One build as the daemon asks for it; sizes in bytes, times in seconds.
+
+    `source_xxh3` is the xxh3_128 of the staged file, empty where the daemon does not know it.
+    """
 
     parquet: Path
     source_path: str
     source_size: int
     source_sha256: str
+    source_xxh3: str
     dataset: str
     key: str
     build_id: str
@@ -73,6 +77,7 @@ class BuildTask:
                 source_path=str(task["source"]["path"]),
                 source_size=int(task["source"]["size"]),
                 source_sha256=str(task["source"]["sha256"]),
+                source_xxh3=str(task["source"].get("xxh3") or ""),
                 dataset=str(task["dataset"]),
                 key=str(task["key"]),
                 build_id=str(task["build_id"]),
@@ -130,7 +135,7 @@ class Build:
         """Let go of the set's files: a worker builds more than one."""
         self.set.close()
 
-    def run(self, report: Reporter, source_trail: Trail, set_trail: Trail) -> bool:
+    def run(self, report: Reporter, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
         """Read the source to its end and leave everything committed; raises BadParquet, StorageError.
 
         False when this process holds too much memory by then, and a fresh one had better go on from the last
@@ -138,7 +143,8 @@ class Build:
         be read back.
         """
         encoding = self._encode(report, source_trail, set_trail)
-        while _in_a_thread(lambda: next(encoding, None)) is not None:
+        while encoder.call(lambda: next(encoding, None)) is not None:
+            encoder.renew()
             self._footprint.forgotten()
         report.raise_if_stopping()
         return not self._too_large
@@ -279,7 +285,20 @@ def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], np
     return held_out
 
 
-def _in_a_thread(call: Callable[[], Result]) -> Result:
-    """Do it in a thread of its own, which takes with it what native code keeps for a thread."""
-    with ThreadPoolExecutor(1, "encode") as thread:
-        return thread.submit(call).result()
+class EncodeThread:
+    """A thread to encode in, kept from file to file: the words it has seen come again in the next one.
+
+    A new one takes with it what native code keeps for a thread.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "encode")
+
+    def call(self, call: Callable[[], Result]) -> Result:
+        """Do it there; raises what it raises."""
+        return self._thread.submit(call).result()
+
+    def renew(self) -> None:
+        """End the thread; the next call has another one."""
+        self._thread.shutdown()
+        self._thread = ThreadPoolExecutor(1, "encode")

@@ -29,8 +29,9 @@ from stoker.shards.readers import READERS
 from stoker.shards.sealing import still_staged
 from stoker.shards.tokenizer import reload_tokenizer
 
-SAMPLE_BYTES = 256 << 10  # of text; the reference encodes some 4 MB a second
-PLACES = 16  # in the file, from as many row groups as it has
+PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
+LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
+BYTES_A_PLACE = 32 << 20  # of the file: a sample is to cost little of what the build does
 MOST_CHARS = 1 << 12  # of one document
 
 
@@ -54,16 +55,16 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _sample(parquet: Path, text_column: str, reader: str) -> Iterator[tuple[str, list[str]]]:
     """Documents from places spread over the file, with words for where they are."""
-    share = SAMPLE_BYTES // PLACES
+    wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
     source = READERS[reader](parquet, text_column, (), 64)
     groups = [group for group, rows in enumerate(source.group_rows) if rows]
-    spread = np.linspace(0, len(groups) - 1, min(PLACES, len(groups))).round().astype(int)
+    spread = np.linspace(0, len(groups) - 1, min(wanted, len(groups))).round().astype(int)
     chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []
     for group in chosen:
-        for batch in islice(source.batches(group), max(1, PLACES // len(chosen))):
+        for batch in islice(source.batches(group), max(1, wanted // len(chosen))):
             if batch.row_group != group:
                 break
-            texts, room = [], share
+            texts, room = [], PLACE_BYTES
             for text in batch.texts:
                 if text is not None and room > 0:
                     texts.append(text[: min(room, MOST_CHARS)])

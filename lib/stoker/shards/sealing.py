@@ -111,12 +111,15 @@ def still_staged(parquet: Path, sha256: str, report: Callable[..., None]) -> boo
 def still_staged_behind(build: Build, read: Future[ReadBack], report: Callable[..., None]) -> bool:
     """The same, of a file that was hashed behind the build that read it.
 
-    Unless it is another file by now, or was written to: then it is hashed as it is.
+    Unless it is another file by now, or was written to: then it is hashed as it is. Where staging told the
+    xxh3_128 of what it proved to be the source, that is what is compared.
     """
     task = build.task
     found = read.result()
     if origin_of(task.parquet) != build.progress.origin:
         return still_staged(task.parquet, task.source_sha256, report)
+    if task.source_xxh3:
+        return found.xxh3 == task.source_xxh3
     return found.sha256 == task.source_sha256
 
 

@@ -28,16 +28,19 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ReadBack(FileHash):
-    """What was read, with its xxh3_128 too: to be compared with that of what was written."""
+    """What was read, with its xxh3_128 too; sha256 is empty where only that was wanted."""
 
     xxh3: str
 
 
 class Trail:
-    """Follows files with one thread; what fails there is raised by `finish`. Close it whatever happens."""
+    """Follows files with one thread; what fails there is raised by `finish`. Close it whatever happens.
 
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._report = report
+    Without `sha256` it tells their xxh3_128 alone.
+    """
+
+    def __init__(self, report: Callable[..., None], *, sha256: bool = True) -> None:
+        self._report, self._sha256 = report, sha256
         self._files: dict[Path, _Followed] = {}
         self._stopped = threading.Event()
         self._thread = ThreadPoolExecutor(1, "trail")
@@ -69,7 +72,7 @@ class Trail:
     def _followed(self, path: Path) -> _Followed:
         if path not in self._files:
             told = heartbeat(self._report, path.name)
-            self._files[path] = _Followed(path, self._buffer, told, self._stopped)
+            self._files[path] = _Followed(path, self._buffer, told, self._stopped, sha256=self._sha256)
         return self._files[path]
 
 
@@ -82,13 +85,16 @@ class _Followed:
         buffer: memoryview,
         progress: Callable[[int], None],
         stopped: threading.Event,
+        *,
+        sha256: bool,
     ) -> None:
         self.path = path
         self.upto = 0
         self._buffer = buffer
         self._progress = progress
         self._stopped = stopped
-        self._digest, self._xxh3 = hashlib.sha256(), xxhash.xxh3_128()
+        self._digest = hashlib.sha256() if sha256 else None
+        self._xxh3 = xxhash.xxh3_128()
         self._descriptor = -1
         self._reader: DirectReader | None = None
         self._failed: BaseException | None = None
@@ -106,7 +112,8 @@ class _Followed:
             raise self._failed
         reader = self._read(None)
         self.close()
-        return ReadBack(self._digest.hexdigest(), reader.done, reader.cached, self._xxh3.hexdigest())
+        sha256 = "" if self._digest is None else self._digest.hexdigest()
+        return ReadBack(sha256, reader.done, reader.cached, self._xxh3.hexdigest())
 
     def close(self) -> None:
         """Let go of the file."""
@@ -122,7 +129,8 @@ class _Followed:
             if self._reader.cached and end is not None:
                 return self._reader  # all at the end: it would drop from the cache what another reads from it
             for chunk in self._reader.chunks(self._buffer, end):
-                self._digest.update(chunk)
+                if self._digest is not None:
+                    self._digest.update(chunk)
                 self._xxh3.update(chunk)
                 self._progress(self._reader.done)
                 if self._stopped.is_set():
