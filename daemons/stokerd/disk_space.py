@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.config.units import format_bytes
 from stoker.corpus.reconcile import parquet_name
-from stoker.corpus.schedule import Room
+from stoker.corpus.situation import Room
 from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload, claims_of, ratio_of
 from stoker.kit.daemon import DaemonContext

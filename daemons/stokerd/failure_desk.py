@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.corpus.schedule import Limits
+from stoker.corpus.situation import Limits
 from stoker.corpus.verdict import Evidence, Verdict, judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.sampler import sample_process

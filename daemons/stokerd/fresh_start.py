@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from stoker.corpus.catalog import OPEN
-from stoker.corpus.schedule import Limits
+from stoker.corpus.situation import Limits
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard

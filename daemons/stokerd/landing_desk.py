@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.corpus.landed import VERBS, Verb, Wish, bytes_to_release, may_wish, wishes
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import Situation
+from stoker.corpus.situation import Situation
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, filed_requests, read_outcome

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.config.schema import BuilderMemory
 from stoker.config.units import format_bytes
 from stoker.corpus.memory_ladder import READ_ROWS, Attempt, Burden, Ladder, heavier, is_blamed
-from stoker.corpus.schedule import Limits
+from stoker.corpus.situation import Limits
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.headroom import MemoryFacts, MemoryWatch
 from stoker.store.errors import Transient

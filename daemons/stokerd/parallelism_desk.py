@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.parallelism import Bounds, Measure, begin, decide
-from stoker.corpus.schedule import Limits
+from stoker.corpus.situation import Limits
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.pressure import PressureGauge
 from stoker.plan.positions import linear

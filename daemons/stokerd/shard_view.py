@@ -10,8 +10,9 @@ from stoker.corpus.catalog import KEY16
 from stoker.corpus.listing import Listing
 from stoker.corpus.moves import Shelves, recallable
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import Limits, Situation, differs
+from stoker.corpus.schedule import differs
 from stoker.corpus.shelf import Shelf
+from stoker.corpus.situation import Limits, Situation
 from stoker.store.files import TEMPORARY
 from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace

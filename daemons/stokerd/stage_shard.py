@@ -14,7 +14,8 @@ from typing import Any
 from stoker.corpus.listing import ListingReader
 from stoker.corpus.moves import decide_moves
 from stoker.corpus.receipts import receipt_shelf
-from stoker.corpus.schedule import Limits, decide
+from stoker.corpus.schedule import decide
+from stoker.corpus.situation import Limits
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD

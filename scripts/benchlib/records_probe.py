@@ -16,8 +16,9 @@ import stokerd.stage_shard  # noqa: F401 - what the daemon has loaded before it 
 from stoker.config.load import load_pipeline
 from stoker.corpus.catalog import Catalog, KeySet
 from stoker.corpus.receipts import Receipt, receipt_shelf, write_receipt
-from stoker.corpus.schedule import Limits, Situation, decide, differs
+from stoker.corpus.schedule import decide, differs
 from stoker.corpus.shelf import Shelf
+from stoker.corpus.situation import Limits, Situation
 from stoker.corpus.sources import read_sources
 from stoker.shards.identity import set_key
 

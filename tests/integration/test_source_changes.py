@@ -109,6 +109,19 @@ def test_a_change_cut_off_between_its_records_is_taken_back_or_finished(tmp_path
     assert audited_rows(data) == 240 + 150
 
 
+def test_a_change_right_after_a_set_was_published_leaves_no_set_without_a_record(tmp_path: Path) -> None:
+    data = drained(tmp_path)
+    before = data.sources()[FILE]
+    # Killed between the rename that published the set and the record that says so.
+    write_source(data.pipeline.layout, replace(before, state="building", books=None))
+    write_fineweb(data.source / FILE, 150, seed=7)
+    data.drain()
+    (former,) = formers(data)
+    assert (former.key, former.state in PUBLISHED) == (before.key, True)
+    assert len(data.sets()) == 3
+    assert audited_rows(data) == 240 + 150
+
+
 def test_a_former_contents_lost_record_is_made_anew_and_a_lost_set_is_given_up(tmp_path: Path) -> None:
     data = drained(tmp_path)
     write_fineweb(data.source / FILE, 150, seed=7)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from stoker.corpus.actions import Duplicate, Prove
 from stoker.corpus.moves import Recall, Shelves, decide_moves
-from stoker.corpus.schedule import Limits, Situation, decide
+from stoker.corpus.schedule import decide
+from stoker.corpus.situation import Limits, Situation
 from stoker.corpus.sources import Source
 
 LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")

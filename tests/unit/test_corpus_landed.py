@@ -15,7 +15,8 @@ from stoker.corpus.listing import Listing
 from stoker.corpus.quarantine_rules import due
 from stoker.corpus.quarantine_shelf import Kept
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import Limits, Room, Situation, decide, differs
+from stoker.corpus.schedule import decide, differs
+from stoker.corpus.situation import Limits, Room, Situation
 from stoker.corpus.sources import DOWNLOAD_FAILED, Source
 from stoker.corpus.training_set import choose
 

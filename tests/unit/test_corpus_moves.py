@@ -14,7 +14,8 @@ from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen
 from stoker.corpus.moves import Evict, Hydrate, KeepHot, Recall, Shelves, Sync, decide_moves, recallable
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import reconcile_hot, reconcile_warm
-from stoker.corpus.schedule import Build, Limits, Release, Room, Situation, Stage, decide
+from stoker.corpus.schedule import Build, Release, Stage, decide
+from stoker.corpus.situation import Limits, Room, Situation
 from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload, ratio_of, set_bytes
 from stoker.store.errors import UnavailableError

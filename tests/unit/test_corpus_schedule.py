@@ -21,7 +21,8 @@ from stoker.corpus.actions import (
     Stage,
 )
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import Limits, Situation, decide
+from stoker.corpus.schedule import decide
+from stoker.corpus.situation import Limits, Situation
 from stoker.corpus.sources import Source
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")

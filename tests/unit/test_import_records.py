@@ -14,7 +14,8 @@ from stoker.cli.main import exit_code
 from stoker.corpus.catalog import Catalog
 from stoker.corpus.dataset import DatasetPin, read_pin, write_pin
 from stoker.corpus.listing import Listing
-from stoker.corpus.schedule import Limits, Situation, decide
+from stoker.corpus.schedule import decide
+from stoker.corpus.situation import Limits, Situation
 from stoker.corpus.sources import Source, write_source
 from stoker.corpus.space import set_bytes
 from stoker.shards.import_claim import misasked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.corpus.catalog import Catalog
-from stoker.corpus.schedule import Room
+from stoker.corpus.situation import Room
 from stoker.corpus.sources import Source
 from stoker.observe.ledger import Claim, Disk, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR, StateLayout

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.corpus.catalog import Catalog
 from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.schedule import Limits, Situation
+from stoker.corpus.situation import Limits, Situation
 from stoker.corpus.sources import Source
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout

@@ -14,7 +14,7 @@ from stoker.corpus.catalog import Catalog
 from stoker.corpus.disks import HotSeen, look_at_hot
 from stoker.corpus.parallelism import VOTES
 from stoker.corpus.reconcile import parquet_name, reconcile_hot
-from stoker.corpus.schedule import Limits
+from stoker.corpus.situation import Limits
 from stoker.corpus.sources import Source
 from stoker.corpus.space import Estimate, Workload
 from stoker.kit.metrics import Metrics

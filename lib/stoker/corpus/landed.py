@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.schedule import Situation
+from stoker.corpus.situation import Situation
 from stoker.corpus.sources import Source
 
 Verb = Literal["release", "fetch"]

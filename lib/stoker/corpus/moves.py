@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stoker.corpus.catalog import KEY16, Catalog
-from stoker.corpus.schedule import Situation, in_hand, is_free, slots
+from stoker.corpus.situation import Situation, in_hand, is_free, slots
 from stoker.corpus.sources import Source
 
 SYNCS, EVICTIONS, HYDRATIONS, RECALLS = 2, 2, 2, 2

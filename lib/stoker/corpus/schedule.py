@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Literal
 
@@ -23,106 +22,12 @@ from stoker.corpus.actions import (
     Stage,
     Withdraw,
 )
-from stoker.corpus.catalog import OPEN, Catalog
+from stoker.corpus.catalog import OPEN
 from stoker.corpus.receipts import Receipt
+from stoker.corpus.situation import Activity, Situation, in_hand, is_free, slots
 from stoker.corpus.sources import PUBLISHED, Source, SourceState
 
-Activity = Literal[
-    "stage",
-    "tokenizer",
-    "sample",
-    "build",
-    "prove",
-    "quarantine",
-    "release",
-    "sync",
-    "evict",
-    "hydrate",
-    "recall",
-]
-
 SAMPLERS = 1  # one keeps ahead of many builders: a sample is some 0.1 s of work
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may go on at once; `queue_*` bound what is staged ahead of the builders, beside what they have
-    in hand.
-
-    `sample` says that a file's engine is chosen by trying a sample of it, before it is built.
-    """
-
-    stagers: int
-    builders: int
-    provers: int
-    queue_files: int
-    queue_bytes: int
-    release: Literal["never", "after_proof", "after_sync"]
-    sample: bool = False
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes that may be given out: for staging a file and building its set, for going on to build one.
-
-    `stage_needs` and `build_needs` tell the bytes that it takes. None for a room that is not known yet.
-    `one_build`: the first may begin whatever the estimate says, which nothing was measured for yet;
-    `one_stage`: the same of staging, where that takes no room and nothing is staged.
-    """
-
-    stage: int | None
-    build: int | None
-    stage_needs: Callable[[Source], int]
-    build_needs: Callable[[Source], int]
-    one_build: bool = False
-    one_stage: bool = False
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Everything a decision depends on; times are monotonic seconds.
-
-    `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
-    the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
-    `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
-    `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
-    asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
-    on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
-    out. `differing` are the paths among which those are whose receipt names other content than their record,
-    None for any. `in_line` are those that may be built before the slice is settled, None for all.
-    `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for, None where that
-    does not matter.
-    """
-
-    receipts: Mapping[str, Receipt]
-    sources: Mapping[str, Source]
-    limits: Limits
-    key_of: Callable[[str], str] | None = None
-    published: Set[str] = frozenset()
-    busy: Mapping[str, str] = field(default_factory=dict)
-    convicted: Collection[str] = ()
-    invalid_sets: Collection[str] = ()
-    recallable: Collection[str] = ()
-    urgent: frozenset[str] = frozenset()
-    to_prove: Collection[str] = ()
-    wanted: frozenset[str] = frozenset()
-    shelved: frozenset[str] = frozenset()
-    beyond: frozenset[str] = frozenset()
-    differing: Collection[str] | None = None
-    in_line: Collection[str] | None = None
-    uncertain: bool = False
-    not_before: Mapping[str, float] = field(default_factory=dict)
-    paused_until: Mapping[str, float] = field(default_factory=dict)
-    room: Room | None = None
-
-    @property
-    def catalog(self) -> Catalog:
-        """The sources, to be asked for those in a state or of a content."""
-        return Catalog.of(self.sources)
-
-    def is_published(self, source: Source) -> bool:
-        """Whether a set of the source's content lies on hot, whoever's it is."""
-        return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -167,6 +72,8 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
         elif source is None:
             if path not in situation.beyond:
                 yield Renew(path)
+        elif _is_unrecorded(situation, source):
+            continue  # its set is proven first, and kept as a former content then
         elif source.sha256 != receipt.sha256 or source.never_came:
             yield Replace(path) if source.state in PUBLISHED else Renew(path)
     for path in chain.from_iterable(catalog.unsettled):
@@ -175,6 +82,15 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
             continue
         if receipt is not None and receipt.state == "verified" and receipt.sha256 == source.sha256:
             yield Renew(path)
+
+
+def _is_unrecorded(situation: Situation, source: Source) -> bool:
+    """Whether its set was published and nobody lived to write it down: renewed now, it would be nobody's."""
+    return (
+        source.state in OPEN
+        and situation.is_published(source)
+        and situation.catalog.owner(source.sha256) is None
+    )
 
 
 def differs(source: Source | None, receipt: Receipt | None) -> bool:
@@ -239,26 +155,6 @@ def _open(situation: Situation, path: str, activity: Activity, now: float) -> bo
         and path not in situation.invalid_sets
         and now >= situation.paused_until.get(activity, now)
     )
-
-
-def is_free(situation: Situation, path: str, now: float) -> bool:
-    """Whether work on the path may begin: nothing goes on with it, and it does not wait after a failure."""
-    return (
-        path not in situation.busy
-        and path not in situation.shelved
-        and now >= situation.not_before.get(path, now)
-    )
-
-
-def slots(situation: Situation, activity: Activity, most: int) -> int:
-    """How many more of an activity may begin."""
-    return max(0, most - sum(1 for each in situation.busy.values() if each == activity))
-
-
-def in_hand(situation: Situation) -> set[str]:
-    """The contents that something is being done with, under whichever path."""
-    catalog = situation.catalog
-    return {catalog[path].sha256 for path in situation.busy if path in catalog}
 
 
 def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
