@@ -27,6 +27,7 @@ from stokerd.source_kind import Desktop, SourceKind
 from stokerd.state_trouble import wait_for_state
 
 LONGEST_WAIT_S = 5.0
+EX_TEMPFAIL = 75
 
 
 def main() -> int:
@@ -68,7 +69,7 @@ class DownloadWatch:
         finally:
             self.context.log.footer.clear()
             self.crew.stop()
-        return 0
+        return self.stopped()
 
     def turn(self) -> bool:
         """Answer, look, bring, tell, wait, hear; True when --once has nothing left to do."""
@@ -82,6 +83,13 @@ class DownloadWatch:
         self.wait()
         self.hear_workers()
         return False
+
+    def stopped(self) -> int:
+        """The exit code after a stop; --once was to bring everything, and has not."""
+        if not self.context.once:
+            return 0
+        self.context.log.info("interrupted", message="not everything is here; start it again and it goes on")
+        return EX_TEMPFAIL
 
     def end(self) -> int:
         """The last word of --once, and its exit code."""

@@ -23,7 +23,7 @@ DISK, ACCESS, REMOVAL = "/landing", "/access", "/removal"  # no source's path be
 GIVEN_UP_FIRST_S, GIVEN_UP_LAST_S = 600.0, 6 * 3600.0
 ACCESS_EVERY_S = 600.0
 TRIES_ONCE = 3
-_OF_THE_SOURCE = ("gated", "unauthorized", "forbidden")
+_OF_THE_SOURCE = ("gated", "unauthorized", "forbidden", "vanished")
 _OF_OURS = (
     "storage",
     "bug",
@@ -46,9 +46,8 @@ class FetchOutcomes:
         self._something_came = False  # since the last refusal
         self.given_up: set[str] = set()
         if not self._context.once:
-            for path, receipt in self._book.receipts.items():
-                if receipt.state == "given_up":
-                    self._patience.retry_in(path, self._slow.failed(path))
+            for path in self._book.in_state("given_up"):
+                self._patience.retry_in(path, self._slow.failed(path))
 
     @property
     def trouble(self) -> str:
@@ -108,7 +107,9 @@ class FetchOutcomes:
         self.given_up.discard(path)
 
     def listed_anew(self) -> None:
-        """Another listing: what was given up may be had by it."""
+        """Another listing: what was given up, or refused, may be had by it."""
+        if ACCESS in self._paused:
+            self._patience.retry_in(ACCESS, 0.0)
         for path, receipt in self._book.receipts.items():
             if receipt.state == "given_up":
                 self.try_again(path)

@@ -114,6 +114,16 @@ def test_a_gate_is_told_with_the_page_to_visit(
     assert exit_code(["download", str(data.file), "--dry-run", "--once"]) == 64
 
 
+def test_a_dry_run_of_a_source_that_holds_nothing_meant_is_no_success(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_parquet(hub, 1, 100)
+    data = hub_pipeline(tmp_path / "p", hub)
+    data.file.write_text(data.file.read_text().replace("endpoint:", "include: ['*.arrow']\n    endpoint:"))
+    assert dry_run(data) == 69
+    assert "holds no file that matches *.arrow" in capsys.readouterr().err
+
+
 def test_a_folders_files_are_to_be_hashed_until_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

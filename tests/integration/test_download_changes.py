@@ -9,8 +9,9 @@ import pytest
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub, noise
 from support.pipelines import DataPipeline
+from support.processes import daemon_command, start_daemon
 from support.waiting import wait_until
-from support.watchdogs import WATCHDOG, from_urls, landed, sha256
+from support.watchdogs import WATCHDOG, from_hub, from_urls, landed, put, receipt_states, sha256
 
 SIZE, CUT = 3_000_000, 1_200_000
 
@@ -52,6 +53,47 @@ def test_content_listed_anew_while_the_old_is_on_its_way_is_fetched(hub: Loopbac
         assert landed(data) == {"x.bin": new}
     finally:
         assert daemon.stop() == 0
+
+
+def test_a_pinned_commit_that_vanishes_pauses_the_source_and_gives_no_file_up(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    repo, files = "org/rewritten", {f"{number}.parquet": noise(SIZE, number) for number in range(4)}
+    put(hub, repo, files)
+    pinned = hub.control("head", repo=f"dataset/{repo}")
+    data = from_hub(tmp_path, hub, repo, download__files_at_once=1)
+    hub.fault("stall", path=f"{repo}/1.parquet", after=CUT)
+    daemon = data.start(WATCHDOG)
+    try:
+        wait_until(lambda: hub.served(f"{repo}/1.parquet") == CUT, what="the second file's first bytes")
+        put(hub, repo, {"3.parquet": noise(SIZE, 33)})
+        hub.control("head", repo=f"dataset/{repo}")
+        hub.control("vanish", commit=pinned)
+        hub.control("release")
+        wait_until(lambda: "history was rewritten" in data.status(WATCHDOG)["trouble"], what="the trouble")
+        assert receipt_states(data) == {"0.parquet": "verified", "1.parquet": "verified"}
+        assert not data.status(WATCHDOG)["complete"]
+    finally:
+        assert daemon.stop() == 0
+    assert data.events(WATCHDOG, "source_refuses")[-1]["kind"] == "vanished"
+    ended = data.once(WATCHDOG)
+    assert ended.returncode == 69 and pinned[:12] in ended.stderr
+
+    data = from_hub(tmp_path, hub, repo, {"follow": "new_commits"})
+    assert data.once(WATCHDOG).returncode == 0
+    assert landed(data) == {**files, "3.parquet": noise(SIZE, 33)}
+
+
+def test_a_stop_before_everything_is_here_is_no_success(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.put("slow.bin", noise(SIZE, 1), repo="urls")
+    data = from_urls(tmp_path, [hub.url("slow.bin")])
+    hub.fault("stall", on="url", path="slow.bin", after=CUT)
+    daemon = start_daemon(daemon_command(WATCHDOG, data.file, "--once"), tmp_path / "once.err")
+    wait_until(lambda: hub.served("slow.bin") == CUT, what="its first bytes")
+    assert daemon.stop() == 75
+    assert "start it again" in daemon.said()
+    assert data.once(WATCHDOG).returncode == 0
+    assert hub.served("slow.bin") == SIZE
 
 
 def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(

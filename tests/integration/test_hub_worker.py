@@ -56,7 +56,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 def hub(filled: LoopbackHub) -> LoopbackHub:
     filled.control("clear")
     filled.control("forget")
-    filled.control("set", gated={}, extra=[], xet=False)
+    filled.control("set", gated={}, extra=[], xet=False, circle=False, refs={})
     return filled
 
 
@@ -99,6 +99,44 @@ def test_a_model_is_listed_and_a_pinned_commit_needs_no_question_what_it_means(
     found = result_of(hub, repo="org/m", repo_type="model", pinned=commit, include=["**"])
     assert (found["revision"], found["files"]) == (commit, 1)
     assert not hub.requests("revision")
+
+
+@pytest.mark.parametrize("revision", ["v1.0", "refs/convert/parquet", "the commit"])
+def test_a_tag_a_branch_and_a_commit_are_pinned_to_what_they_mean(
+    revision: str, hub: LoopbackHub, python: str
+) -> None:
+    first = hub.control("head", repo=f"dataset/{REPO}")
+    hub.control("set", refs={"v1.0": first, "refs/convert/parquet": first})
+    hub.put("data/later.parquet", b"later")
+    try:
+        found = result_of(hub, revision=first if revision == "the commit" else revision)
+        assert (found["revision"], found["files"]) == (first, 7)
+        assert result_of(hub)["files"] == 8
+    finally:
+        (hub.root / f"dataset/{REPO}/data/later.parquet").unlink()
+
+
+def test_a_pinned_commit_that_vanished_is_told_as_that(hub: LoopbackHub, python: str) -> None:
+    found = result_of(hub, pinned="9a40" * 10)
+    assert found["class"] == "vanished" and "9a409a409a40 is not in" in found["reason"]
+    found = result_of(hub, revision="9a409a4")
+    assert found["class"] == "missing" and "40 digits" in found["reason"]
+
+
+def test_pages_that_lead_in_a_circle_end_the_listing(hub: LoopbackHub, python: str) -> None:
+    hub.control("set", circle=True)
+    found = result_of(hub)
+    assert found["class"] == "broken" and "circle" in found["reason"]
+    assert len(hub.requests("tree")) == 2
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:sEcret@127.0.0.1:1", "foo://user:sEcret@127.0.0.1:1"])
+def test_a_proxy_that_no_client_can_use_is_told_by_its_variables(
+    proxy: str, hub: LoopbackHub, python: str
+) -> None:
+    _, ended = list_hub(hub, environ={"HTTP_PROXY": proxy, "NO_PROXY": ""})
+    told = ended.reason() + "".join(ended.stderr_tail)
+    assert ended.code == 69 and "HTTP_PROXY" in told and "sEcret" not in told
 
 
 def test_a_path_that_leaves_its_root_is_refused_and_a_file_that_is_a_folder_too(

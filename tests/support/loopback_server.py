@@ -29,6 +29,7 @@ from support.loopback_store import HOSTS, Hub
 
 SECRET = b"loopback"
 BLOCK = 64 << 10
+SLOW_BLOCK = 16 << 10  # with a rate
 UNSENT = 0x5411  # SIOCOUTQ: bytes that the other side has not acknowledged
 
 Count = Callable[[int], None]
@@ -121,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
             turn = int(self.query.get("turn", ["0"])[0]) + 1
             self._reply(302, Location=f"{self.plain}?turn={turn % 3}")
         else:
-            self._reply(302, Location=f"{self.hub.url(2)}{quote(self.plain)}")
+            query = urlsplit(self.path).query
+            self._reply(302, Location=f"{self.hub.url(2)}{quote(self.plain)}{query and '?'}{query}")
         return True
 
     # The hub
@@ -140,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _api(self, rest: str) -> None:
-        found = re.fullmatch(r"(dataset|model)s/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/.*)?)?", rest)
+        found = re.fullmatch(
+            r"(dataset|model)s/([^/]+/[^/]+)(?:/revision/(?P<ref>.+)|/tree/(?P<at>[^/]+)(?:/.*)?)?", rest
+        )
         if self._refused("api"):
             return
         if found is None:
@@ -150,14 +154,13 @@ class Handler(BaseHTTPRequestHandler):
         head = self.hub.head(repo)
         if head is None:
             self._reply(401, b'{"error": "no such repository"}', X_Error_Code="RepoNotFound")
-        elif found[4] not in (None, "main", head, *self.hub.commits):
+        elif (commit := self.hub.commit(repo, found["ref"] or found["at"])) is None:
             self._reply(404, X_Error_Code="RevisionNotFound")
-        elif found[3] == "tree":
+        elif found["at"]:
             if self._allowed(repo):
-                self._tree(head if found[4] in (None, "main") else found[4])
+                self._tree(commit)
         else:
-            sha = head if found[4] in (None, "main") else found[4]
-            told = {"id": found[2], "sha": sha, "private": False, "gated": False, "disabled": False}
+            told = {"id": found[2], "sha": commit, "private": False, "gated": False, "disabled": False}
             self._json(told | {"downloads": 0, "likes": 0, "tags": [], "siblings": [], "_id": "0" * 24})
 
     def _tree(self, commit: str) -> None:
@@ -175,15 +178,18 @@ class Handler(BaseHTTPRequestHandler):
         at = int(self.query.get("cursor", ["0"])[0])
         link = None
         if at + self.hub.page < len(entries):
-            link = f'<{self.hub.url()}{self.plain}?recursive=true&cursor={at + self.hub.page}>; rel="next"'
+            step = 0 if self.hub.circle and at else self.hub.page
+            link = f'<{self.hub.url()}{self.plain}?recursive=true&cursor={at + step}>; rel="next"'
         self._json(entries[at : at + self.hub.page], Link=link)
 
     def _resolve(self, repo: str, revision: str, path: str) -> None:
         if self._refused("resolve") or not self._allowed(repo):
             return
-        head = self.hub.head(repo)
-        commit = head if revision == "main" else revision
-        stored = self.hub.commits.get(commit or "", {}).get(path)
+        commit = self.hub.commit(repo, revision)
+        if commit is None:
+            self._reply(404, X_Error_Code="RevisionNotFound")
+            return
+        stored = self.hub.commits[commit].get(path)
         if stored is None:
             self._reply(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
             return
@@ -304,12 +310,17 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def _copy(self, descriptor: int, low: int, high: int, count: Count) -> None:
+        rate, due = self.hub.rate, time.monotonic()
         while low < high:
-            sent = os.sendfile(self.connection.fileno(), descriptor, low, min(high - low, 16 * BLOCK))
+            most = min(high - low, SLOW_BLOCK if rate else 16 * BLOCK)
+            sent = os.sendfile(self.connection.fileno(), descriptor, low, most)
             if not sent:
                 return
             low += sent
             count(sent)
+            if rate:
+                due += sent / rate
+                time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _drain(connection: socket.socket) -> None:

@@ -40,8 +40,10 @@ class Hub:
         self.gated: dict[str, str] = {}  # repository: the token that may read it
         self.extra: list[dict[str, Any]] = []  # entries that no listing should have
         self.commits: dict[str, dict[str, Stored]] = {}
-        self.heads: dict[str, str] = {}
+        self.circle = False  # the second page of a listing leads to itself
+        self.refs: dict[str, str] = {}  # branches and tags but main, by name
         self.xet = False
+        self.rate = 0  # bytes a second of each body; 0 is without limit
         self.port = 0
         self.stopping = threading.Event()
         self._hashed: dict[tuple[str, int, int], Stored] = {}
@@ -63,6 +65,12 @@ class Hub:
         with self.lock:
             self.commits[digest.hexdigest()] = files
         return digest.hexdigest()
+
+    def commit(self, repo: str, revision: str | None) -> str | None:
+        """What a revision means; None where there is none of that name."""
+        head = self.head(repo)
+        named = head if revision in (None, "main") else self.refs.get(revision or "", revision)
+        return named if named in self.commits else None
 
     def _store(self, file: Path) -> Stored:
         found = file.stat()
@@ -89,10 +97,14 @@ class Hub:
         elif do == "log":
             with self.lock:
                 return {"requests": list(self.log), "served": dict(self.served)}
+        elif do == "struck":
+            return dict(self.faults.struck)
         elif do == "head":
             return self.head(message["repo"])
         elif do == "sums":
             return [[path, each.sha256] for path, each in self.commits[message["commit"]].items()]
+        elif do == "vanish":  # as a history that is rewritten does
+            del self.commits[message["commit"]]
         elif do == "forget":
             with self.lock:
                 self.log.clear()

@@ -12,10 +12,11 @@ from stoker.config.checks import Fault, notes
 from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.document import Problem, dotted, read_document
 from stoker.config.load import load_pipeline
-from stoker.config.schema import Pipeline
+from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
 from stoker.corpus.folder import DEFAULT_INCLUDE, FileSeen, Selection, look_through
+from stoker.corpus.urls import read_urls
 from stoker.store.errors import ConfigError
 
 
@@ -57,7 +58,7 @@ def _source_notes(pipeline: Pipeline) -> list[Fault]:
     """What a run would wait for, or refuse: no source folder, nothing in it to read, other columns."""
     source = pipeline.dataset.source
     if source.path is None:
-        return []
+        return _remote_notes(source)
     refused = ""
     try:
         for found in look_through(source.path, Selection(source.include, source.exclude)):
@@ -69,6 +70,19 @@ def _source_notes(pipeline: Pipeline) -> list[Fault]:
     except OSError as error:
         why = f"{source.path} cannot be read: {error.strerror}"
     return [Fault(("dataset", "source", "path"), f"{why}; a run waits until that changes")]
+
+
+def _remote_notes(source: Source) -> list[Fault]:
+    """What lies on this machine of a source that is fetched."""
+    found = []
+    if source.token_file is not None and not os.access(source.token_file, os.R_OK):
+        found.append(Fault(("dataset", "source", "token_file"), f"{source.token_file} cannot be read"))
+    if source.urls_file is not None:
+        try:
+            read_urls(source.urls_file.read_text(), str(source.urls_file))
+        except (OSError, ConfigError, UnicodeDecodeError) as error:
+            found.append(Fault(("dataset", "source", "urls_file"), str(error)))
+    return found
 
 
 def _column_notes(pipeline: Pipeline, file: Path) -> list[Fault]:

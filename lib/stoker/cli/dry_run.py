@@ -13,15 +13,22 @@ from stoker.cli.measure import Measured, measure_fetching, measure_reading
 from stoker.cli.survey import Survey, survey_folder, survey_remote
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
+from stoker.corpus.folder import DEFAULT_INCLUDE
 from stoker.corpus.receipts import read_receipts
+from stoker.store.errors import UnavailableError
 
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69
 
 
 def dry_run_of(pipeline: Pipeline) -> int:
-    """Print the survey; 69 where files could be listed and not be had."""
+    """Print the survey; 69 where files could be listed and not be had.
+
+    Raises UnavailableError where nothing is listed.
+    """
     listed = list_source(pipeline)
+    if not listed.wanted and not listed.seen:
+        raise _nothing(pipeline, listed)
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
     is_folder = pipeline.dataset.source.kind == "folder"
     survey = (survey_folder if is_folder else survey_remote)(pipeline, listed, receipts)
@@ -35,6 +42,16 @@ def dry_run_of(pipeline: Pipeline) -> int:
     for line in time_told(survey, found, pipeline.download.bandwidth):
         click.echo(line)
     return EXIT_UNAVAILABLE if found.final else 0
+
+
+def _nothing(pipeline: Pipeline, listed: Listed) -> UnavailableError:
+    """A source without a file that is meant is a mistake mostly."""
+    for line in _refusals(listed):
+        click.echo(line)
+    globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
+    return UnavailableError(
+        f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
+    )
 
 
 def told(pipeline: Pipeline, listed: Listed, survey: Survey) -> Iterator[str]:

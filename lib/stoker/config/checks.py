@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.config.document import KeyPath
-from stoker.config.schema import Evict, Pipeline
+from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
+from stoker.config.schema import Evict, Pipeline, Source
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ _SOURCE_KEYS = {
     "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
     "folder": ("path", "name the directory that holds the parquet"),
 }
+_HUB_ALONE = ("endpoint", "token_file", "repo_type", "revision")
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
@@ -77,9 +79,10 @@ def _source(pipeline: Pipeline) -> Iterator[Fault]:
     if source.follow and source.kind != "hub":
         yield Fault((*at, "follow"), "new_commits means something for kind: hub only; remove it")
     foreign = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
-    for key in sorted(foreign | ({"endpoint", "token_file"} if source.kind != "hub" else set())):
-        if getattr(source, key) is not None:
+    for key in sorted(foreign | (set(_HUB_ALONE) if source.kind != "hub" else set())):
+        if getattr(source, key) != Source.model_fields[key].default:
             yield Fault((*at, key), f"means nothing for kind: {source.kind}; remove it")
+    yield from _origin(source, at)
     memory = pipeline.shard.memory
     if memory.soft > memory.hard:
         yield Fault(
@@ -91,6 +94,19 @@ def _source(pipeline: Pipeline) -> Iterator[Fault]:
             ("dataset", "filters", "max_chars"),
             f"{filters.max_chars} is below min_chars {filters.min_chars}: no row is left; change one",
         )
+
+
+def _origin(source: Source, at: KeyPath) -> Iterator[Fault]:
+    """What a hub, or a glob, could only answer with an error."""
+    told = {
+        "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
+        "revision": revision_fault(source.revision),
+        "endpoint": endpoint_fault(source.endpoint) if source.endpoint else "",
+        "token_file": token_file_fault(source.token_file.name) if source.token_file else "",
+        "include": next(filter(None, map(glob_fault, source.include)), ""),
+        "exclude": next(filter(None, map(glob_fault, source.exclude)), ""),
+    }
+    yield from (Fault((*at, key), fault) for key, fault in told.items() if fault)
 
 
 def _tokenizer(pipeline: Pipeline) -> Iterator[Fault]:

@@ -133,7 +133,15 @@ def read_epochs(value: object) -> int | None:
 
 def read_follow(value: object) -> object:
     """`false` or the word `new_commits`."""
-    return "new_commits" if value == "new_commits" else read_flag(value)
+    if value == "new_commits":
+        return value
+    try:
+        follows = read_flag(value)
+    except ValueError:
+        follows = True
+    if follows:
+        raise ValueError(f"{value!r} is neither false nor new_commits; write one of the two")
+    return False
 
 
 def read_precision(value: object) -> object:

@@ -85,7 +85,7 @@ class Dataset(Section):
 class Download(Section):
     """Transfer policy; `stall` is the longest time without a byte, the rates are bytes a second."""
 
-    files_at_once: Positive = 4
+    files_at_once: Positive = Field(default=4, le=256)
     stall: PositiveSeconds = 300.0
     min_rate: Size = 20 * 2**10
     bandwidth: PositiveSize | None = None

@@ -19,9 +19,8 @@ from urllib.parse import urljoin
 import httpx2
 
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
-from stoker.corpus.hub import HubRepo, explain, origin
+from stoker.corpus.hub import HubRepo, client_does_not_start, explain, of_certificate, origin
 from stoker.corpus.remote import shown
-from stoker.store.errors import UnavailableError
 
 MOST_REDIRECTS = 10
 _SHORT_BODY = 1 << 16
@@ -66,9 +65,7 @@ class Caller:
         try:
             self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            raise UnavailableError(
-                f"the HTTP client does not start: {error}; look at HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
-            ) from error
+            raise client_does_not_start(error) from error
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -179,7 +176,8 @@ class Caller:
         hub = self._manners.hub
         if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
             code = answer.headers.get("x-error-code", "")
-            kind, reason = explain(answer.status, code, hub, token=self._manners.token is not None)
+            has_token = self._manners.token is not None
+            kind, reason = explain(answer.status, code, hub, token=has_token, pinned=True)
             return FetchFailed(kind, reason, status=answer.status)
         return refusal(answer, time.time())
 
@@ -212,8 +210,10 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
         raise FetchFailed("stalled", f"{where} sends nothing") from error
     except httpx2.RemoteProtocolError as error:
         raise FetchFailed("short", f"{where} ended too early: {error}") from error
-    except (httpx2.ConnectError, httpx2.ProxyError) as error:
-        raise FetchFailed("connect", f"{where}: {error}") from error
+    except httpx2.ProxyError as error:
+        raise FetchFailed("connect", f"{where}: the proxy refuses: {error}") from error
+    except httpx2.ConnectError as error:
+        raise FetchFailed("connect", f"{where}: {error}{of_certificate(error)}") from error
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError) as error:
         raise FetchFailed("refused", f"{where}: {error}") from error
     except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError) as error:

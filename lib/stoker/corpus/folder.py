@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.config.origins import compile_glob
 from stoker.store.beneath import Linked, folder_beneath
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
@@ -45,31 +45,6 @@ class Unreadable:
 
     path: str
     reason: str
-
-
-def compile_glob(pattern: str) -> re.Pattern[str]:
-    """A glob over relative paths: `*` and `?` stay within one name, `**` crosses folders.
-
-    A pattern without a slash matches a file's name at any depth, as in a .gitignore.
-    """
-    text = pattern.lstrip("/")
-    out = ["" if "/" in text else "(?:.*/)?"]
-    at = 0
-    while at < len(text):
-        if text.startswith("**/", at):
-            out.append("(?:.*/)?")
-            at += 3
-        elif text.startswith("**", at):
-            out.append(".*")
-            at += 2
-        elif text[at] == "[" and (end := text.find("]", at + 2)) > 0:
-            inner = text[at + 1 : end].replace("\\", r"\\")
-            out.append(f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]")
-            at = end + 1
-        else:
-            out.append({"*": "[^/]*", "?": "[^/]"}.get(text[at]) or re.escape(text[at]))
-            at += 1
-    return re.compile("".join(out), re.DOTALL)
 
 
 def is_unfinished(name: str) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from stoker.store.errors import UnavailableError, storage_errors
+from stoker.config.origins import endpoint_fault
+from stoker.store.errors import ConfigError, UnavailableError, storage_errors
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 CREDENTIAL = "hub-token"
@@ -37,8 +38,14 @@ class HubRepo:
 
 
 def endpoint_of(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The hub to ask: dataset.source.endpoint, else HF_ENDPOINT, else the public one."""
-    return (configured or environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    """The hub to ask: dataset.source.endpoint, else HF_ENDPOINT, else the public one.
+
+    ConfigError where HF_ENDPOINT is no address, or holds a password.
+    """
+    outside = environ.get("HF_ENDPOINT", "").strip()
+    if configured is None and outside and (fault := endpoint_fault(outside)):
+        raise ConfigError(f"HF_ENDPOINT: {fault}")
+    return (configured or outside or DEFAULT_ENDPOINT).rstrip("/")
 
 
 def is_commit(revision: str) -> bool:
@@ -62,7 +69,10 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
     if environ.get("CREDENTIALS_DIRECTORY") and credential.exists():
         return _read_token(credential)
-    return environ.get("HF_TOKEN", "").strip() or None
+    words = environ.get("HF_TOKEN", "").split()
+    if len(words) > 1 or not all(word.isascii() for word in words):
+        raise UnavailableError("HF_TOKEN holds no token: it is one word of ASCII; set it anew, or unset it")
+    return words[0] if words else None
 
 
 def _read_token(file: Path) -> str:
@@ -76,10 +86,13 @@ def _read_token(file: Path) -> str:
     return words[0]
 
 
-def explain(status: int, code: str, repo: HubRepo, *, token: bool) -> tuple[str, str]:
+def explain(
+    status: int, code: str, repo: HubRepo, *, token: bool, revision: str = "", pinned: bool = False
+) -> tuple[str, str]:
     """(kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token` whether we sent one.
 
-    Kinds: gated, unauthorized, forbidden, missing, refused.
+    `revision` is what was asked for, `pinned` whether it is a commit that was there once. Kinds: gated,
+    unauthorized, forbidden, missing, vanished (the pinned commit), refused.
     """
     with_token = "" if token else "; no token was sent: set dataset.source.token_file or HF_TOKEN"
     if code == "GatedRepo":
@@ -88,7 +101,7 @@ def explain(status: int, code: str, repo: HubRepo, *, token: bool) -> tuple[str,
             f"account{with_token}"
         )
     if code == "RevisionNotFound":
-        return "missing", f"{repo.page} has no such revision; correct dataset.source.revision"
+        return _no_revision(repo, revision, pinned=pinned)
     if code == "EntryNotFound":
         return "missing", f"the file is not in {repo.page} at this revision"
     if status == 401 and token:
@@ -107,3 +120,32 @@ def explain(status: int, code: str, repo: HubRepo, *, token: bool) -> tuple[str,
     if status in (404, 410):
         return "missing", f"{repo.page} does not have it"
     return "refused", f"{repo.endpoint} answers {status}"
+
+
+def _no_revision(repo: HubRepo, revision: str, *, pinned: bool) -> tuple[str, str]:
+    if pinned:
+        name = f"the pinned commit {revision[:12]}" if revision else "the pinned commit"
+        return "vanished", (
+            f"{name} is not in {repo.page} any more, whose history was rewritten; set dataset.source.follow: "
+            "new_commits to go on with what its revision means now"
+        )
+    short = re.fullmatch(r"[0-9a-f]{4,39}", revision)
+    return "missing", (
+        f"{repo.page} has no revision {revision!r}; correct dataset.source.revision"
+        + ("; a commit's name has all its 40 digits" if short else "")
+    )
+
+
+def client_does_not_start(error: Exception) -> UnavailableError:
+    """For an HTTP client that does not like its environment."""
+    said = str(error).split(". Make sure", maxsplit=1)[0]
+    return UnavailableError(
+        f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
+    )
+
+
+def of_certificate(error: Exception) -> str:
+    """What to do about a certificate that is not believed; empty for any other failure."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return ""
+    return "; set SSL_CERT_FILE if the server or a proxy has a certificate of your own, and look at the clock"

@@ -8,8 +8,9 @@ messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and t
 result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
     {"status": "unchanged", "revision"},
     {"status": "failed", "class", "reason", "http_status", "retry_after_s"}: class is one of gated,
-    unauthorized, forbidden, missing, refused (nothing that a second try would change) and throttled, server,
-    connect, stalled, offline, broken (to be tried again, after retry_after_s where the hub says so)
+    unauthorized, forbidden, missing, vanished, refused (nothing that a second try would change) and
+    throttled, server, connect, stalled, offline, broken (to be tried again, after retry_after_s where the
+    hub says so)
 It asks once: pauses are the daemon's. A hub that does not answer is told by this worker's silence.
 """
 
@@ -23,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
 from stoker.corpus.folder import Selection
-from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
+from stoker.corpus.hub import (
+    HubRepo,
+    client_does_not_start,
+    endpoint_of,
+    explain,
+    hub_token,
+    is_commit,
+    of_certificate,
+    origin,
+)
 from stoker.corpus.remote import clashes, unsafe
 from stoker.kit.worker_main import Report, run_worker
 
@@ -105,10 +115,13 @@ class _Asked:
 
     def __init__(self, hub: HubRepo, token: str | None) -> None:
         self._hub, self._token = hub, token
+        self._revision, self._pinned = "", False  # what is asked for, and whether it is a commit
+        self._answered: set[str] = set()
         self._api = self._client()
 
     def commit(self, revision: str) -> str:
         """The commit that the revision means now."""
+        self._revision = revision
         with _Told(self._hub, self._token):
             found = self._api.repo_info(
                 self._hub.repo, repo_type=self._hub.repo_type, revision=revision, timeout=_READ_S
@@ -120,6 +133,7 @@ class _Asked:
 
     def files(self, commit: str) -> Iterator[Row]:
         """Every file of the commit, page by page."""
+        self._revision, self._pinned = commit, True
         with _Told(self._hub, self._token):
             for entry in self._api.list_repo_tree(
                 self._hub.repo, repo_type=self._hub.repo_type, revision=commit, recursive=True, expand=False
@@ -134,7 +148,10 @@ class _Asked:
         from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
         self._file_type = RepoFile
-        session = huggingface_hub.get_session()
+        try:
+            session = huggingface_hub.get_session()
+        except (ImportError, ValueError, OSError) as error:
+            raise client_does_not_start(error) from error
         session.event_hooks = {
             "request": [*session.event_hooks["request"], self._before],
             "response": [*session.event_hooks["response"], self._after],
@@ -151,16 +168,26 @@ class _Asked:
         }
         if origin(str(request.url)) != origin(self._hub.endpoint):
             request.headers.pop("Authorization", None)
+        if str(request.url) in self._answered:
+            raise FetchFailed("broken", f"{self._hub.page}: the pages of its listing lead in a circle")
 
     def _after(self, response: Any) -> None:
         # Raised from here the client cannot retry it by itself, for minutes and without a word.
         status = response.status_code
         if status < 400:
+            self._answered.add(str(response.request.url))
             return
         headers = {name.lower(): value for name, value in response.headers.items()}
         if status in (401, 403, 404, 410):
             code = headers.get("x-error-code", "")
-            kind, reason = explain(status, code, self._hub, token=self._token is not None)
+            kind, reason = explain(
+                status,
+                code,
+                self._hub,
+                token=self._token is not None,
+                revision=self._revision,
+                pinned=self._pinned,
+            )
             raise FetchFailed(kind, reason, status=status)
         raise refusal(Answer(status, headers, self._hub.page, at_hub=True), time.time())
 
@@ -185,10 +212,9 @@ class _Told:
             raise FetchFailed("stalled", f"{where} does not answer in time") from error
         if name == "HFValidationError":
             raise FetchFailed("refused", f"dataset.source.repo: {error}") from error
-        if any(each.__name__ == "TransportError" for each in type(error).__mro__):
-            raise FetchFailed("connect", f"{where}: {error}") from error
-        if name in ("ConnectionError", "OSError", "TooManyRedirects"):
-            raise FetchFailed("connect", f"{where}: {error}") from error
+        transport = any(each.__name__ == "TransportError" for each in type(error).__mro__)
+        if transport or name in ("ConnectionError", "OSError", "TooManyRedirects"):
+            raise FetchFailed("connect", f"{where}: {error}{of_certificate(error)}") from error
         raise FetchFailed("broken", f"{where}: {name}: {error}") from error
 
 

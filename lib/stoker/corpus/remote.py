@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from stoker.config.origins import without_secrets
+
 _NAME_BYTES, _PATH_BYTES = 255, 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -85,7 +87,10 @@ def clashes(paths: list[str]) -> dict[str, str]:
 
 def shown(url: str) -> str:
     """A URL as it may stand in a log: without user, password, query and fragment, which may be secrets."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it may hold a password all the same
+        return without_secrets(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from stoker.corpus.remote import RemoteFile, clashes, shown, unsafe
+from stoker.config.origins import without_secrets
+from stoker.corpus.remote import RemoteFile, clashes, unsafe
 from stoker.store.errors import ConfigError
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -20,7 +21,7 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
     A file's path is the URL's own, percent-decoded, without what all URLs have in common: host first, then
     leading folders. So equal names on two hosts stay apart, and a list from one folder gives plain names.
     """
-    lines = list(_lines(text))
+    lines = list(_lines(text.removeprefix("\ufeff")))  # what some editors put first
     faults = [f"{name}:{number}: {fault}" for number, _, _, fault in lines if fault]
     good = [(number, url, digest) for number, url, digest, fault in lines if not fault]
     places = _shortened([_place(url) for _, url, _ in good])
@@ -56,17 +57,18 @@ def _lines(text: str) -> Iterator[tuple[int, str, str | None, str]]:
 def _fault(words: list[str]) -> str:
     if len(words) > 2:
         return f"has {len(words)} words; a line is a URL and at most its sha256"
+    told = without_secrets(words[0])
     try:
         parts = urlsplit(words[0])
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"{words[0]!r} is no URL: {error}"
+        return f"{told!r} is no URL: {error}"
     if parts.scheme not in ("http", "https") or not host:
-        return f"{shown(words[0])!r} is no http:// or https:// URL"
+        return f"{told!r} is no http:// or https:// URL"
     if parts.path in ("", "/") or parts.path.endswith("/"):
-        return f"{shown(words[0])} names no file"
+        return f"{told} names no file"
     if len(words) == 2 and not _SHA256.fullmatch(words[1]):
-        return f"{words[1][:80]!r} is no sha256: it has 64 hexadecimal digits"
+        return f"its second word, of {len(words[1])} characters, is no sha256: that has 64 hexadecimal digits"
     return ""
 
 

@@ -1,0 +1,99 @@
+"""What may stand in the keys that say where a source is fetched from; pure text, nothing is asked."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+_REPO = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+_KINDS = {"datasets": "dataset", "spaces": "space", "models": "model"}
+_PAGE = re.compile(r"(?:https?://[^/]+/)?(?:(datasets|spaces|models)/)?([^/]+/[^/]+)")
+# What git allows in no branch or tag (git-check-ref-format).
+_NO_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[/.-]|[/.]$|//")
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
+
+
+def repo_fault(repo: str) -> str:
+    """What is wrong with a repository's name on a hub; empty when nothing is."""
+    if _REPO.fullmatch(repo):
+        return ""
+    hint = "write owner/name"
+    found = _PAGE.match(repo)
+    if found and (found[1] or "://" in repo):
+        hint = f"write {found[2]}" + (f", and repo_type: {_KINDS[found[1]]}" if found[1] else "")
+        if "://" in repo:
+            hint += "; another hub than the public one is dataset.source.endpoint"
+    return f"{without_secrets(repo)!r} is no repository's name; {hint}"
+
+
+def revision_fault(revision: str) -> str:
+    """What is wrong with a branch, tag or commit; empty when nothing is."""
+    if not _NO_REVISION.search(revision):
+        return ""
+    return f"{revision!r} can be no branch, tag or commit; write one, as main"
+
+
+def endpoint_fault(endpoint: str) -> str:
+    """What is wrong with a hub's address; empty when nothing is. What it says holds no password."""
+    shown = without_secrets(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"{shown!r} is no address: {error}; write one like https://huggingface.co"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"{shown!r} is no http:// or https:// address; write one like https://huggingface.co"
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        return "holds a user, a query or a fragment; write the address alone, the token goes into token_file"
+    return ""
+
+
+def token_file_fault(name: str) -> str:
+    """Whether a token was written where the name of its file belongs; never says the token."""
+    if not _TOKEN.fullmatch(name):
+        return ""
+    return "is a token, not a file; write it into a file of mode 0600, name that here, and renew the token"
+
+
+def without_secrets(address: str) -> str:
+    """Text that was to be an address, without what may be a password or a signature."""
+    text = re.split(r"[?#]", address, maxsplit=1)[0]
+    head, at, rest = text.rpartition("@")
+    if not at:
+        return text
+    scheme, slashes, _ = head.partition("://")
+    return (scheme + slashes if slashes else "") + rest
+
+
+def glob_fault(pattern: str) -> str:
+    """What is wrong with a glob; empty when nothing is."""
+    try:
+        compile_glob(pattern)
+    except re.error as error:
+        return f"{pattern!r} is no glob: {error}"
+    return ""
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """A glob over relative paths: `*` and `?` stay within one name, `**` crosses folders.
+
+    A pattern without a slash matches a file's name at any depth, as in a .gitignore. Raises re.error.
+    """
+    text = pattern.lstrip("/")
+    out = ["" if "/" in text else "(?:.*/)?"]
+    at = 0
+    while at < len(text):
+        if text.startswith("**/", at):
+            out.append("(?:.*/)?")
+            at += 3
+        elif text.startswith("**", at):
+            out.append(".*")
+            at += 2
+        elif text[at] == "[" and (end := text.find("]", at + 2)) > 0:
+            inner = text[at + 1 : end].replace("\\", r"\\")
+            out.append(f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]")
+            at = end + 1
+        else:
+            out.append({"*": "[^/]*", "?": "[^/]"}.get(text[at]) or re.escape(text[at]))
+            at += 1
+    return re.compile("".join(out), re.DOTALL)

@@ -1,0 +1,82 @@
+"""Lists of URLs, a hub's refusals and its token: what an operator reads, and what is never told."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.corpus.hub import HubRepo, client_does_not_start, endpoint_of, explain, hub_token, of_certificate
+from stoker.corpus.remote import shown
+from stoker.corpus.urls import read_urls
+from stoker.store.errors import ConfigError, UnavailableError
+
+HUB = HubRepo("org/d", endpoint="https://h")
+COMMIT = "9a40" * 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "http://user:sEcret@h:99999/x",
+        "http://user:sEcret@[::1/x",
+        "ftp://user:sEcret@h/x?key=sEcret",
+        "user:sEcret@h/x",
+        "http://user:sEcret@h/?key=sEcret",
+        "http://h/x sEcret",
+        "http://h/x a sEcret",
+    ],
+)
+def test_a_wrong_line_never_repeats_a_password_or_a_signature(line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_urls(line, "list.txt")
+    assert str(error.value).startswith("list.txt:1: ") and "sEcret" not in str(error.value)
+
+
+def test_a_mark_that_editors_put_first_is_no_part_of_the_first_url() -> None:
+    (file,) = read_urls("\ufeffhttp://h/d/a.bin\r\n", "list.txt")
+    assert (file.path, file.url) == ("a.bin", "http://h/d/a.bin")
+
+
+def test_what_is_no_url_is_shown_without_its_password_too() -> None:
+    assert shown("http://user:sEcret@[::1/x?key=sEcret") == "http://[::1/x"
+
+
+def test_a_hub_named_in_the_environment_is_an_address_without_a_password() -> None:
+    assert endpoint_of(None, {"HF_ENDPOINT": " https://mirror/ "}) == "https://mirror"
+    with pytest.raises(ConfigError, match="HF_ENDPOINT: 'mirror' is no http"):
+        endpoint_of(None, {"HF_ENDPOINT": "mirror"})
+    with pytest.raises(ConfigError) as error:
+        endpoint_of(None, {"HF_ENDPOINT": "https://user:sEcret@mirror"})
+    assert "sEcret" not in str(error.value)
+    assert endpoint_of("https://own", {"HF_ENDPOINT": "mirror"}) == "https://own"
+
+
+@pytest.mark.parametrize("token", ["hf_a\nhf_b", "hf_a b", "hf_\xe9"])
+def test_a_token_that_is_not_one_word_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(UnavailableError) as error:
+        hub_token(None, {"HF_TOKEN": token})
+    assert "HF_TOKEN" in str(error.value) and "hf_" not in str(error.value)
+
+
+def test_a_revision_that_is_not_there_is_named_and_a_short_commit_told_as_one() -> None:
+    kind, reason = explain(404, "RevisionNotFound", HUB, token=True, revision="mian")
+    assert kind == "missing" and "'mian'" in reason and "40 digits" not in reason
+    kind, reason = explain(404, "RevisionNotFound", HUB, token=True, revision=COMMIT[:7])
+    assert kind == "missing" and "all its 40 digits" in reason
+
+
+@pytest.mark.parametrize("revision", ["", COMMIT])
+def test_a_pinned_commit_that_vanished_is_no_mistake_in_the_configuration(revision: str) -> None:
+    kind, reason = explain(404, "RevisionNotFound", HUB, token=True, revision=revision, pinned=True)
+    assert kind == "vanished" and "follow: new_commits" in reason and "correct" not in reason
+    assert revision[:12] in reason
+
+
+def test_a_certificate_that_is_not_believed_says_where_to_look() -> None:
+    assert "SSL_CERT_FILE" in of_certificate(OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"))
+    assert of_certificate(OSError("connection refused")) == ""
+
+
+def test_a_client_that_does_not_start_names_the_variables_and_no_command_of_others() -> None:
+    error = ImportError("Using SOCKS proxy, but no 'socksio'. Make sure to install httpx using `pip ...`.")
+    told = str(client_does_not_start(error))
+    assert "SOCKS" in told and "ALL_PROXY" in told and "pip" not in told
