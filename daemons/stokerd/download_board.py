@@ -97,7 +97,7 @@ class FetchGauges:
             "download_rate_bytes_per_second", "Bytes made durable, over the last minute."
         )
         self._paused = metrics.gauge("download_paused", "1 while nothing new is fetched.", ("reason",))
-        for reason in ("disk", "source", "state"):
+        for reason in ("disk", "source", "state", "server"):
             self._paused.labels(reason).set(0)
 
     def moved(self, durable: int, received: int) -> None:
@@ -138,6 +138,8 @@ def _text(status: Mapping[str, Any]) -> str:
         text += f", {counts['released']} released"
     if counts.get("given_up"):
         text += f", {counts['given_up']} given up; stoker events says why"
-    if status.get("rate_bytes_per_second"):
+    if waits := status.get("paused") or status.get("waits"):
+        text += f"; {waits}"
+    elif status.get("rate_bytes_per_second"):
         text += f", {status['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
     return text

@@ -347,6 +347,7 @@ class FetchedSource:
             **self.figures.how_far(self.fetcher.transfers),
             "transfers": self.fetcher.transfers.shown(SHOWN_FILES),
             "paused": self.outcomes.pause_reason,
+            "waits": self.fetcher.waits.text,
             "foreign_files": len(self.fetcher.foreign),
             "refused_files": self.news.refused_in_all,
         }

@@ -14,6 +14,7 @@ from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import AHEAD, Wanted
 from stoker.kit.worker import WorkerExit
 from stokerd.download_board import FetchGauges
+from stokerd.fetch_waits import FetchWaits
 from stokerd.landing_claim import LandingClaim
 from stokerd.source_kind import Desktop
 
@@ -47,6 +48,7 @@ class Fetcher:
         self.sent: dict[str, Wish] = {}
         self.removing: set[str] = set()
         self.foreign: tuple[str, ...] = ()
+        self.waits = FetchWaits(self.events, self.pipeline.download.stall)
         self._claim = LandingClaim(self.context.layout, str(root))
         self._device: int | None = None  # of the landing's disk
         self._told_foreign: tuple[str, ...] = ()
@@ -201,9 +203,11 @@ class Fetcher:
 
     def stands(self, given_up: int, paused: Mapping[str, bool]) -> None:
         """Show how it stands."""
-        self.transfers.note(time.monotonic())
+        now = time.monotonic()
+        self.transfers.note(now)
+        self.waits.look(self.transfers, now)
         self._claim.keep(self._device, self.transfers.to_come_bytes())
-        self._gauges.stands(self.transfers.rate, given_up, paused)
+        self._gauges.stands(self.transfers.rate, given_up, {**paused, "server": bool(self.waits.text)})
 
     # How it ends
 

@@ -80,9 +80,8 @@ def _sources(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     verified = format_bytes(body.get("verified_bytes", 0))
     lines = [("files", f"{_counts(body['files'])}; {verified} verified{_complete(body)}")]
-    if body.get("trouble"):
-        lines.append(("trouble", body["trouble"]))
-    return lines
+    told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
+    return lines + list(told.values())  # what pauses all may be the trouble itself
 
 
 def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,8 @@ FILE_OVER_S, ALL_OVER_S = 30.0, 60.0
 class Transfer:
     """One file with the worker: `bytes` of it are durable, `received` came over the network so far.
 
-    `in_hand`: it is being worked on, and got on at `moved_at` (monotonic seconds) for the last time.
+    `in_hand`: it is being worked on, and got on at `moved_at` (monotonic seconds) for the last time. `why`:
+    what the last try met, empty unless it waits for the next one, at `due_at`.
     """
 
     path: str
@@ -24,12 +25,23 @@ class Transfer:
     received: int = 0
     moved_at: float = 0.0
     in_hand: bool = False
+    why: str = ""
+    due_at: float = 0.0
     pace: Pace = field(default_factory=lambda: Pace(FILE_OVER_S))
 
     def shown(self) -> dict[str, Any]:
         """For the status snapshot."""
         rate = round(self.pace.per_second)
         return {"path": self.path, "bytes": self.bytes, "size": self.size, "bytes_per_second": rate}
+
+
+@dataclass(frozen=True)
+class HeldUp:
+    """So many files wait; `why` is what the one met that is tried first, at `due_at`, monotonic seconds."""
+
+    files: int
+    why: str
+    due_at: float
 
 
 class Transfers:
@@ -51,9 +63,10 @@ class Transfers:
             return
         kind = message["kind"]
         if kind in ("start", "progress", "hashing", "rotten", "anew", "mismatch"):
-            file.in_hand, file.moved_at = True, now
+            file.in_hand, file.moved_at, file.why = True, now, ""
         elif kind == "retry":
-            file.in_hand = False
+            file.in_hand, file.why = False, str(message.get("reason", message["class"]))
+            file.due_at = now + float(message["wait_s"])
         if kind == "start":
             file.bytes = int(message["offset"])
         elif kind == "progress":
@@ -78,6 +91,9 @@ class Transfers:
         """The worker is gone."""
         self._files.clear()
 
+    def __len__(self) -> int:
+        return len(self._files)
+
     def under_way_bytes(self) -> int:
         """Durable bytes of files that are not whole yet."""
         return sum(file.bytes for file in self._files.values())
@@ -89,6 +105,14 @@ class Transfers:
     def in_hand(self) -> int:
         """How many files are being worked on."""
         return sum(1 for file in self._files.values() if file.in_hand)
+
+    def held_up(self) -> HeldUp | None:
+        """That nothing is being worked on, because files wait for their next try; None while something is."""
+        waiting = [file for file in self._files.values() if file.why]
+        if not waiting or self.in_hand():
+            return None
+        first = min(waiting, key=lambda file: file.due_at)
+        return HeldUp(len(self._files), first.why, first.due_at)
 
     def standing(self, now: float, limit_s: float) -> str | None:
         """A file that is being worked on and has not got on for so long."""

@@ -40,7 +40,7 @@ def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:
     here, whole = status.get("bytes_done"), status.get("bytes_of")
     if here is not None and whole:
         yield f"{100 * here / whole:.1f} % of {format_bytes(whole)}"
-    if waits := status.get("trouble") or status.get("paused"):
+    if waits := status.get("trouble") or status.get("paused") or status.get("waits"):
         yield "waits: " + str(waits).split(";", maxsplit=1)[0]
     elif status.get("eta_s") is not None:
         yield f"{format_duration(status['eta_s'])} left"

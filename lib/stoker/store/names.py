@@ -37,7 +37,12 @@ def inside(root: Path, relative: str) -> Path:
 
 def utc_now() -> str:
     """The wall clock as `2026-11-20T12:00:00Z`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return utc_at(time.time())
+
+
+def utc_at(seconds: float) -> str:
+    """A Unix time as `2026-11-20T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def new_id() -> str:
