@@ -1,4 +1,4 @@
-"""A folder read in place: wait until a file has stopped changing, hash it (a worker a file), vouch for it.
+"""A folder read in place: wait until a file has stopped changing, hash it (in a worker), vouch for it.
 
 The folder itself is never written.
 """
@@ -25,6 +25,7 @@ from stokerd.source_lister import LISTER, SourceLister
 LOOK_TRIES_ONCE = 3
 HASH_TRIES_ONCE = 5
 SHOW_EVERY_S = 0.25
+HASHER = "stoker.corpus.hash_worker"
 _READ_IN_PLACE = "the source is a folder, which is read in place and never written"
 
 
@@ -50,6 +51,7 @@ class FolderSource:
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
         self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
+        self.foreign: tuple[tuple[str, ...], int] = (), 0  # other clients' unfinished files: some, how many
         self.confirmed = False  # a look after the last hash found nothing new
 
     @property
@@ -74,6 +76,7 @@ class FolderSource:
         if self.trouble:
             return
         self.take_polling(look.polling)
+        self.take_foreign(look)
         before, self.watched = (
             self.watched,
             watch(self.watched, look.files.values(), time.monotonic(), self._own),
@@ -98,6 +101,17 @@ class FolderSource:
         elif self.polling and not polling:
             self.events.record("source_watched", path=self.root)
         self.polling = polling
+
+    def take_foreign(self, look: Look) -> None:
+        """Say once what other clients have not finished here: it is theirs."""
+        if look.foreign and look.foreign != self.foreign[0]:
+            self.events.record(
+                "foreign_files",
+                count=look.foreign_in_all,
+                first=look.foreign[0],
+                reason="another client's; left alone",
+            )
+        self.foreign = look.foreign, look.foreign_in_all
 
     def take_trouble(self, trouble: str) -> None:
         """Say once that the folder cannot be seen, and once that it can again; --once gives up."""
@@ -168,7 +182,7 @@ class FolderSource:
                 "mtime_ns": file.mtime_ns,
                 "inode": file.inode,
             }
-            job = self.crew.start("hash", file.path, "stoker.corpus.hash_worker", task, quiet_s=quiet_s)
+            job = self.crew.start("hash", file.path, HASHER, task, quiet_s=quiet_s, warm=True)
             job.note["file"] = file
 
     def hash_ended(self, job: Job, ended: WorkerExit) -> None:
@@ -273,8 +287,8 @@ class FolderSource:
         return {**counts, "verified": counts["verified"] + len(self.meant) - len(self.open)}
 
     def status(self) -> dict[str, Any]:
-        """Why changes are not told of."""
-        return {"polling": self.polling or ""}
+        """Why changes are not told of; how many files others have not finished."""
+        return {"polling": self.polling or "", "foreign_files": self.foreign[1]}
 
     def next_due(self, now: float) -> float:
         """The next look, or when a file has settled."""

@@ -75,6 +75,8 @@ class SourceLister:
             unreadable=tuple((path, reason) for path, reason in message["unreadable"]),
             missing=bool(message["missing"]),
             polling=str(message["polling"]),
+            foreign=tuple(message["foreign"]),
+            foreign_in_all=int(message["foreign_in_all"]),
         )
 
     def next_due(self, now: float) -> float:

@@ -138,7 +138,7 @@ def test_a_folders_files_are_to_be_hashed_until_they_are(
     assert "nothing is left" in capsys.readouterr().out
     (data.source / "a.parquet").write_bytes(b"x" * data.receipts()["a.parquet"].size)
     assert verify(data) == 1
-    assert "a.parquet: wrong: sha256 " in capsys.readouterr().out
+    assert re.search(r"^wrong +\S+/a\.parquet  sha256 ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_terminal_shows_how_far_it_is_and_the_exit_code_is_the_daemons(
@@ -173,12 +173,13 @@ def test_wrong_and_missing_downloads_are_told_disputed_and_come_again(
     landed[3].unlink()
     assert verify(data) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split(": ")[0]: line.split(": ")[1] for line in lines[:3]} == {
+    assert lines[0].split() == ["verdict", "file", "why"]
+    assert {line.split()[1]: line.split()[0] for line in lines[1:4]} == {
         str(landed[1]): "wrong",
         str(landed[2]): "wrong",
         str(landed[3]): "missing",
     }
-    assert lines[3].endswith("1 true, 2 wrong, 1 missing")
+    assert lines[4].endswith("1 true, 2 wrong, 1 missing")
     asked = data.pipeline.layout.requests("download_watchdog")
     assert not list(asked.glob("*.json")), "it only looks unless it is told to"
     assert verify(data, "--dispute") == 1

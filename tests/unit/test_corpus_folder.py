@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.folder import FileSeen, Refused, Selection, Unreadable, look_through
+from stoker.corpus.folder import FileSeen, Foreign, Refused, Selection, Unreadable, look_through
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,15 @@ def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: P
     (root / "linked").symlink_to(outside)
     os.mkfifo(root / "pipe.parquet")
     (root / os.fsdecode(b"bad-\xff.parquet")).write_bytes(b"x")
+    theirs = (
+        "c.parquet.incomplete",
+        ".cache/huggingface/download/sub/d.incomplete",
+        "sub/.hidden/e.incomplete",
+    )
+    for name in theirs:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"half")
+    (root / ".cache" / "huggingface" / "f.parquet").write_bytes(b"x")
 
     found = list(look_through(root, Selection()))
 
@@ -62,6 +71,7 @@ def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: P
     assert set(files) == {"a.parquet", "sub/b.parquet"}
     stat = (root / "a.parquet").stat()
     assert files["a.parquet"].etag == f"7-{stat.st_mtime_ns}-{stat.st_ino}"
+    assert {each.path for each in found if isinstance(each, Foreign)} == set(theirs[:2])
     refused = {each.path: each.reason for each in found if isinstance(each, Refused)}
     assert refused.keys() == {"link.parquet", "linked", "pipe.parquet", "bad-\\udcff.parquet"}
     assert "symbolic link" in refused["link.parquet"]

@@ -15,7 +15,14 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
-from stoker.corpus.folder import DEFAULT_INCLUDE, FileSeen, Selection, look_through
+from stoker.corpus.folder import (
+    DEFAULT_INCLUDE,
+    FileSeen,
+    Refused,
+    Selection,
+    Unreadable,
+    look_through,
+)
 from stoker.corpus.urls import read_urls
 from stoker.store.errors import ConfigError
 
@@ -64,7 +71,8 @@ def _source_notes(pipeline: Pipeline) -> list[Fault]:
         for found in look_through(source.path, Selection(source.include, source.exclude)):
             if isinstance(found, FileSeen):
                 return _column_notes(pipeline, source.path / found.path)
-            refused = refused or f" ({found.path}: {found.reason})"
+            if isinstance(found, Refused | Unreadable):
+                refused = refused or f" ({found.path}: {found.reason})"
         globs = ", ".join(source.include or DEFAULT_INCLUDE)
         why = f"{source.path} holds no file to read that matches {globs}{refused}"
     except OSError as error:

@@ -14,12 +14,15 @@ import click
 
 from stoker.cli.asking import become_owner
 from stoker.cli.options import pipeline_file
-from stoker.cli.workers import Job, work_off
+from stoker.cli.workers import Job, tidy_on_term, work_off
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
+from stoker.corpus.cells import ReceiptCodec
 from stoker.corpus.landing import PARTS
-from stoker.corpus.receipts import Receipt, read_receipts
+from stoker.corpus.packed import Packed
+from stoker.corpus.receipts import Receipt
+from stoker.corpus.shelf import each_record
 from stoker.kit.footer import Footer
 from stoker.kit.worker import WorkerExit
 from stoker.observe.pace import Pace
@@ -29,10 +32,12 @@ from stoker.store.record import RecordDamaged, read_record
 from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
+_ROW = "{:<10}  {}  {}"
 TRIES = 3  # for a file that changes while it is read
 OVER_S = 30.0
 
 Verdict = Literal["true", "wrong", "missing", "unreadable", "passed"]
+_BAD: tuple[Verdict, ...] = ("wrong", "missing", "unreadable")
 
 
 @click.command(
@@ -44,26 +49,45 @@ Verdict = Literal["true", "wrong", "missing", "unreadable", "passed"]
 def downloads(file: Path, dispute: bool) -> int:
     """Hash every source file of FILE that is here, and hold it against its receipt.
 
-    Prints those that are wrong, missing or could not be read, then a summary; download.files_at_once are read
-    at a time. Files that were released on purpose are not missing.
+    Prints those that are wrong, missing or could not be read, a line each, then a summary; others that need
+    the disk come first. download.files_at_once are read at a time. Files that were released on purpose are
+    not missing.
+
+    Exit codes: 1 something is wrong or missing; 69 the disk is not there; 74 something could not be read,
+    which proves nothing; 130 interrupted, after a summary of what was seen.
     """
     pipeline = load_pipeline(file)
     if not pipeline.layout.receipts.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; nothing is here to verify")
     if dispute:
         become_owner(pipeline.state)
-    receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
-    verified = [receipt for receipt in receipts.values() if receipt.state == "verified"]
-    if verified:
+    damaged: list[Path] = []
+    check = Check(pipeline, _receipts(pipeline, damaged), dispute=dispute)
+    if check.files:
         _insist_on_the_disk(pipeline)
-    check = Check(pipeline, verified, dispute=dispute)
-    check.run()
-    away = Counter(str(receipt.state) for receipt in receipts.values() if receipt.state != "verified")
-    for line in check.summary(away):
-        click.echo(line)
+    try:
+        with tidy_on_term():
+            check.run()
+    except KeyboardInterrupt:
+        click.echo("interrupted")
+        raise
+    finally:
+        for line in (*check.summary(), *(f"note: {file} is damaged and was passed over" for file in damaged)):
+            click.echo(line)
     if check.counts["wrong"] or check.counts["missing"]:
         return EXIT_FINDING
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
+
+
+def _receipts(pipeline: Pipeline, damaged: list[Path]) -> Packed[Receipt]:
+    def plain(record: Mapping[str, Any]) -> Receipt:
+        return Receipt.from_record(record, share=str)
+
+    def note(file: Path, _: RecordDamaged) -> None:
+        damaged.append(file)
+
+    found = each_record(pipeline.layout.receipts, pipeline.dataset.name, plain, note)
+    return Packed(ReceiptCodec(), found)
 
 
 def _insist_on_the_disk(pipeline: Pipeline) -> None:
@@ -79,7 +103,7 @@ class Check:
     """One pass over the receipts; nothing is told of one that changes meanwhile, for its content may too."""
 
     pipeline: Pipeline
-    receipts: list[Receipt]
+    receipts: Packed[Receipt]
     dispute: bool
     counts: Counter[Verdict] = field(default_factory=Counter)
     cached: int = 0
@@ -91,21 +115,26 @@ class Check:
     _again: list[tuple[Receipt, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._size = sum(receipt.size for receipt in self.receipts)
+        sizes = [receipt.size for _, receipt in self.receipts.items() if receipt.state == "verified"]
+        self.files, self._size = len(sizes), sum(sizes)
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""
         try:
-            todo = [(receipt, 1) for receipt in self.receipts]
-            while todo:
-                for job, ended in work_off(self._jobs(todo), self.pipeline.download.files_at_once):
+            verified = ((each, 1) for _, each in self.receipts.items() if each.state == "verified")
+            todo: Iterator[tuple[Receipt, int]] = verified
+            at_once = self.pipeline.download.files_at_once
+            while True:
+                for job, ended in work_off(self._jobs(todo), at_once, warm=True):
                     receipt, turn = job.note
                     self._ended(receipt, turn, ended)
-                todo, self._again = self._again, []
+                if not self._again:
+                    break
+                todo, self._again = iter(self._again), []
         finally:
             self._footer.clear()
 
-    def _jobs(self, todo: list[tuple[Receipt, int]]) -> Iterator[Job]:
+    def _jobs(self, todo: Iterator[tuple[Receipt, int]]) -> Iterator[Job]:
         for receipt, turn in todo:
             path, root = Path(receipt.file), self.pipeline.source_root
             if path != root / receipt.path:
@@ -163,15 +192,18 @@ class Check:
                 self._tell(receipt, "wrong", said + note)
 
     def _tell(self, receipt: Receipt, verdict: Verdict, reason: str = "") -> None:
+        if verdict == "missing":
+            _insist_on_the_disk(self.pipeline)  # it may have gone meanwhile
         self._done += receipt.size
         if verdict != "true" and not self._stands(receipt):
             verdict = "passed"
         self.counts[verdict] += 1
-        if verdict in ("wrong", "missing", "unreadable"):
+        if verdict in _BAD:
             self._footer.clear()
-            click.echo(f"{receipt.file}: {verdict}" + (f": {reason}" if reason else ""))
+            if self.counts.total() - self.counts["true"] - self.counts["passed"] == 1:
+                click.echo(_ROW.format("verdict", "file", "why").rstrip())
+            click.echo(_ROW.format(verdict, receipt.file, reason).rstrip())
         if verdict in ("wrong", "missing") and self.dispute:
-            _insist_on_the_disk(self.pipeline)
             # Filed at once: an interrupted look has told what it found.
             asked = {"path": receipt.path, "sha256": receipt.sha256}
             file_request(self.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", asked)
@@ -192,24 +224,24 @@ class Check:
         self._pace.note(done, now)
         if not self._footer.shown:
             return
-        words = [f"{self.counts.total():,}/{len(self.receipts):,} files", f"{100 * done / max(1, of):.1f} %"]
+        words = [f"{self.counts.total():,}/{self.files:,} files", f"{100 * done / max(1, of):.1f} %"]
+        words += [f"{self.counts[verdict]:,} {verdict}" for verdict in _BAD if self.counts[verdict]]
         if (left_s := self._pace.left_s(of - done)) is not None:
             words.append(f"{format_duration(left_s)} left")
             words.append(f"{self._pace.per_second / 1e6:,.1f} MB/s")
         self._footer.show(lambda width: "  ".join(words)[:width])
 
-    def summary(self, away: Mapping[str, int]) -> Iterator[str]:
+    def summary(self) -> Iterator[str]:
         """What was found, and what was not looked at."""
+        away = Counter(str(each.state) for _, each in self.receipts.items() if each.state != "verified")
+        if left := self.files - self.counts.total():
+            away["not reached"] = left
         found = [f"{self.counts['true']:,} true"]
-        found += [
-            f"{self.counts[verdict]:,} {verdict}"
-            for verdict in ("wrong", "missing", "unreadable")
-            if self.counts[verdict]
-        ]
+        found += [f"{self.counts[verdict]:,} {verdict}" for verdict in _BAD if self.counts[verdict]]
         if self.counts["passed"]:
             found.append(f"{self.counts['passed']:,} changed meanwhile")
-        files = len(self.receipts)
-        yield f"{files:,} file{'s' * (files != 1)}, {format_bytes(self._size)}: {', '.join(found)}"
+        files = self.counts.total()
+        yield f"{files:,} file{'s' * (files != 1)}, {format_bytes(self._done)}: {', '.join(found)}"
         if away:
             states = ", ".join(
                 f"{count:,} {state.replace('_', ' ')}" for state, count in sorted(away.items())

@@ -45,8 +45,8 @@ class Job:
     most_rss_bytes: int | None = None
     keep_open: bool = False
 
-    def start(self) -> Worker:
-        """Its process."""
+    def start(self, *, warm: bool = False) -> Worker:
+        """Its process; a warm one takes another job of its module afterwards."""
         return Worker.start(
             self.module,
             self.task,
@@ -54,40 +54,60 @@ class Job:
             deadline_s=None,
             quiet_deadline_s=self.quiet_s,
             most_rss_bytes=self.most_rss_bytes,
-            keep_open=self.keep_open,
+            keep_open=self.keep_open or warm,
         )
+
+    def give(self, worker: Worker) -> None:
+        """Have a warm worker do it."""
+        worker.give(self.task, quiet_deadline_s=self.quiet_s, most_rss_bytes=self.most_rss_bytes)
 
 
 def work_off(
-    jobs: Iterator[Job], at_once: int, *, for_s: float | None = None
+    jobs: Iterator[Job], at_once: int, *, for_s: float | None = None, warm: bool = False
 ) -> Iterator[tuple[Job, WorkerExit]]:
     """Do the jobs, so many at once; gives each with its end. After for_s seconds what still runs is stopped.
 
-    Call it from the main thread; a worker that still runs when the iterator is closed is stopped.
+    warm: all are of one module, which takes many tasks; who has done one gets the next. Call it from the main
+    thread; a worker that still runs when the iterator is closed is stopped.
     """
     until = None if for_s is None else time.monotonic() + for_s
     running: list[tuple[Worker, Job]] = []
+    idle: list[Worker] = []
     try:
         while True:
             while len(running) < at_once and (job := next(jobs, None)) is not None:
-                running.append((job.start(), job))
+                running.append((_begin(job, idle, warm=warm), job))
             if not running or (until is not None and time.monotonic() >= until):
                 return
             left = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
             readable(*(worker.fileno() for worker, _ in running), timeout_s=left)
             for entry in list(running):
                 worker, job = entry
-                ended = worker.poll()
+                gone = worker.poll()
                 for message in worker.messages():
                     job.hear(worker, message)
+                ended = worker.take_done() or gone
                 if ended is not None:
                     running.remove(entry)
+                    if gone is None:
+                        idle.append(worker)
                     yield job, ended
     finally:
-        for worker, _ in running:
+        still_here = [*idle, *(worker for worker, _ in running)]
+        for worker in still_here:
             worker.ask_to_stop(GRACE_S)
-        for worker, _ in running:
+        for worker in still_here:
             worker.stop(GRACE_S)
+
+
+def _begin(job: Job, idle: list[Worker], *, warm: bool) -> Worker:
+    """Start it, or give it to who is idle and still there."""
+    while idle:
+        worker = idle.pop()
+        if worker.poll() is None:
+            job.give(worker)
+            return worker
+    return job.start(warm=warm)
 
 
 @contextlib.contextmanager

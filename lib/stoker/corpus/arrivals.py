@@ -16,7 +16,8 @@ from stoker.corpus.receipts import Receipt
 class Look:
     """What one look at the source folder found; pairs are (path, reason), an empty path the folder itself.
 
-    `polling` says why nobody tells of changes until the next look; empty where inotify does.
+    `foreign` are some of other clients' unfinished files, of `foreign_in_all`. `polling` says why nobody
+    tells of changes until the next look; empty where inotify does.
     """
 
     files: Mapping[str, FileSeen]
@@ -24,6 +25,8 @@ class Look:
     unreadable: tuple[tuple[str, str], ...] = ()
     missing: bool = False
     polling: str = ""
+    foreign: tuple[str, ...] = ()
+    foreign_in_all: int = 0
 
     def trouble(self, root: str, receipts: int) -> str:
         """Why this look says nothing about the files, in a sentence; empty when it does."""

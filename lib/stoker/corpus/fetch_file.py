@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.background import Background, giving_way_on_disk
 from stoker.corpus.fetch import PROGRESS_BYTES, FetchFailed, Tally, judge
 from stoker.corpus.fetch_http import Body, Caller
 from stoker.corpus.fetch_limits import Bandwidth, RateWatch
@@ -134,7 +135,16 @@ class FileOnItsWay:
 
     def _look_at_landed(self) -> Done | None:
         path = self._landing.target(self.file.path)
-        landed = look_at_landed(self.file, path, self._hashing)
+        background: Background | None = None  # what others fetched may be much
+
+        def tick(done: int) -> None:
+            nonlocal background
+            background = background or Background()
+            self._hashing(done)
+            background.step(lambda: self._hashing(done))
+
+        with giving_way_on_disk():
+            landed = look_at_landed(self.file, path, tick)
         if landed is None:
             return None
         if landed.mismatch is not None:

@@ -12,6 +12,8 @@ from stoker.config.origins import compile_glob
 from stoker.store.beneath import Linked, folder_beneath
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
+FOREIGN_SUFFIXES = (".incomplete", ".aria2", ".crdownload")  # of what other clients have not finished
+_FOREIGN_FOLDERS = (".cache", ".cache/huggingface", ".cache/huggingface/download")  # the hub's own client's
 DEFAULT_INCLUDE = ("*.parquet",)
 LINK = "it is a symbolic link; give the folder it points to, or move the file here"
 
@@ -47,6 +49,16 @@ class Unreadable:
     reason: str
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """What another client has not finished: left alone."""
+
+    path: str
+
+
+Found = FileSeen | Refused | Unreadable | Foreign
+
+
 def is_unfinished(name: str) -> bool:
     """Whether a name is that of something hidden or still being written, which no dataset ever holds."""
     return name.startswith(".") or name.endswith(IGNORED_SUFFIXES)
@@ -70,8 +82,9 @@ class Selection:
 
 def look_through(
     root: Path, selection: Selection, tick: Callable[[], None] = lambda: None
-) -> Iterator[FileSeen | Refused | Unreadable]:
-    """Every matching file below root, in no particular order; `tick` is called for each folder entered.
+) -> Iterator[Found]:
+    """Every matching file below root, and other clients' unfinished ones, in no particular order; `tick` is
+    called for each folder entered.
 
     Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
     itself cannot be listed; a folder below it that cannot is reported as Unreadable.
@@ -97,15 +110,17 @@ def look_through(
 
 def _sort_out(
     entries: Iterable[os.DirEntry[str]], folder: str, selection: Selection
-) -> tuple[list[FileSeen | Refused | Unreadable], list[str]]:
+) -> tuple[list[Found], list[str]]:
     """What was found in a folder, and the folders in it."""
-    found: list[FileSeen | Refused | Unreadable] = []
+    found: list[Found] = []
     below: list[str] = []
     for entry in entries:
         path = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir(follow_symlinks=False):
-            if not entry.name.startswith("."):
+            if not entry.name.startswith(".") or path in _FOREIGN_FOLDERS:
                 below.append(path)
+        elif entry.name.endswith(FOREIGN_SUFFIXES):
+            found.append(Foreign(path.encode(errors="backslashreplace").decode()))
         elif selection.takes(path) or _linked_folder(entry):
             found.append(_examine(entry, path))
     return found, below

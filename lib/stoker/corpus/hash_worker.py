@@ -1,4 +1,6 @@
-"""Worker: the sha256 of one source file, only if the file stayed as it was looked at.
+"""Worker: the sha256 of source files, one after the other, each only if it stayed as it was looked at.
+
+It gives way to others, on the CPUs and on the disk.
 
 task: {"root", "path", "size", "mtime_ns", "inode"}; messages: {"kind": "hashed", "bytes"}
 result: {"status": "hashed", "sha256", "size", "cached"}, {"status": "changed"} or {"status": "missing"}
@@ -10,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.background import Background, give_way
 from stoker.corpus.pace import paced
 from stoker.kit.worker_main import Report, run_worker
 from stoker.store.beneath import Linked, NotRegular, file_beneath
@@ -21,14 +24,26 @@ class _GrownError(Exception):
     """There is more of the file than was looked at."""
 
 
-def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Look, hash, look again."""
+class Hasher:
+    """Does one task after the other."""
+
+    def __init__(self) -> None:
+        give_way()
+        self._background = Background()
+
+    def __call__(self, task: dict[str, Any], report: Report) -> dict[str, Any]:
+        """Look, hash, look again."""
+        return _hash(task, report, self._background)
+
+
+def _hash(task: dict[str, Any], report: Report, background: Background) -> dict[str, Any]:
     root, path = Path(task["root"]), task["path"]
     looked_at = (task["size"], task["mtime_ns"], task["inode"])
     tell = paced(lambda what, done: report(what, bytes=done))
 
     def progress(done: int) -> None:
         tell("hashed", done)
+        background.step(lambda: report("hashed", bytes=done))
         if done > task["size"]:  # somebody is appending: reading on might never end
             raise _GrownError
 
@@ -54,4 +69,4 @@ def _look(file: int) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(Hasher(), stop_anywhere=True, many=True)

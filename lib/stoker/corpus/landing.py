@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch import Kept
+from stoker.corpus.folder import FOREIGN_SUFFIXES
 from stoker.store.errors import UnavailableError
 from stoker.store.files import make_dir, move_durably, sweep_temporaries, unlink_durably
 from stoker.store.names import inside, record_name
 from stoker.store.record import RecordDamaged, read_record, write_record
 
 PARTS, EVIDENCE = ".parts", ".evidence"
-_FOREIGN = (".incomplete", ".aria2", ".crdownload")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ class Landing:
             if folder == str(self.root):
                 folders[:] = [name for name in folders if name not in (PARTS, EVIDENCE)]
             found += [
-                str(Path(folder, name).relative_to(self.root)) for name in files if name.endswith(_FOREIGN)
+                str(Path(folder, name).relative_to(self.root))
+                for name in files
+                if name.endswith(FOREIGN_SUFFIXES)
             ]
             if len(found) >= most:
                 break

@@ -9,6 +9,7 @@ input, a line a look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
+        "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
         "polling": why no change is told between looks, empty where it is};
         {"kind": "changed"} once after a look, when another may find something new;
     for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen, look_at_hot, look_at_warm, measure
-from stoker.corpus.folder import FileSeen, Refused, Selection, look_through
+from stoker.corpus.folder import FileSeen, Foreign, Refused, Selection, look_through
 from stoker.corpus.tree_watch import TreeWatch
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.poll import readable
@@ -41,6 +42,7 @@ from stoker.store.files import make_dir
 from stoker.store.layout import HotLayout, WarmLayout
 
 _ALIVE_EVERY_S = 5.0
+_FOREIGN_SHOWN = 100
 _PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
 _MESSAGE_BYTES = 1 << 20  # about a quarter of what one may have: escapes make names longer
 _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal, a moment later
@@ -89,18 +91,22 @@ class Folder:
         number = asked["look"]
         refused: list[list[str]] = []
         unreadable: list[list[str]] = []
+        foreign: list[str] = []
         missing, self._changed = False, False
         self._watch.begin()
         try:
-            self._look(number, refused, unreadable)
+            self._look(number, refused, unreadable, foreign)
         except (FileNotFoundError, NotADirectoryError):
             missing = True
         except OSError as error:
             unreadable.append(["", error.strerror or str(error)])
-        found = {"missing": missing, "refused": refused, "unreadable": unreadable}
+        found: dict[str, Any] = {"missing": missing, "refused": refused, "unreadable": unreadable}
+        found |= {"foreign": sorted(foreign)[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
         self._report("looked", look=number, **found, polling=self._watch.polling)
 
-    def _look(self, number: int, refused: list[list[str]], unreadable: list[list[str]]) -> None:
+    def _look(
+        self, number: int, refused: list[list[str]], unreadable: list[list[str]], foreign: list[str]
+    ) -> None:
         files: list[list[Any]] = []
         size = 0
         for found in look_through(self._root, self._selection, self._tick):
@@ -109,6 +115,8 @@ class Folder:
                 size += len(found.path.encode()) + 64
             elif isinstance(found, Refused):
                 refused.append([found.path, found.reason])
+            elif isinstance(found, Foreign):
+                foreign.append(found.path)
             else:
                 unreadable.append([found.path, found.reason])
             if size > _MESSAGE_BYTES:

@@ -254,8 +254,7 @@ def each_record(
 ) -> Iterator[tuple[str, T]]:
     """Every whole record of a dataset with its path, in no certain order: read once, and nothing kept of it.
 
-    For a folder's owner, whom nobody changes it for. Damaged ones are left out and handed to `damaged`.
-    Raises DataError as a Shelf does.
+    Damaged ones are left out and handed to `damaged`. Raises DataError as a Shelf does.
     """
     where = os.fspath(directory)
     with contextlib.ExitStack() as stack:
@@ -271,7 +270,10 @@ def each_record(
             name = names.pop()
             if name.startswith("."):
                 continue
-            data, _ = _read(folder, name)
+            try:
+                data, _ = _read(folder, name)
+            except FileNotFoundError:  # its owner moved it aside meanwhile
+                continue
             try:
                 record = parse_record(data, f"{where}/{name}")
             except RecordDamaged as error:

@@ -1,0 +1,92 @@
+"""Reading that others must not feel: hashing what lies there already comes after training's own reads.
+
+A process that only hashes gives way on the CPUs (nice) and on the disk (I/O class idle, where the disk's
+scheduler knows it). And since not every scheduler does, all such readers of the machine hold still together
+for a tenth of a second every two: who still waits for the disk then are others, and then they stay still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from stoker.observe.pressure import Pressure, PressureGauge
+
+NICE = 10  # a tenth of what training gets on a CPU that both want
+EVERY_S, STILL_S = 2.0, 0.1
+MUCH = 0.3  # of the time somebody waits for the disk
+LOOK_S, LONGEST_S = 0.5, 10.0  # while it stays still; then it reads on for a while all the same
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no function in the C library
+_WHO_PROCESS, _BEST_EFFORT, _IDLE = 1, 2 << 13 | 4, 3 << 13
+
+
+class Gauge(Protocol):
+    """Tells how much was waited for the disk since it was asked last."""
+
+    def look(self) -> Pressure | None:
+        """The figures."""
+
+
+class Background:
+    """One reader's courtesy; step() is called between its reads, by one thread at a time.
+
+    `moment` is a clock that all readers of the machine share, so that they hold still at the same time.
+    """
+
+    def __init__(
+        self,
+        gauge: Gauge | None = None,
+        moment: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._gauge: Gauge = PressureGauge() if gauge is None else gauge
+        self._moment, self._pause = moment, pause
+        self._next = _after(moment())
+
+    def step(self, alive: Callable[[], None] = lambda: None) -> None:
+        """Hold still when it is time, and for as long as others wait; `alive` is called meanwhile."""
+        began = self._moment()
+        if began < self._next:
+            return
+        while self._others_wait() and self._moment() < began + LONGEST_S:
+            alive()
+            self._pause(LOOK_S)
+        self._next = _after(self._moment())
+
+    def _others_wait(self) -> bool:
+        self._gauge.look()
+        self._pause(STILL_S)
+        found = self._gauge.look()
+        return found is not None and found.io_some is not None and found.io_some > MUCH
+
+
+def _after(now: float) -> float:
+    return (now // EVERY_S + 1) * EVERY_S
+
+
+def give_way() -> None:
+    """Have this process come after others from now on, for good."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    _set_io(_IDLE)
+
+
+@contextlib.contextmanager
+def giving_way_on_disk() -> Iterator[None]:
+    """Have this thread's reads come after others' within the block."""
+    _set_io(_IDLE)
+    try:
+        yield
+    finally:
+        _set_io(_BEST_EFFORT)
+
+
+def _set_io(priority: int) -> None:
+    """Of the calling thread, and what it starts; nothing where the system knows no such thing."""
+    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, priority)
