@@ -157,6 +157,23 @@ def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None
     assert site.audit()["balanced"]
 
 
+def test_a_flaw_of_the_whole_file_is_listed_before_and_after_it_was_looked_at_again(tmp_path: Path) -> None:
+    site = Site(make_pipeline(tmp_path))
+    write_fineweb(site.data.source / "good.parquet", 60, seed=1)
+    (site.data.source / "bad.parquet").write_text("no parquet")
+    site.data.drain()
+    before = site.stoker("list").out
+    assert "bad.parquet: not_parquet\n" in before
+    assert site.stoker("release", "bad.parquet").code == 1
+    after = site.stoker("list")
+    assert after.code == 0, after.err
+    assert "bad.parquet: not_parquet\n" in after.out
+    reason = json.loads((site.folder() / "reason.json").read_text())
+    assert (reason["row_group"], reason["column"]) == (None, None), "formats.md promises both"
+    (site.folder() / "reason.json").write_text("not json")
+    assert "damaged" in site.stoker("list").out
+
+
 def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
     site: Site, tmp_path: Path
 ) -> None:

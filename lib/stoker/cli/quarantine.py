@@ -41,10 +41,7 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
         print_json([{**_facts(kept), "source": _source_state(pipeline, kept)} for kept in chosen])
         return
     for kept in chosen:
-        place = ", ".join(
-            [f"row group {kept.body['row_group']}"] * (kept.body.get("row_group") is not None)
-            + [f"column {_plain(kept.body['column'])}"] * (kept.body.get("column") is not None)
-        )
+        place = _place(kept)
         what = kept.reason + (f" ({place})" if place else "")
         state = _source_state(pipeline, kept)
         now = f"; its source is {state}" if state not in (None, "quarantined") else ""
@@ -285,6 +282,12 @@ def _facts(kept: Kept) -> dict[str, Any]:
         "released": kept.released,
         "dropped": kept.dropped,
     }
+
+
+def _place(kept: Kept) -> str:
+    """Where in the file the flaw is; empty where the whole file is meant."""
+    named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
+    return ", ".join(f"{what} {_plain(value)}" for what, value in named.items() if value is not None)
 
 
 def _state(kept: Kept) -> str:

@@ -106,8 +106,10 @@ def mark(folder: Path, **changes: Any) -> None:
         body = read_record(folder / REASON)
     except (RecordDamaged, FileNotFoundError) as error:
         body = {"v": 1, "kind": kind_of(folder.name), "path": None, "reason": "unknown", "detail": str(error)}
-    body |= changes
-    write_record(folder / REASON, {name: value for name, value in body.items() if value is not None})
+    # What the reason says of nothing (a file that has no row group to blame) it goes on saying.
+    kept = {name: value for name, value in body.items() if name not in changes}
+    marks = {name: value for name, value in changes.items() if value is not None}
+    write_record(folder / REASON, kept | marks)
 
 
 def kind_of(name: str) -> str:
