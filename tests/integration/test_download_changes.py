@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.corpus.landing_owner import OWNER
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub, noise
 from support.pipelines import DataPipeline
@@ -94,6 +95,22 @@ def test_a_stop_before_everything_is_here_is_no_success(hub: LoopbackHub, tmp_pa
     assert "start it again" in daemon.said()
     assert data.once(WATCHDOG).returncode == 0
     assert hub.served("slow.bin") == SIZE
+
+
+def test_the_landing_of_another_pipeline_is_not_touched(hub: LoopbackHub, tmp_path: Path) -> None:
+    for name, number in (("one", 1), ("two", 2)):
+        put(hub, f"org/{name}", {"a.parquet": noise(50_000, number)})
+    one = from_hub(tmp_path / "one", hub, "org/one")
+    two = from_hub(tmp_path / "two", hub, "org/two", hot=str(one.pipeline.hot))
+    assert one.once(WATCHDOG).returncode == 0
+    ended = two.once(WATCHDOG)
+    assert ended.returncode == 69
+    assert f"is another's: pipeline data (state {one.pipeline.state})" in ended.stderr
+    assert landed(one) == {"a.parquet": noise(50_000, 1)} and not two.receipts()
+    assert one.once(WATCHDOG).returncode == 0
+
+    (one.pipeline.source_root / OWNER).unlink()
+    assert two.once(WATCHDOG).returncode == 0
 
 
 def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(

@@ -2,7 +2,8 @@
 
 task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", "window_s", "connect_s",
        "read_s", "head_s", "commit_s", "commit_bytes", "backoff": [first_s, most_s], "attempts", "floor",
-       "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file"}
+       "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
+       "owner": whose the landing is, null where nobody asks}
 input, a line a wish: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give it up and forget its bytes;
     {"remove": path}: unlink a whole file; {"bandwidth": bytes a second or null}
 messages: {"kind": "ready", "unfinished": [[path, bytes]], "foreign": [path], "device"} once, as the first;
@@ -20,7 +21,7 @@ messages: {"kind": "ready", "unfinished": [[path, bytes]], "foreign": [path], "d
     and, without a path, {"kind": "alive", "files"} while nothing is in hand: all wait for their next try
 `received` and `fetched` count what came over the network for that file, twice what came twice.
 result: {"status": "ended"} once its input is closed and nothing is left.
-TERM: what came is made durable, exit 75. Exits 69 when the landing is not the directory it was.
+TERM: what came is made durable, exit 75. Exits 69 when the landing is not the directory it was, or another's.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from stoker.corpus.fetch_limits import Bandwidth
 from stoker.corpus.fetch_queue import Queue
 from stoker.corpus.hub import HubRepo, hub_token
 from stoker.corpus.landing import Landing
+from stoker.corpus.landing_owner import own
 from stoker.corpus.remote import RemoteFile
 from stoker.kit.backoff import Backoff
 from stoker.kit.worker_main import InputClosed, Report, WorkerStopped, run_worker
@@ -63,6 +65,7 @@ class FetchWorker:
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._task, self._report = task, report
         self._landing = Landing(Path(task["root"]), task["dataset"], expected=task["expected"])
+        self._owned = own(self._landing, task["owner"]) if task.get("owner") else None
         self._bandwidth = Bandwidth(task["bandwidth"])
         self._queue = Queue()
         self._due = threading.Event()  # a commit is
