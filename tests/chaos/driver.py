@@ -37,6 +37,11 @@ class Launch:
         self._log = log
 
     @property
+    def target(self) -> str:
+        """Whom a strike at a moment is for; empty for one in a call, or none."""
+        return "" if self._strike is None or self._strike.call is not None else self._strike.target
+
+    @property
     def in_call(self) -> InCall | None:
         """The call to be killed in; None for a strike at a moment, or none."""
         if self._strike is None or self._strike.call is None:
@@ -62,6 +67,7 @@ class Scenario(abc.ABC):
     orphans_s: ClassVar[float] = 15.0  # how long what a killed process started may outlive it
     mounts: ClassVar[bool] = False  # needs a namespace of mounts to itself (support.mounts)
     kills: int = 0  # how many there will be, told before the first start
+    seed: int = 0  # for what else is drawn, likewise
 
     @abc.abstractmethod
     def start(self, directory: Path) -> None:
@@ -74,6 +80,10 @@ class Scenario(abc.ABC):
     @abc.abstractmethod
     def check(self) -> None:
         """Assert, after a job was done, that its result is right."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What else is worth telling of all that was done, a line each."""
+        return ()
 
     def abandon(self) -> None:  # noqa: B027 - most scenarios have nothing to end
         """End what lives on from step to step, whatever was found; called after every round."""
@@ -97,6 +107,7 @@ class Report:
     rounds: int
     hits: tuple[Hit, ...]
     skipped: int  # strikes in calls, on a machine without strace
+    notes: tuple[str, ...] = ()
 
     @property
     def kills(self) -> int:
@@ -118,7 +129,7 @@ class Report:
         lines += [f"  {count:5}  {phase}" for phase, count in self.phases().items()]
         lines += [f"  {late:5}  (came after the job was done)"] if late else []
         lines += [f"  {self.skipped:5}  SKIPPED: no strace here (apt install strace)"] if self.skipped else []
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) -> Report:
@@ -140,7 +151,7 @@ def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) 
             f"chaos: no strace here: {len(strikes) - len(possible)} kills inside system calls are skipped",
             file=sys.stderr,
         )
-    scenario.kills = len(possible)
+    scenario.kills, scenario.seed = len(possible), seed
     hits: list[Hit] = []
     rounds = 0
     while True:
@@ -160,7 +171,8 @@ def run_scenario(scenario: Scenario, *, kills: int, seed: int, directory: Path) 
         finally:
             scenario.abandon()
         if len(hits) == len(possible):
-            return Report(scenario.name, seed, rounds, tuple(hits), len(strikes) - len(possible))
+            skipped = len(strikes) - len(possible)
+            return Report(scenario.name, seed, rounds, tuple(hits), skipped, scenario.notes())
 
 
 def _strike(scenario: Scenario, strike: Strike, directory: Path) -> Hit:

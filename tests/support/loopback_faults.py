@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,6 +33,14 @@ class Fault:
     seconds: float = 3600.0
     size: int = 0
 
+    @property
+    def named(self) -> str:
+        """Its kind, for people."""
+        if self.kind != "status":
+            return self.kind if self.on != "api" else f"{self.kind} of the listing"
+        asked = " Retry-After" if self.retry_after else ""
+        return f"{self.code}{asked}{' of the listing' if self.on == 'api' else ''}"
+
     def to_fields(self) -> dict[str, Any]:
         """For the control channel."""
         return asdict(self)
@@ -43,6 +52,7 @@ class FaultBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
+        self.struck: Counter[str] = Counter()  # how often each kind did
 
     def add(self, fault: Fault) -> None:
         """From now on."""
@@ -65,5 +75,6 @@ class FaultBook:
                     fault.skip -= 1
                     continue
                 fault.times -= 1
+                self.struck[fault.named] += 1
                 return fault
         return None

@@ -1,0 +1,121 @@
+"""kill -9 on a download's way, a few of those of `scripts/chaos --scenario download`; and on a release's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import strace
+from chaos.driver import run_scenario
+from chaos.scenarios.download import TinyDownloadScenario
+from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.requests import file_request
+from support.loopback_hub import LoopbackHub, noise
+from support.pipelines import DataPipeline
+from support.processes import has_ended
+from support.siege import Siege, kill
+from support.waiting import wait_until
+from support.watchdogs import from_hub, landed, pretend_built, put, receipt_states
+
+needs_strace = pytest.mark.skipif(not strace.is_here(), reason="needs strace (apt install strace)")
+REPO, SIZE = "org/leaves", 50_000
+
+
+def test_every_byte_is_true_through_a_bad_line_and_kills_of_daemon_and_workers(tmp_path: Path) -> None:
+    report = run_scenario(TinyDownloadScenario(), kills=4, seed=3, directory=tmp_path)
+    print(report.table())
+    assert report.kills + report.skipped >= 3
+
+
+@pytest.fixture(name="siege")
+def siege_fixture(tmp_path: Path) -> Iterator[Siege]:
+    """A watchdog that has brought two files, the first of which may leave."""
+    with LoopbackHub(tmp_path / "hub") as hub:
+        put(hub, REPO, {f"{number}.parquet": noise(SIZE, number) for number in range(2)})
+        data = from_hub(tmp_path, hub, REPO)
+        environ = {"HF_TOKEN": "", "NO_PROXY": "*", "CREDENTIALS_DIRECTORY": ""}
+        siege = Siege(data, (DOWNLOAD_WATCHDOG,), environ=environ, never_exits=True)
+        try:
+            siege.tend()
+            wait_until(lambda: list(receipt_states(data).values()) == ["verified"] * 2, what="the files")
+            pretend_built(data, "0.parquet")
+            yield siege
+            assert hub.served(REPO) == 2 * SIZE, "what left was fetched again"
+        finally:
+            siege.end()
+
+
+def ask_release(data: DataPipeline) -> None:
+    args = {"path": "0.parquet", "sha256": data.receipts()["0.parquet"].sha256}
+    file_request(data.pipeline.layout, DOWNLOAD_WATCHDOG, "release", args)
+
+
+def trace(pid: int, log: Path, injected: str) -> subprocess.Popen[bytes]:
+    """Have strace do this to each unlink of a process; returns when it holds all its threads."""
+    command = ["strace", "-f", "-q", "-y", "-o", str(log), "-e", "signal=none", "-p", str(pid)]
+    calls = "?unlink,?unlinkat"
+    quiet = subprocess.DEVNULL
+    tracer = subprocess.Popen(
+        [*command, "-e", f"trace={calls}", "-e", f"inject={calls}:{injected}"], stdout=quiet, stderr=quiet
+    )
+    tasks = Path(f"/proc/{pid}/task")
+    wait_until(
+        lambda: all("TracerPid:\t0\n" not in (each / "status").read_text() for each in tasks.iterdir()),
+        what="the tracer",
+    )
+    return tracer
+
+
+def finished(data: DataPipeline) -> bool:
+    return receipt_states(data) == {"0.parquet": "released", "1.parquet": "verified"}
+
+
+@pytest.mark.strace
+@needs_strace
+def test_a_release_whose_daemon_and_worker_are_killed_before_the_unlink_is_finished_by_the_next(
+    siege: Siege, tmp_path: Path
+) -> None:
+    data = siege.data
+    worker, _ = siege.victim("fetch") or (0, "")
+    tracer = trace(worker, tmp_path / "calls", "delay_enter=600s")
+    try:
+        ask_release(data)
+        wait_until(lambda: receipt_states(data)["0.parquet"] == "releasing", what="the durable intent")
+        siege.kill(DOWNLOAD_WATCHDOG)
+        kill(worker)
+    finally:
+        tracer.kill()  # it would hold what is left of the worker for as long as the delay
+        tracer.wait()
+    wait_until(lambda: has_ended(worker), what="the worker's end")
+    assert receipt_states(data)["0.parquet"] == "releasing"
+    assert landed(data).keys() == {"0.parquet", "1.parquet"}
+    siege.tend()
+    wait_until(lambda: finished(data), what="the release")
+    assert landed(data) == {"1.parquet": noise(SIZE, 1)}
+    assert set(siege.stop().values()) == {0}
+
+
+@pytest.mark.strace
+@needs_strace
+def test_a_release_whose_worker_is_killed_inside_the_unlink_is_finished_by_another(
+    siege: Siege, tmp_path: Path
+) -> None:
+    data = siege.data
+    worker, _ = siege.victim("fetch") or (0, "")
+    tracer = trace(worker, tmp_path / "calls", "signal=KILL")
+    try:
+        ask_release(data)
+        wait_until(lambda: finished(data), what="the release")
+    finally:
+        strace.let_go(tracer)
+    assert strace.where_killed(tmp_path / "calls") is not None
+    assert str(data.pipeline.source_root / "0.parquet") in (tmp_path / "calls").read_text()
+    assert landed(data) == {"1.parquet": noise(SIZE, 1)}
+    assert [each["reason"] for each in data.events(DOWNLOAD_WATCHDOG, "fetcher_died")] == [
+        "killed by SIGKILL"
+    ]
+    assert siege.restarts[DOWNLOAD_WATCHDOG] == 1
+    assert set(siege.stop().values()) == {0}
