@@ -5,26 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
-from stoker.corpus.catalog import OPEN
-from stoker.corpus.situation import Limits
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
-from stokerd.shard_tasks import MODULES
+from stokerd.shard_tasks import MODULES, PREPARE, ShardTasks, preparing
 from stokerd.source_book import SourceBook
 
 
-def warm_up(crew: Crew, limits: Limits, book: SourceBook, waiting: int) -> None:
-    """Have builders do their imports while the disks are looked at, where there is something to build.
-
-    `waiting` files have a receipt; of those whose record says more, those that are open count.
-    """
-    files = book.sources.count(*OPEN) if book.sources else waiting
-    if files and limits.sample:
-        crew.warm_up(MODULES["sample"][0])
-    crew.warm_up(MODULES["build"][0], min(files, limits.builders))
+def warm_up(crew: Crew, tasks: ShardTasks, tokenizer: Path | None, *, sample: bool) -> None:
+    """Have workers do their imports while the disks are looked at, and load their engines where the tokenizer
+    is known; `sample` as in Limits."""
+    for activity in ("stage", "sample", "build") if sample else ("stage", "build"):
+        module, quiet_s = MODULES[activity]
+        if activity == "stage" or tokenizer is None:
+            crew.warm_up(module)
+        else:
+            task = tasks.prepare(tokenizer)
+            crew.start(PREPARE, preparing(activity), module, task, quiet_s=quiet_s, warm=True)
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

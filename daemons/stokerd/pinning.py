@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -101,6 +102,14 @@ class Pinning:
     def is_bounded(self) -> bool:
         """Whether the configuration takes a slice of the source only."""
         return is_bounded(self._pipeline.dataset.limit)
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The file of the tokenizer that texts are encoded with; None while it has yet to be trained."""
+        if self.pin is not None:
+            return self._layout.datasets / self.pin.tokenizer.file
+        given = self._given()
+        return None if given is None else Path(given)
 
     def training_set(self, listing: Listing | None, sources: Mapping[str, Source]) -> TrainingSet | None:
         """What the tokenizer is to be trained on; None when it is frozen, given, or left from a lost pin."""

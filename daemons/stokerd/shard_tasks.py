@@ -40,6 +40,8 @@ MODULES: Mapping[str, tuple[str, float]] = {
 }
 
 
+PREPARE = "prepare"  # the activity of a worker that loads what it needs for the first file
+
 # Done by workers that go on to the next task.
 WARM = frozenset(("stage", "sample", "build", "release", "sweep"))
 
@@ -97,6 +99,11 @@ class ShardTasks:
             "tokenizer_file": str(self._layout.datasets / pin.tokenizer.file),
             "read_rows": READ_ROWS,
         }
+
+    def prepare(self, tokenizer: Path) -> dict[str, Any]:
+        """Have a worker load the engine that nearly every file is built with."""
+        engine = "tokenizers" if self._pipeline.tokenizer.engine == "tokenizers" else "fastokens"
+        return {"prepare": engine, "tokenizer_file": str(tokenizer)}
 
     def build(self, source: Source, pin: DatasetPin, xxh3: str) -> dict[str, Any]:
         """Make the source's shard set; after a death each row group is committed, to blame one.
@@ -196,6 +203,11 @@ class ShardTasks:
             "reason": {"path": source.path, "sha256": source.sha256, **finding},
             "budget_bytes": self._pipeline.quarantine.keep_bytes,
         }
+
+
+def preparing(activity: str) -> str:
+    """What a worker that prepares for an activity is known by; no source's path begins with a slash."""
+    return f"/{PREPARE}-{activity}"
 
 
 def temporary_of(directory: str) -> str:

@@ -24,7 +24,7 @@ from stokerd.pinning import Pinning
 from stokerd.residence import Residence
 from stokerd.set_moves import SetMoves
 from stokerd.set_requests import SetRequests
-from stokerd.shard_tasks import ShardTasks
+from stokerd.shard_tasks import ShardTasks, preparing
 from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes, paused
@@ -99,6 +99,8 @@ class ShardView:
 
     def _paused_until(self, activity: str) -> float:
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
+        if preparing(activity) in self.crew:
+            return float("inf")  # it is sooner ready than another process
         return max(until, self.away.until) if activity == "stage" else until
 
     def _may_build(self, path: str) -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from stoker.corpus.catalog import OPEN
 from stoker.corpus.listing import ListingReader
 from stoker.corpus.moves import decide_moves
 from stoker.corpus.receipts import receipt_shelf
@@ -25,7 +26,12 @@ from stokerd.disk_space import DiskSpace
 from stokerd.drain import Drain
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FILES_LIST, FilesList
-from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers, warm_up
+from stokerd.fresh_start import (
+    acquit_for_other_columns,
+    begin_new_version,
+    restore_formers,
+    warm_up,
+)
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
 from stokerd.landing_desk import LandingDesk
@@ -37,7 +43,7 @@ from stokerd.room_desk import RoomDesk
 from stokerd.set_moves import MOVES, SetMoves
 from stokerd.set_requests import SetRequests
 from stokerd.shard_board import ShardBoard
-from stokerd.shard_tasks import ShardTasks
+from stokerd.shard_tasks import PREPARE, ShardTasks
 from stokerd.shard_view import ShardView
 from stokerd.source_actions import SourceActions
 from stokerd.source_away import SourceAway
@@ -79,6 +85,7 @@ class StageShard:
             queue_bytes=pipeline.stage.queue_bytes,
             release=pipeline.shard.release,
             sample=pipeline.tokenizer.engine != "tokenizers",
+            train=pipeline.tokenizer.file is None,
         )
         self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
         self.patience, self.told = Patience(), Told(self.events)
@@ -206,13 +213,16 @@ class StageShard:
         self.crew.end_leftovers()
         self.watch_state()
         try:
-            warm_up(self.crew, self.limits, self.book, len(self.shelf.read()))
+            # Of files that have a receipt, or a record that says more, those that are open count.
+            if self.book.sources.count(*OPEN) if self.book.sources else self.shelf.read():
+                warm_up(self.crew, self.tasks, self.pinning.tokenizer_file, sample=self.limits.sample)
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
             acquit_for_other_columns(self.book, self.tasks.columns_read)
             if self.context.pipeline.warm is None:
                 forget_copies(self.book, self.events)
+            self.tokenizer.start_if_ready()  # a given one waits for nothing
             self.context.ready("looking at hot")
             while not self.context.stopping:
                 try:
@@ -330,6 +340,8 @@ class StageShard:
                 yard.ended(job, ended)
                 continue
             self.yard.measure_soon()
+            if job.activity == PREPARE:
+                continue  # what it could not load it tells when it is given a file
             if job.subject == TOKENIZER:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
@@ -350,7 +362,7 @@ class StageShard:
             yard.hear(message)
         elif job.activity == "import":
             self.imports.hear(job, message)
-        elif job.subject != TOKENIZER:
+        elif job.subject != TOKENIZER and job.activity != PREPARE:
             self.outcomes.hear(job, message)
         self.board.hear(job, message)
 

@@ -141,7 +141,8 @@ def test_what_a_builder_has_in_hand_is_no_longer_ahead_of_it() -> None:
 def test_what_the_tokenizer_waits_for_is_staged_first_past_the_queue_and_decoded() -> None:
     waiting = [source(name, "staged") for name in "abc"]
     now = situation(*waiting, source("m"), source("z"), key_of=None, wanted=frozenset({"z"}))
-    assert actions(now) == (Stage("z", decode=True),)
+    assert actions(now) == (Stage("z", decode=False),)  # nothing is trained on it: a build decodes it anyway
+    assert actions(replace(now, limits=replace(LIMITS, train=True))) == (Stage("z", decode=True),)
 
 
 def test_nothing_is_built_before_the_dataset_is_pinned() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.shards import engine_worker, fast
+from stoker.shards import build_worker, engine_worker, fast
 from stoker.shards.engine import Engine, EngineUnsupported, HFEngine, make_engine
 from stoker.shards.fast import FastEngine, IdGuard
 from stoker.shards.probes import probes
 from stoker.shards.tokenizer import FrozenTokenizer, examine_tokenizer
-from support.builds import Recorder
+from support.builds import Recorder, build_task
 from support.text import damage_page, documents, write_parquet
 from support.tokenizers import FLAGS, LIKE, tokenizer_like
 
@@ -220,18 +221,55 @@ def test_a_bad_file_is_told_as_a_build_tells_it(tmp_path: Path) -> None:
     assert (result["status"], result["reason"], result["row_group"]) == ("bad", "page_corrupt", 0)
 
 
-def test_both_engines_are_kept_for_the_next_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_engines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
     made: list[str] = []
 
     def counting(name: str, tokenizer: FrozenTokenizer) -> Engine:
         made.append(name)
         return make_engine(name, tokenizer)
 
-    monkeypatch.setattr(engine_worker, "make_engine", counting)
+    monkeypatch.setattr(module, "make_engine", counting)
+    return made
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_both_engines_are_kept_for_the_next_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, prepared: bool
+) -> None:
+    made = count_engines(monkeypatch, engine_worker)
     task = task_for(tmp_path, tokenizer_like("gpt2"))
-    first = sample(task)
+    if prepared:
+        monkeypatch.setattr(engine_worker, "_kept", [])
+        task_before = {"prepare": "fastokens", "tokenizer_file": task["tokenizer_file"]}
+        assert engine_worker.main(task_before, Recorder()) == {"status": "prepared", "reason": ""}  # type: ignore[arg-type]
+        assert made == ["tokenizers", "fastokens"]
+    first = engine_worker.main(task, Recorder()) if prepared else sample(task)  # type: ignore[arg-type]
     assert engine_worker.main(task, Recorder()) == first  # type: ignore[arg-type]
     assert made == ["tokenizers", "fastokens"]
     other = task_for(tmp_path, tokenizer_like("llama3"))
     engine_worker.main(other, Recorder())  # type: ignore[arg-type]
     assert len(made) == 4
+
+
+def test_a_builder_that_prepared_builds_with_what_it_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = count_engines(monkeypatch, build_worker)
+    monkeypatch.setattr(build_worker, "_kept", [])
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_like("gpt2"))
+    parquet = write_parquet(tmp_path / "b.parquet", documents(50, seed=3))
+    before = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
+    assert build_worker.main(before, Recorder()) == {"status": "prepared"}
+    task = {**build_task(tmp_path, parquet, tokenizer), "engine": "fastokens"}
+    assert build_worker.main(task, Recorder())["status"] == "published"
+    assert made == ["fastokens"]
+
+
+def test_a_tokenizer_that_the_fast_engine_does_not_take_is_no_failure_to_prepare(tmp_path: Path) -> None:
+    definition = json.loads(tokenizer_like("gpt2"))
+    definition["added_tokens"][0]["id"] = 1 << 17  # with more holes below it than can be filled
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(definition))
+    before = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
+    assert build_worker.main(before, Recorder())["status"] == "unsupported"

@@ -265,13 +265,14 @@ def _samples(situation: Situation, now: float) -> Iterator[Sample]:
 def _stages(situation: Situation, now: float) -> Iterator[Stage]:
     room = situation.room
     left = None if room is None else room.stage
+    decode = situation.limits.train and situation.key_of is None
     for number, path in enumerate(stageable(situation, now)):
         if room is not None and left is not None:
             left -= room.stage_needs(situation.sources[path])
         let = room is None or (number == 0 and room.one_stage and left is not None)
         if not let and (left is None or left < 0):
             return  # nobody overtakes it: a big file would wait for ever
-        yield Stage(path, decode=situation.key_of is None)
+        yield Stage(path, decode=decode)
 
 
 def _builds(situation: Situation, now: float) -> Iterator[Build]:

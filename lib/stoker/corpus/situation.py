@@ -30,7 +30,8 @@ class Limits:
     """How much may go on at once; `queue_*` bound what is staged ahead of the builders, beside what they have
     in hand.
 
-    `sample` says that a file's engine is chosen by trying a sample of it, before it is built.
+    `sample` says that a file's engine is chosen by trying a sample of it, before it is built; `train` that
+    the tokenizer is made of the first files' text.
     """
 
     stagers: int
@@ -40,6 +41,7 @@ class Limits:
     queue_bytes: int
     release: Literal["never", "after_proof", "after_sync"]
     sample: bool = False
+    train: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Task: {"parquet", "source": {"sha256"}, "text_column", "tokenizer_file", "read_rows"}. It encodes a sample of
 the file's text, and odd texts once a tokenizer, with the fast engine and with the reference. Result: `status`
 sampled with `engine`, fastokens where both gave the same, else tokenizers with the `reason`; bad or changed
-as the build worker says it. It reads only, and can be stopped anywhere.
+as the build worker says it. It reads only, and can be stopped anywhere. With "prepare" and "tokenizer_file"
+alone it loads both engines for the next task.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MOST_CHARS = 1 << 12  # of one document
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Choose the engine for one file."""
     one_thread()
+    if "prepare" in task:
+        return {"status": "prepared", "reason": _engines_for(Path(task["tokenizer_file"])).refused}
     parquet = Path(task["parquet"])
     try:
         engines = _engines_for(Path(task["tokenizer_file"]))

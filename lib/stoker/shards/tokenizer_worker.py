@@ -17,8 +17,6 @@ from typing import Any
 
 from stoker.kit.worker_main import Report, run_worker
 from stoker.shards.one_thread import one_thread
-from stoker.shards.parquet import BadParquet, ParquetText
-from stoker.shards.sealing import still_staged
 from stoker.shards.tokenizer import examine_tokenizer, train_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, write_atomic
@@ -29,6 +27,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), task)
+    from stoker.shards.parquet import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
+
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
     try:
         data = train_tokenizer(text.batches(), int(task["vocab_size"]))
@@ -46,6 +46,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _changed(files: list[str], task: dict[str, Any], report: Report) -> list[str]:
+    from stoker.shards.sealing import still_staged  # noqa: PLC0415 - see above
+
     staged = dict(zip(task["files"], task["sha256"], strict=True))
     return [file for file in files if not still_staged(Path(file), staged[file], report)]
 
@@ -71,6 +73,8 @@ class TrainingText:
 
     def batches(self) -> Iterator[list[str]]:
         """Batches of texts; raises BadParquet for the file last in `used`."""
+        from stoker.shards.parquet import ParquetText  # noqa: PLC0415 - see above
+
         for file in self._files:
             self._report("progress", file=file, text_bytes=self.text_bytes)
             self.used.append(file)
