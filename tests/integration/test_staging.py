@@ -294,10 +294,11 @@ class TestLister:
         finally:
             lister.stop(5.0)
 
-    def test_where_no_inotify_is_left_the_folder_is_polled_and_says_why(self, root: Path) -> None:
+    @pytest.mark.parametrize("what", ["instances", "watches"])
+    def test_where_no_inotify_is_left_the_folder_is_polled_and_says_why(self, root: Path, what: str) -> None:
         task = {"role": "folder", "root": str(root), "include": [], "exclude": []}
         inner = [sys.executable, "-P", "-m", "stoker.corpus.lister_worker"]
-        limit = "/proc/sys/user/max_inotify_instances"
+        limit = f"/proc/sys/user/max_inotify_{what}"
         alone = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec "$@"', "sh"]
         if apart([]) is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
             pytest.skip("no user namespace here")
@@ -307,7 +308,7 @@ class TestLister:
         )
         said = [json.loads(line) for line in ended.stdout.splitlines()]
         (looked,) = [message for message in said if message.get("kind") == "looked"]
-        assert "max_user_instances" in looked["polling"]
+        assert f"max_user_{what}" in looked["polling"]
         assert not looked["missing"]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -160,6 +162,47 @@ def test_without_inotify_the_directory_is_polled(
     assert waiter.wait(0) == []
     (tmp_path / "a").touch()
     wait_for(waiter, FileEvent(tmp_path))
+
+
+POLLING = """
+import os, sys, threading
+from pathlib import Path
+from stoker.kit.wait import FileEvent, Waiter
+
+waiter, directories = Waiter(), [Path(name) for name in sys.argv[1:]]
+for directory in directories:
+    os.utime(directory, (0, 0))
+    waiter.watch(directory)
+def held():
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+before = held()
+while waiter.wait(0):
+    pass
+for _ in range(20):
+    waiter.wait(0)
+assert held() == before, (before, held())
+(directories[-1] / "a").touch()
+assert waiter.wait(20) == [FileEvent(directories[-1])]
+waiter.close()
+"""
+
+
+@pytest.mark.parametrize("limit", ["max_inotify_instances", "max_inotify_watches"])
+def test_where_all_of_inotify_is_taken_directories_are_polled_and_nothing_piles_up(
+    limit: str, tmp_path: Path
+) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    limited = [*alone, f'echo 0 > /proc/sys/user/{limit} && exec "$@"', "sh"]
+    try:
+        subprocess.run([*limited, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no user namespace here")
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for directory in directories:
+        directory.mkdir()
+    command = [*limited, sys.executable, "-P", "-c", POLLING, *map(str, directories)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_closing_ends_the_watching_threads(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stoker.config.local import on_network
 from stoker.corpus.folder import is_unfinished
+from stoker.kit.watching import observe
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
@@ -72,11 +73,9 @@ class TreeWatch:
     def _observe(self) -> BaseObserver:
         # Late, for the listers of hot and warm do without it.
         from watchdog import events  # noqa: PLC0415
-        from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
 
         handler = events.FileSystemEventHandler()
         handler.dispatch = self._dispatch  # type: ignore[method-assign]
-        observer = InotifyObserver()
         # Names that come, go, or are closed after writing. Not every write: a file that grows is looked at
         # often enough; nor attributes: staging by hard links would raise that for every file it links.
         telling = [
@@ -88,9 +87,7 @@ class TreeWatch:
             ),
             *(events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent),
         ]
-        observer.schedule(handler, os.fspath(self._root), recursive=True, event_filter=telling)
-        observer.start()
-        return observer
+        return observe(handler, self._root, recursive=True, event_filter=telling)
 
     def _is_armed(self) -> bool:
         return self._observer is not None and all(emitter.is_alive() for emitter in self._observer.emitters)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from watchdog.events import FileSystemEvent
+    from watchdog.events import FileSystemEvent, FileSystemEventHandler
     from watchdog.observers.api import BaseObserver
 
 # Reading is no change; and the reader itself would wake the daemon for ever.
@@ -62,19 +62,34 @@ class DirectoryWatch:
             self._changed()
 
     def _arm(self) -> None:
-        # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
-        from watchdog.events import FileSystemEventHandler  # noqa: PLC0415
-        from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
+        from watchdog.events import FileSystemEventHandler  # noqa: PLC0415 - see observe()
 
         handler = FileSystemEventHandler()
         handler.dispatch = self._dispatch  # type: ignore[method-assign]
-
-        observer = InotifyObserver()
-        # No watches or descriptors left, or the directory went this instant: then check() does the looking.
+        # No watches, instances or descriptors left, or the directory went this instant: check() looks then.
         with contextlib.suppress(OSError):
-            observer.schedule(handler, os.fspath(self.directory), recursive=False)
-            observer.start()
-            self._observer = observer
+            self._observer = observe(handler, self.directory)
+
+
+def observe(
+    handler: FileSystemEventHandler,
+    directory: Path,
+    *,
+    recursive: bool = False,
+    event_filter: list[type[FileSystemEvent]] | None = None,
+) -> BaseObserver:
+    """Have inotify tell the handler of a directory; where it cannot raises OSError and leaves nothing."""
+    # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
+    from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
+
+    observer = InotifyObserver()
+    try:
+        observer.schedule(handler, os.fspath(directory), recursive=recursive, event_filter=event_filter)
+        observer.start()
+    except OSError:
+        observer.stop()  # it has a thread and descriptors since it was made, and tries go on for ever
+        raise
+    return observer
 
 
 def _signature(directory: Path) -> Signature | None:
