@@ -22,15 +22,16 @@ from stoker.corpus.landing import EVIDENCE, PARTS
 from stoker.corpus.listing import read_listing
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, pending_requests
-from support.bad_line import GENTLE, HARSH, REPO, SMALL, BadLine, Sizes
+from support.bad_line import BARE, GENTLE, HARSH, SMALL, BadLine, BadUrls, Sizes
 from support.loopback_hub import LoopbackHub
 from support.siege import Siege
 from support.striking import Blow, Striker
 from support.waiting import wait_until
-from support.watchdogs import from_hub, landed, pretend_built
+from support.watchdogs import landed, pretend_built
 
 FULL = Sizes(gentle=85, harsh=15, small=12, size=4_000_000, rate=2_000_000, listing_faults=12)
 FEW = Sizes(gentle=12, harsh=3, small=3, size=1_600_000, rate=2_000_000, listing_faults=2)
+URLS = Sizes(gentle=20, harsh=5, small=5, size=4_000_000, rate=2_000_000, listing_faults=0, bare=20)
 HANDS = 4
 TWICE = 0.05  # of the content may come twice
 # What a kill may cost: what each hand had not written yet, and the kernel had for it.
@@ -51,6 +52,8 @@ class DownloadScenario(BesiegedScenario):
     limit_s = 300.0
     sizes: ClassVar[Sizes] = FULL
     released: ClassVar[int] = 10
+    lines: ClassVar[type[BadLine]] = BadLine
+    lister: ClassVar[str] = "hub"
     too_small: ClassVar[bool] = False  # for what a kill costs to be less than that share of it
 
     def __init__(self) -> None:
@@ -64,15 +67,8 @@ class DownloadScenario(BesiegedScenario):
         self.random = random.Random(f"{self.seed} {self._rounds}")
         self._hub = LoopbackHub(directory / "hub")
         self._hub.__enter__()
-        self.line = BadLine(self._hub, self.sizes, self.random.randrange(1 << 30))
-        self.data = from_hub(
-            directory,
-            self._hub,
-            REPO,
-            {"include": ["*"]},
-            download__files_at_once=HANDS,
-            download__stall="6s",
-        )
+        self.line = self.lines(self._hub, self.sizes, self.random.randrange(1 << 30))
+        self.data = self.line.pipeline(directory, download__files_at_once=HANDS, download__stall="6s")
         self.striker = Striker(directory / "strikes")
         environ = {"HF_TOKEN": "", "NO_PROXY": "*", "CREDENTIALS_DIRECTORY": "", **self.striker.environ}
         self.siege = Siege(self.data, (DOWNLOAD_WATCHDOG,), environ=environ, never_exits=True)
@@ -122,18 +118,18 @@ class DownloadScenario(BesiegedScenario):
         file_request(self.data.pipeline.layout, DOWNLOAD_WATCHDOG, "release", args)
 
     def places(self) -> list[Place]:
-        return [*FETCH, *FETCH, *DAEMON, ("hub", "task")]
+        return [*FETCH, *FETCH, *DAEMON, (self.lister, "task")]
 
     def blow(self, place: Place, call: str, when: int) -> Blow:
         name, point = place
-        if name == "hub":
-            return Blow("stoker.corpus.hub_worker", point, "write", min(when, 3))
+        if name == self.lister:
+            return Blow(f"stoker.corpus.{name}_worker", point, "write", min(when, 3))
         if name == "fetch":
             return Blow("stoker.corpus.fetch_worker", point, call, min(when, 4 if call == "unlink" else when))
         return Blow(f"stokerd.{name}", point, call, when)
 
     def needs_a_start(self, target: str) -> bool:
-        return target == "hub"  # it lists, and ends
+        return target == self.lister  # it lists, and ends
 
     def is_over(self) -> bool:
         data = self.data
@@ -160,15 +156,16 @@ class DownloadScenario(BesiegedScenario):
         assert not self._watch.problems, self._watch.problems
         assert self._watch.seen, "nobody ever saw the listing complete"
         data, files = self.data, self.line.files
-        here = landed(data)
+        here = {path: sha256(content) for path, content in landed(data).items()}
         assert here.keys() == files.keys() - self.asked, here.keys() ^ (files.keys() - self.asked)
-        wrong = [path for path, data in here.items() if sha256(data) != files[path].sha256]
+        wrong = [path for path, digest in here.items() if digest not in files[path].contents]
         assert not wrong, wrong
-        assert not list(wrong_receipts(self)), list(wrong_receipts(self))
+        assert not (problems := list(wrong_receipts(self))), problems
+        receipts = data.receipts()
+        assert all(receipts[path].sha256 == digest for path, digest in here.items())
         listing = read_listing(data.pipeline.layout, "prose")
-        commit = self._hub.control("head", repo=f"dataset/{REPO}")
-        assert listing is not None and (listing.complete, listing.revision) == (True, commit)
-        assert dict(listing.files) == {path: file.size for path, file in files.items()}
+        assert listing is not None and (listing.complete, listing.revision) == (True, self.line.revision)
+        assert dict(listing.files) == {path: receipts[path].size for path in files}
         assert not (left := self.leftovers()), left
         for word in ("download_given_up", "record_damaged", "receipt_disputed", "source_changed"):
             assert not data.events(DOWNLOAD_WATCHDOG, word), data.events(DOWNLOAD_WATCHDOG, word)
@@ -188,17 +185,18 @@ class DownloadScenario(BesiegedScenario):
         kills = self._steps - 1
         content, served = self.line.bytes_of(GENTLE), self.line.served(GENTLE)
         twice = served - content
-        again = [self.line.bytes_of(HARSH, SMALL), self.line.served(HARSH, SMALL)]
+        others = {"small ones, wrong bytes, changed tags, lost ranges": (HARSH, SMALL), "no sum": (BARE,)}
         struck = Counter(self._hub.control("struck"))
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(struck.items()))
-        self._told += [
+        self._told.append(
             f"{content / 1e6:.1f} MB of stalls, resets, refusals: {served / content:.4f} x served, "
-            f"{twice / max(1, kills) / 1e3:.0f} KB twice a kill",
-            f"{again[0] / 1e6:.1f} MB of wrong bytes, changed tags, lost ranges: {again[1] / again[0]:.4f} x",
-            f"{struck.total()} faults: {faults}",
-            f"{len(self.asked)} files released, evidence of {len(self._evidence())} kept",
-        ]
-        print("\n".join(self._told))
+            f"{twice / max(1, kills) / 1e3:.0f} KB twice a kill"
+        )
+        for name, words in others.items():
+            if size := self.line.bytes_of(*words):
+                self._told.append(f"{size / 1e6:.1f} MB of {name}: {self.line.served(*words) / size:.4f} x")
+        self._told.append(f"{struck.total()} faults: {faults}")
+        self._told.append(f"{len(self.asked)} files released, evidence of {len(self._evidence())} kept")
         most = TWICE * content + (kills * A_KILL if self.too_small else 0)
         assert twice <= most, f"{twice} bytes came twice, {most:.0f} may"
 
@@ -218,6 +216,17 @@ class TinyDownloadScenario(DownloadScenario):
     released = 2
     too_small = True
     longest_s = 0.5
+
+
+class UrlsDownloadScenario(DownloadScenario):
+    """The same from a list of URLs, half of them without a sum, some of these with other content soon."""
+
+    name = "download-urls"
+    targets = ("fetch", "fetch", DOWNLOAD_WATCHDOG, "urls", "fetch")
+    sizes = URLS
+    lines = BadUrls
+    lister = "urls"
+    too_small = True
 
 
 class CompletionWatch(threading.Thread):
@@ -254,10 +263,11 @@ def wrong_receipts(scenario: DownloadScenario) -> Iterator[str]:
         receipt = receipts.get(path)
         if receipt is None:
             continue
-        if (receipt.size, receipt.sha256, receipt.etag) != (file.size, file.sha256, file.identity):
+        whole = file.contents.get(receipt.sha256) == receipt.size
+        if not whole or (receipt.etag, receipt.revision) != (file.identity, scenario.line.revision_of_files):
             yield f"{path}: {receipt}"
         gone = {"verified", "releasing", "released"} if path in scenario.asked else {"verified"}
-        if receipt.state not in gone or not receipt.revision:
+        if receipt.state not in gone:
             yield f"{path}: {receipt}"
 
 
@@ -267,8 +277,8 @@ def missing_files(scenario: DownloadScenario, *, hashed: bool) -> Iterator[str]:
     for path, file in scenario.line.files.items():
         if path in scenario.asked:
             continue
-        whole = size_of(root / path) == file.size
-        if not whole or (hashed and sha256((root / path).read_bytes()) != file.sha256):
+        whole = size_of(root / path) in file.contents.values()
+        if not whole or (hashed and sha256((root / path).read_bytes()) not in file.contents):
             yield f"{path} is not here, but the listing is complete"
 
 
