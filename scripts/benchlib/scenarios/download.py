@@ -136,7 +136,7 @@ class Download(Scenario):
                 stdout=errors,
                 stderr=errors,
             )
-        peaks = _peaks_until_end(daemon)
+        peaks = peaks_until_end(daemon)
         receipts = read_receipts(load_pipeline(file).layout, "prose")
         if daemon.returncode or {path: each.sha256 for path, each in receipts.items()} != self._sums:
             raise RuntimeError(f"the watchdog did not bring all; it said:\n{log.read_text()[-2000:]}")
@@ -150,7 +150,7 @@ class Download(Scenario):
         return HubRepo(REPO, endpoint=self._hub.endpoint).file_url(self._commit, _name(number))
 
 
-def _peaks_until_end(daemon: subprocess.Popen[bytes]) -> Counter[str]:
+def peaks_until_end(daemon: subprocess.Popen[bytes]) -> Counter[str]:
     """Peak resident bytes, as the kernel keeps them, of the daemon and of its workers by module."""
     peaks: Counter[str] = Counter()
     deadline = time.monotonic() + LONGEST_S

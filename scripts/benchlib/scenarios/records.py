@@ -136,8 +136,8 @@ def _write_state(home: Path, count: int) -> None:
     sources = [_source(number, pin.build_id) for number in range(count)]
     for source in sources:
         name = f"{record_name(source.dataset, source.path)}.json"
-        _write_record(layout.sources / name, source.to_record())
-        _write_record(layout.receipts / name, _receipt(home, source).to_record())
+        write_record_undurably(layout.sources / name, source.to_record())
+        write_record_undurably(layout.receipts / name, _receipt(home, source).to_record())
     shards = hot.shards("prose")
     shards.mkdir(parents=True)
     hot.owner_lock.touch()
@@ -203,7 +203,7 @@ def _receipt(home: Path, source: Source) -> Receipt:
     return Receipt(source.dataset, source.path, file, source.size, source.sha256, "", etag, "verified")
 
 
-def _write_record(file: Path, body: Mapping[str, Any]) -> None:
+def write_record_undurably(file: Path, body: Mapping[str, Any]) -> None:
     """As the store writes it, but not durable: a hundred thousand syncs take minutes."""
     summed = hashlib.sha256(canonical_json(body)).hexdigest()[:16]
     file.write_bytes(canonical_json({**body, "sum": summed}) + b"\n")
