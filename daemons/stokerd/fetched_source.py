@@ -244,8 +244,8 @@ class FetchedSource:
 
     def _failed(self, wish: Wish, message: Mapping[str, Any]) -> None:
         path = wish.wanted.path
-        wanted = self.meant.get(path) or self.again.get(path)
-        stale = wanted is not None and wanted.identity != wish.wanted.identity
+        asked, wanted = wish.wanted, self.meant.get(path) or self.again.get(path)
+        stale = wanted is not None and (wanted.identity, wanted.url) != (asked.identity, asked.url)
         if (stale and message["class"] not in LOCAL) or self.outcomes.failed(path, message):
             return
         receipt = self.book.receipts.get(path)

@@ -12,7 +12,7 @@ from support.loopback_hub import LoopbackHub, noise
 from support.pipelines import DataPipeline
 from support.processes import daemon_command, start_daemon
 from support.waiting import wait_until
-from support.watchdogs import WATCHDOG, from_hub, from_urls, landed, put, receipt_states, sha256
+from support.watchdogs import WATCHDOG, from_hub, from_urls, landed, put, receipt_states, set_receipt, sha256
 
 SIZE, CUT = 3_000_000, 1_200_000
 
@@ -111,6 +111,19 @@ def test_the_landing_of_another_pipeline_is_not_touched(hub: LoopbackHub, tmp_pa
 
     (one.pipeline.source_root / OWNER).unlink()
     assert two.once(WATCHDOG).returncode == 0
+
+
+def test_addresses_that_are_signed_anew_bring_nothing_again(hub: LoopbackHub, tmp_path: Path) -> None:
+    names = [f"signed{number}.bin" for number in range(3)]
+    for number, name in enumerate(names):
+        hub.put(name, noise(50_000, number), repo="urls")
+    data = from_urls(tmp_path, [f"{hub.url(name)}?Expires=1&Signature=a" for name in names])
+    assert data.once(WATCHDOG).returncode == 0
+    set_receipt(data, names[0], "releasing")
+    write_list(data, [f"{hub.url(name)}?Expires=2&Signature=b" for name in names])
+    assert data.once(WATCHDOG).returncode == 0
+    assert set(receipt_states(data).values()) == {"verified", "released"}
+    assert hub.served("signed") == 150_000
 
 
 def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(

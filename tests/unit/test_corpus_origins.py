@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.corpus.hub import HubRepo, client_does_not_start, endpoint_of, explain, hub_token, of_certificate
-from stoker.corpus.remote import shown
+from stoker.corpus.remote import lasting, shown
 from stoker.corpus.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
 
@@ -38,6 +38,29 @@ def test_a_mark_that_editors_put_first_is_no_part_of_the_first_url() -> None:
 
 def test_what_is_no_url_is_shown_without_its_password_too() -> None:
     assert shown("http://user:sEcret@[::1/x?key=sEcret") == "http://[::1/x"
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "https://h/d/a.bin?X-Amz-Date=2&X-Amz-Signature=b&X-Amz-Expires=60",
+        "https://h/d/a.bin?Expires=2&Signature=b&Key-Pair-Id=c",
+        "https://h/d/a.bin?sv=2&se=3&sr=b&sp=r&sig=b",
+        "https://user:other@h/d/a.bin",
+        "https://h/d/a.bin",
+    ],
+)
+def test_a_renewed_signature_makes_no_other_content(signed: str) -> None:
+    (first,) = read_urls("https://user:pw@h/d/a.bin?Signature=a&token=x", "list.txt")
+    (again,) = read_urls(signed, "list.txt")
+    assert lasting(first.url) == lasting(again.url) == "https://h/d/a.bin"
+
+
+def test_any_other_part_of_an_address_does() -> None:
+    assert (
+        lasting("https://h/a?version=1&sig=a") == "https://h/a?version=1" != lasting("https://h/a?version=2")
+    )
+    assert lasting("http://h/a") != lasting("https://h/a") != lasting("https://h:444/a")
 
 
 def test_a_hub_named_in_the_environment_is_an_address_without_a_password() -> None:

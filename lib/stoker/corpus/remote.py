@@ -11,6 +11,11 @@ from urllib.parse import urlsplit, urlunsplit
 from stoker.config.origins import without_secrets
 
 _NAME_BYTES, _PATH_BYTES = 255, 1024
+# Of the parameters of signed addresses: S3, Google, CloudFront, Azure, and the plain ones.
+_SIGNATURE = re.compile(
+    r"(?i:X-(Amz|Goog)-.*|GoogleAccessId|AWSAccessKeyId|Signature|Expires|Policy|Key-Pair-Id"
+    r"|s(ig|e|p|v|r|t|pr|ks|ke|kt|koid|ktid|kv)|token)\Z"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -93,6 +98,13 @@ def shown(url: str) -> str:
         return without_secrets(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def lasting(url: str) -> str:
+    """What of a URL names the content: a renewed signature or another password makes it no other one."""
+    parts = urlsplit(url)
+    kept = [each for each in parts.query.split("&") if not _SIGNATURE.match(each.partition("=")[0])]
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(kept)))
 
 
 def _word(value: Any) -> str | None:

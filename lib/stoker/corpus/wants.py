@@ -10,7 +10,7 @@ from typing import Literal
 
 from stoker.corpus.hub import HubRepo
 from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.remote import RemoteFile, lasting
 
 AHEAD = 4  # so many times files_at_once lie with the fetch worker: some wait for their next try
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "releasing", "released", "given_up"})
@@ -43,7 +43,7 @@ class Wanted:
         elif git is not None:
             identity = f"git:{git}"
         else:
-            identity = "url:" + hashlib.sha256(url.encode()).hexdigest()
+            identity = "url:" + hashlib.sha256(lasting(url).encode()).hexdigest()
         return cls(path, size, identity, url)
 
     @property
