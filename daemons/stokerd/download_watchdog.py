@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.kit.daemon import DaemonContext, daemon_main
+from stoker.kit.worker import WorkerNotStarted
 from stoker.store.errors import StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import Request, finish_request, pending_requests
@@ -24,7 +25,7 @@ from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.folder_source import FolderSource
 from stokerd.receipt_book import ReceiptBook
 from stokerd.source_kind import Desktop, SourceKind
-from stokerd.state_trouble import wait_for_state
+from stokerd.state_trouble import wait_for_processes, wait_for_state
 
 LONGEST_WAIT_S = 5.0
 EX_TEMPFAIL = 75
@@ -66,6 +67,8 @@ class DownloadWatch:
                         return self.end()
                 except StorageError as problem:
                     wait_for_state(self.context, problem)
+                except WorkerNotStarted as problem:
+                    wait_for_processes(self.context, problem)
         finally:
             self.context.log.footer.clear()
             self.crew.stop()

@@ -18,6 +18,7 @@ from stoker.corpus.receipts import receipt_shelf
 from stoker.corpus.schedule import decide
 from stoker.corpus.situation import Limits
 from stoker.kit.daemon import DaemonContext, daemon_main
+from stoker.kit.worker import WorkerNotStarted
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
 from stokerd.crew import Crew, Job, Patience
@@ -49,7 +50,7 @@ from stokerd.source_actions import SourceActions
 from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
-from stokerd.state_trouble import wait_for_state
+from stokerd.state_trouble import wait_for_processes, wait_for_state
 from stokerd.tokenizer_desk import TOKENIZER, TokenizerDesk
 from stokerd.told import Told
 from stokerd.warm_yard import NoWarm, WarmYard, forget_copies
@@ -232,6 +233,8 @@ class StageShard:
                     wait_for_state(self.context, problem)
                     self.yard.look_soon()
                     self.warm.look_soon()
+                except WorkerNotStarted as problem:
+                    wait_for_processes(self.context, problem)
         finally:
             self.context.log.footer.clear()
             self.crew.stop()

@@ -1,15 +1,17 @@
-"""A state directory that cannot be written now: said once, waited for, and then gone on with."""
+"""What no daemon can go on without: said once, waited for, and then gone on with."""
 
 from __future__ import annotations
 
 import time
 
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.worker import WorkerNotStarted
 from stoker.store.ballast import FULL
 from stoker.store.errors import StorageError
 from stoker.store.files import unlink_durably, write_atomic
 
 TRY_EVERY_S = 1.0
+SHORTAGE_S = 5.0
 _PROBE = b"x" * 8192  # more than a record needs, so that a single freed block does not call us back in vain
 
 
@@ -39,3 +41,19 @@ def wait_for_state(context: DaemonContext, problem: StorageError) -> None:
             continue
         context.events.record("state_writable")
         return
+
+
+def wait_for_processes(context: DaemonContext, problem: WorkerNotStarted) -> None:
+    """Wait a while, for others to end, or until a stop is asked; with --once raise the problem.
+
+    What was to be begun is not on record yet, or is recorded as begun with nobody at it: it begins anew.
+    """
+    if context.once:
+        raise problem
+    reason = str(problem)
+    context.events.record("worker_not_started", level="error", reason=reason)
+    context.beat({"trouble": reason}, f"waiting: {reason}")
+    until = time.monotonic() + SHORTAGE_S
+    while not context.stopping and time.monotonic() < until:
+        context.waiter.wait(0.0)
+        time.sleep(TRY_EVERY_S)

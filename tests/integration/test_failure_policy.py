@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stoker.kit.lock import read_holder
@@ -211,3 +213,24 @@ def state_fills_and_drains(home: Path) -> None:
         (home / "state" / "filler").unlink()
         wait_until(lambda: data.events(LOOP, "state_disk_has_room"), what="room")
         wait_until(lambda: data.states() == {**TWO, "002.parquet": "released"}, what="the third file")
+
+
+def test_a_loop_that_can_start_no_process_waits_until_it_can(tmp_path: Path) -> None:
+    data = files(tmp_path, "000")
+    with running(data) as daemon:
+        wait_until(lambda: data.states() == {"000.parquet": "released"}, what="the first set")
+        # The workers that idle are sent away, so that new ones have to be started.
+        for worker in psutil.Process(daemon.pid).children():
+            if "lister_worker" not in " ".join(worker.cmdline()):
+                worker.kill()
+        wait_until(lambda: len(psutil.Process(daemon.pid).children()) == 1, what="the lister alone")
+        limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        held = {int(each.name) for each in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+        free = min(set(range(len(held) + 1)) - held)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (free + 5, limits[1]))  # a worker takes eight
+        write_fineweb(data.source / "001.parquet", 150, seed=1)
+        assert data.once("download_watchdog").returncode == 0
+        wait_until(lambda: "worker_not_started" in daemon.said(), what="the trouble told")
+        assert data.states()["001.parquet"] != "released"
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+        wait_until(lambda: data.states() == TWO, what="the second set")

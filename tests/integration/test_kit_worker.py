@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from stoker.kit.process import ProcessId
 from stoker.kit.sampler import sample_process
-from stoker.kit.worker import STALL_CPU_S, Worker, WorkerExit
+from stoker.kit.worker import STALL_CPU_S, Worker, WorkerExit, WorkerNotStarted
 from stoker.kit.worker_main import LINE_LIMIT
 from support.processes import wait_gone
 from support.waiting import LONG_S, wait_until
@@ -318,3 +319,13 @@ def test_the_launcher_gives_sigpipe_back_its_meaning() -> None:
     command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "--", *probe]
     ignored = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1], 16)
     assert not ignored & (1 << (signal.SIGPIPE - 1))
+
+
+def test_no_room_for_another_process_is_said_as_that(start: Any) -> None:
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(WorkerNotStarted, match=r"for test: Too many open files; .*TasksMax="):
+            start({"do": "talk"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

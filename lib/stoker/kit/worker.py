@@ -6,6 +6,7 @@ Start workers from the main thread only: their death signal comes when the threa
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -21,13 +22,24 @@ from stoker.kit.sampler import Sample, sample_process
 from stoker.kit.worker_exit import Cause, WorkerExit, classify, signal_name
 from stoker.kit.worker_main import PARENT_VARIABLE
 from stoker.kit.worker_pipes import Pipes
+from stoker.store.errors import Transient
 
-__all__ = ["Worker", "WorkerExit", "child_environment", "classify", "launch_command", "signal_name"]
+__all__ = [
+    "Worker",
+    "WorkerExit",
+    "WorkerNotStarted",
+    "child_environment",
+    "classify",
+    "launch_command",
+    "signal_name",
+]
 
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
 STACKS_S = 2.0  # from ABRT to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
+# Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What the service manager and the tests tell the daemon is not for its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
@@ -48,6 +60,10 @@ def launch_command(command: list[str]) -> list[str]:
     -P: a file in the working directory must not stand in for a module.
     """
     return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
+
+
+class WorkerNotStarted(Transient):
+    """The system has no room for another process now."""
 
 
 class Worker:
@@ -104,19 +120,28 @@ class Worker:
 
         deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
         and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
-        stacks are the last that it writes to standard error.
+        stacks are the last that it writes to standard error. Raises WorkerNotStarted where the system has no
+        room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        process = subprocess.Popen(
-            launch_command([sys.executable, "-P", "-m", module]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=tuple(pass_fds),
-            env=child_environment({**(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
-            process_group=0,  # Ctrl-C is the daemon's to handle; and a worker's helpers are killed with it
-        )
+        try:
+            process = subprocess.Popen(
+                launch_command([sys.executable, "-P", "-m", module]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=tuple(pass_fds),
+                env=child_environment({**(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
+                process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
+            )
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            raise WorkerNotStarted(
+                f"no process can be started for {name}: {error.strerror}; end others, or raise the limit "
+                "on processes (TasksMax=, ulimit -u), memory or open files"
+            ) from error
         worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
         if stacks:
             worker._stacks = True
