@@ -43,6 +43,23 @@ SHARD = {
     },
     "trouble": "waiting for the warm directory /mnt/nas to answer",
 }
+DOWNLOAD = {
+    "files": {"waiting": 7, "fetching": 2, "verified": 3},
+    "verified_bytes": 3 << 20,
+    "complete": False,
+    "bytes_done": 4 << 20,
+    "bytes_of": 16 << 20,
+    "rate_bytes_per_second": 2_000_000,
+    "eta_s": 90,
+    "transfers": [
+        {"path": "a.parquet", "bytes": 1 << 20, "size": 2 << 20, "bytes_per_second": 1_500_000},
+        {"path": "b.parquet", "bytes": 0, "size": None, "bytes_per_second": 0},
+        *({"path": f"{number}", "bytes": 0, "size": 1, "bytes_per_second": 0} for number in range(9)),
+    ],
+    "waits": "",
+    "paused": "the disk is full",
+    "trouble": "",
+}
 RUN = {
     "run": "main",
     "run_state": "running",
@@ -211,3 +228,25 @@ def test_follow_shows_each_new_event_once_until_it_is_interrupted(pipeline: Pipe
         follower.wait()
     words = [line.split()[2] for line in output.read_text().splitlines()]
     assert sorted(words) == ["first", "second", "third"]
+
+
+def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:
+    lines = "\n".join(report_lines("p", {**nothing(), "download_watchdog": told_by(DOWNLOAD)}))
+    assert "fetched            4.0 MiB of 16.0 MiB, 25.0 %; 2.0 MB/s, 1 min 30 s left" in lines
+    assert "a.parquet: 1.0 MiB of 2.0 MiB, 1.5 MB/s" in lines and "b.parquet: 0 B, 0.0 MB/s" in lines
+    assert "and 3 more" in lines and "paused             the disk is full" in lines
+    past = "\n".join(report_lines("p", {**nothing(), "download_watchdog": told_by(DOWNLOAD, running=False)}))
+    assert "4.0 MiB of 16.0 MiB, 25.0 %" in past
+    assert "MB/s" not in past and "a.parquet" not in past and "paused" not in past
+
+
+def nothing() -> dict[str, dict[str, Any]]:
+    """Daemons that were never started."""
+    about = {"running": False, "state": "never started", "pid": None, "since": None, "metrics": None}
+    return {name: {**about, "body": {}} for name in ("download_watchdog", "stage_shard", "train_supervisor")}
+
+
+def told_by(body: dict[str, Any], *, running: bool = True) -> dict[str, Any]:
+    """A daemon and what it said."""
+    about = {"state": "running" if running else "stopped", "pid": 1, "since": "now", "metrics": ""}
+    return {**about, "running": running, "body": body}

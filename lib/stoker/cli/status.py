@@ -17,7 +17,9 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.names import utc_now
 
 FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
-RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s")
+RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
+NOW_ONLY = (*RATES, "transfers", "waits", "paused")
+SHOWN_TRANSFERS = 8
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 Daemons = Mapping[str, Mapping[str, Any]]
 
@@ -49,8 +51,8 @@ def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
 
 
 def _body(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a daemon said; a stopped one's speed is no longer one."""
-    past = () if about["running"] else RATES
+    """What a daemon said; a stopped one's speed, and what it waited for, is no longer so."""
+    past = () if about["running"] else NOW_ONLY
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
@@ -80,8 +82,28 @@ def _sources(body: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     verified = format_bytes(body.get("verified_bytes", 0))
     lines = [("files", f"{_counts(body['files'])}; {verified} verified{_complete(body)}")]
+    lines += _transfers(body)
     told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
     return lines + list(told.values())  # what pauses all may be the trouble itself
+
+
+def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How far what is fetched has come: all of it, and each file under way."""
+    here, whole = body.get("bytes_done"), body.get("bytes_of")
+    if here is not None and whole and here < whole:
+        text = f"{format_bytes(here)} of {format_bytes(whole)}, {100 * here / whole:.1f} %"
+        if body.get("rate_bytes_per_second"):
+            text += f"; {body['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
+        if body.get("eta_s") is not None:
+            text += f", {format_duration(body['eta_s'])} left"
+        yield "fetched", text
+    transfers = body.get("transfers") or []
+    for each in transfers[:SHOWN_TRANSFERS]:
+        size = "" if each["size"] is None else f" of {format_bytes(each['size'])}"
+        rate = f"{each['bytes_per_second'] / 1e6:,.1f} MB/s"
+        yield "", f"{each['path']}: {format_bytes(each['bytes'])}{size}, {rate}"
+    if len(transfers) > SHOWN_TRANSFERS:
+        yield "", f"and {len(transfers) - SHOWN_TRANSFERS} more"
 
 
 def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
