@@ -226,8 +226,8 @@ def test_a_loop_that_can_start_no_process_waits_until_it_can(tmp_path: Path) -> 
         wait_until(lambda: len(psutil.Process(daemon.pid).children()) == 1, what="the lister alone")
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         held = {int(each.name) for each in Path(f"/proc/{daemon.pid}/fd").iterdir()}
-        free = min(set(range(len(held) + 1)) - held)
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (free + 5, limits[1]))  # a worker takes eight
+        sixth = sorted(set(range(len(held) + 6)) - held)[5]  # of those free; a worker's start takes more
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (sixth + 1, limits[1]))
         write_fineweb(data.source / "001.parquet", 150, seed=1)
         assert data.once("download_watchdog").returncode == 0
         wait_until(lambda: "worker_not_started" in daemon.said(), what="the trouble told")
