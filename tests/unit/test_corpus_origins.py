@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.corpus.hub import HubRepo, client_does_not_start, endpoint_of, explain, hub_token, of_certificate
+from stoker.corpus.connecting import advice, client_does_not_start
+from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token
 from stoker.corpus.remote import lasting, shown
 from stoker.corpus.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
@@ -94,9 +95,34 @@ def test_a_pinned_commit_that_vanished_is_no_mistake_in_the_configuration(revisi
     assert revision[:12] in reason
 
 
+@pytest.mark.parametrize(
+    ("environ", "url", "told"),
+    [
+        (
+            {"http_proxy": "http://user:sEcret@proxy:3128"},
+            "http://h/a",
+            " (through the proxy http://proxy:3128)",
+        ),
+        ({"http_proxy": "user:sEcret@proxy:3128"}, "http://h/a", " (through the proxy http://proxy:3128)"),
+        ({"all_proxy": "http://proxy"}, "https://h/a", " (through the proxy http://proxy)"),
+        ({"http_proxy": "http://proxy", "no_proxy": "h"}, "http://h/a", ""),
+        ({"http_proxy": "http://proxy"}, "https://h/a", ""),
+        ({}, "http://h/a", ""),
+    ],
+)
+def test_a_failed_connection_names_the_proxy_that_was_asked(
+    environ: dict[str, str], url: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert advice(OSError("Connection refused"), url) == told
+
+
 def test_a_certificate_that_is_not_believed_says_where_to_look() -> None:
-    assert "SSL_CERT_FILE" in of_certificate(OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"))
-    assert of_certificate(OSError("connection refused")) == ""
+    assert "SSL_CERT_FILE" in advice(OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "https://h")
 
 
 def test_a_client_that_does_not_start_names_the_variables_and_no_command_of_others() -> None:

@@ -18,8 +18,9 @@ from urllib.parse import urljoin
 
 import httpx2
 
+from stoker.corpus.connecting import advice, client_does_not_start
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
-from stoker.corpus.hub import HubRepo, client_does_not_start, explain, of_certificate, origin
+from stoker.corpus.hub import HubRepo, explain, origin
 from stoker.corpus.remote import shown
 
 MOST_REDIRECTS = 10
@@ -213,7 +214,7 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
     except httpx2.ProxyError as error:
         raise FetchFailed("connect", f"{where}: the proxy refuses: {error}") from error
     except httpx2.ConnectError as error:
-        raise FetchFailed("connect", f"{where}: {error}{of_certificate(error)}") from error
+        raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError) as error:
         raise FetchFailed("refused", f"{where}: {error}") from error
     except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError) as error:

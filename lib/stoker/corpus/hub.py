@@ -134,18 +134,3 @@ def _no_revision(repo: HubRepo, revision: str, *, pinned: bool) -> tuple[str, st
         f"{repo.page} has no revision {revision!r}; correct dataset.source.revision"
         + ("; a commit's name has all its 40 digits" if short else "")
     )
-
-
-def client_does_not_start(error: Exception) -> UnavailableError:
-    """For an HTTP client that does not like its environment."""
-    said = str(error).split(". Make sure", maxsplit=1)[0]
-    return UnavailableError(
-        f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
-    )
-
-
-def of_certificate(error: Exception) -> str:
-    """What to do about a certificate that is not believed; empty for any other failure."""
-    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
-        return ""
-    return "; set SSL_CERT_FILE if the server or a proxy has a certificate of your own, and look at the clock"

@@ -22,18 +22,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from stoker.corpus.connecting import advice, client_does_not_start
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
 from stoker.corpus.folder import Selection
-from stoker.corpus.hub import (
-    HubRepo,
-    client_does_not_start,
-    endpoint_of,
-    explain,
-    hub_token,
-    is_commit,
-    of_certificate,
-    origin,
-)
+from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
 from stoker.corpus.remote import clashes, unsafe
 from stoker.kit.worker_main import Report, run_worker
 
@@ -214,7 +206,7 @@ class _Told:
             raise FetchFailed("refused", f"dataset.source.repo: {error}") from error
         transport = any(each.__name__ == "TransportError" for each in type(error).__mro__)
         if transport or name in ("ConnectionError", "OSError", "TooManyRedirects"):
-            raise FetchFailed("connect", f"{where}: {error}{of_certificate(error)}") from error
+            raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
         raise FetchFailed("broken", f"{where}: {name}: {error}") from error
 
 
