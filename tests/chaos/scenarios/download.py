@@ -73,7 +73,7 @@ class DownloadScenario(BesiegedScenario):
         environ = {"HF_TOKEN": "", "NO_PROXY": "*", "CREDENTIALS_DIRECTORY": "", **self.striker.environ}
         self.siege = Siege(self.data, (DOWNLOAD_WATCHDOG,), environ=environ, never_exits=True)
         self.asked: set[str] = set()
-        self._struck = 0
+        self._first = self._steps  # of this round
         self._watch = CompletionWatch(self)
         self._watch.start()
 
@@ -182,7 +182,7 @@ class DownloadScenario(BesiegedScenario):
 
     def _count_bytes(self) -> None:
         assert self._hub is not None
-        kills = self._steps - 1
+        kills = min(self._steps, self.kills) - self._first
         content, served = self.line.bytes_of(GENTLE), self.line.served(GENTLE)
         twice = served - content
         others = {"small ones, wrong bytes, changed tags, lost ranges": (HARSH, SMALL), "no sum": (BARE,)}
