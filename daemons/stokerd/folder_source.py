@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.arrivals import WATCHED, Desk, Look, Watched, file_of, vanished, watch
+from stoker.corpus.arrivals import WATCHED, Desk, Look, Unproven, Watched, file_of, vanished, watch
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing_book import ListingBook, ListingHead
-from stoker.corpus.packed import Chosen, Packed
+from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
@@ -42,11 +42,12 @@ class FolderSource:
         self.root = self.shown = str(self.pipeline.dataset.source.path)
         self.lister = SourceLister(self.pipeline, self.crew, self.patience)
         self.book.on_write = self._written
+        self.settle_s = 0.0 if self.context.once else self.pipeline.stage.settle
 
         self.kept = ListingBook(self.context.layout, self.dataset)
         self.watched = Packed(WATCHED)
         self.meant = self.watched  # those within dataset.limit
-        self.open: Chosen[Watched] = Chosen(self.meant)  # those of them that no receipt vouches for
+        self.open = Unproven(self.meant)  # those of them that no receipt vouches for
         self.listing_due = False  # something happened that the listing may have to tell
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
@@ -153,7 +154,7 @@ class FolderSource:
             hashing=self.crew.busy.keys() - {LISTER},
             not_before=self.patience.not_before,
             slots=self.pipeline.download.files_at_once,
-            settle_s=0.0 if self.context.once else self.pipeline.stage.settle,
+            settle_s=self.settle_s,
             root=self.root,
             only=self.files.names,
         )
@@ -163,16 +164,18 @@ class FolderSource:
         most = self.pipeline.dataset.limit.files
         self.meant = self.watched.first(most)
         desk = self.desk(self.meant)
-        unproven = (path for path, each in self.meant.items() if not desk.vouched(each.file))
-        self.open = Chosen(self.meant, unproven)
+        unproven = ((path, each) for path, each in self.meant.items() if not desk.vouched(each.file))
+        self.open = Unproven(self.meant, unproven)
         self.listing_due = True
 
     def bring(self) -> None:
         """Start hashing the files that stopped changing, as many at once as download.files_at_once."""
-        if self.trouble:
+        now = time.monotonic()
+        hashing = len(self.crew.busy.keys() - {LISTER})
+        if self.trouble or self.open.settled(now, self.settle_s) <= hashing:
             return
         quiet_s = self.pipeline.download.stall
-        for file in self.desk().next_to_hash(time.monotonic()):
+        for file in self.desk().next_to_hash(now):
             if self._given_up(file.path):
                 continue
             task = {
@@ -283,18 +286,22 @@ class FolderSource:
 
     def counts(self) -> dict[str, int]:
         """How many files are in which state."""
-        counts = self.desk().counts(time.monotonic())
-        return {**counts, "verified": counts["verified"] + len(self.meant) - len(self.open)}
+        disputed = self.book.in_state("disputed")
+        counts = self.open.counts(time.monotonic(), self.settle_s, self.crew.busy, disputed)
+        return {**counts, "verified": len(self.meant) - len(self.open)}
 
     def status(self) -> dict[str, Any]:
         """Why changes are not told of; how many files others have not finished."""
         return {"polling": self.polling or "", "foreign_files": self.foreign[1]}
 
     def next_due(self, now: float) -> float:
-        """The next look, or when a file has settled."""
-        settled = self.desk().next_due(now)
-        look = self.lister.next_due(now)
-        return look if settled is None else min(look, settled)
+        """The next look, or when a file has settled or may be tried again; none while no slot is free."""
+        due = [self.lister.next_due(now)]
+        if len(self.crew.busy.keys() - {LISTER}) < self.pipeline.download.files_at_once:
+            settles = self.open.next_settling(now, self.settle_s)
+            tried = (moment for path, moment in self.patience.not_before.items() if path in self.open)
+            due += [moment for moment in (settles, *tried) if moment is not None and moment > now]
+        return min(due)
 
     # Ending
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stoker.corpus.cells import ReceiptCodec
 from stoker.corpus.packed import Packed
@@ -26,35 +25,40 @@ class ReceiptBook:
         self.dataset = context.pipeline.dataset.name
         read = each_record(self._layout.receipts, self.dataset, _plain, self._set_aside)
         self.receipts: Packed[Receipt] = Packed(ReceiptCodec(), read)
-        self._states: Counter[ReceiptState] = Counter()
+        self._rare: dict[ReceiptState, set[str]] = {"releasing": set(), "disputed": set(), "given_up": set()}
         self.verified_bytes = 0
         for _, receipt in self.receipts.items():
-            self._count(receipt, 1)
+            self._count(receipt)
         self.changes = 0
         self.on_write: Callable[[Receipt], None] = lambda receipt: None
         self._told: set[tuple[str, str]] = set()
 
-    def _count(self, receipt: Receipt, sign: int) -> None:
-        self._states[receipt.state] += sign
+    def _count(self, receipt: Receipt) -> None:
         if receipt.state == "verified":
-            self.verified_bytes += sign * receipt.size
+            self.verified_bytes += receipt.size
+        elif receipt.state in self._rare:
+            self._rare[receipt.state].add(self.receipts.own(receipt.path))
+
+    def _uncount(self, receipt: Receipt) -> None:
+        if receipt.state == "verified":
+            self.verified_bytes -= receipt.size
+        elif receipt.state in self._rare:
+            self._rare[receipt.state].discard(receipt.path)
 
     def write(self, receipt: Receipt) -> None:
         """Make a receipt durable, and then the truth."""
         write_receipt(self._layout, receipt)
         before = self.receipts.get(receipt.path)
         if before is not None:
-            self._count(before, -1)
-        self._count(receipt, 1)
+            self._uncount(before)
         self.receipts.put(receipt.path, receipt)
+        self._count(receipt)
         self.changes += 1
         self.on_write(receipt)
 
-    def in_state(self, state: ReceiptState) -> list[str]:
-        """The paths of the receipts in a state, mostly a rare one."""
-        if not self._states[state]:
-            return []
-        return [path for path, receipt in self.receipts.items() if receipt.state == state]
+    def in_state(self, state: Literal["releasing", "disputed", "given_up"]) -> list[str]:
+        """The paths of the receipts in one of the rare states."""
+        return sorted(self._rare[state])
 
     def tell_once(self, event: str, path: str, reason: str) -> None:
         """Record a warning about a path, unless that was done already."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.arrivals import Desk, Watched, vanished, watch
+from stoker.corpus.arrivals import Desk, Unproven, Watched, vanished, watch
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing
@@ -59,17 +59,17 @@ def test_a_file_that_grows_with_every_look_never_settles_and_then_does() -> None
     for look in range(20):
         watched = watch(watched, [file("a", size=look)], look * 4.0)
         assert replace(desk(), watched=watched).next_to_hash(look * 4.0 + 3.9) == []
-    assert replace(desk(), watched=watched).next_due(80.0) == 86.0
+    assert Unproven(watched, watched.items()).next_settling(80.0, 10.0) == 86.0
     assert replace(desk(), watched=watched).next_to_hash(86.0) == [file("a", size=19)]
 
 
 def test_a_receipt_of_a_file_elsewhere_does_not_vouch_and_an_unlisted_file_is_not_hashed() -> None:
     files = [file("a"), file("b")]
     receipts = {each.path: receipt_of(each) for each in files}
-    assert desk(*files, receipts=receipts, root="/f").waiting(10.0) == []
-    assert desk(*files, receipts=receipts, root="/elsewhere").waiting(10.0) == files
+    assert desk(*files, receipts=receipts, root="/f").vouched(files[0])
+    assert list(desk(*files, receipts=receipts, root="/elsewhere").waiting(10.0)) == files
     assert desk(*files, only={"b"}).next_to_hash(10.0) == files[1:]
-    assert desk(*files, only={"c"}).next_due(5.0) is None
+    assert desk(*files, only={"c"}).next_to_hash(10.0) == []
 
 
 def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
@@ -78,7 +78,28 @@ def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
     now = desk(*files, receipts=receipts, hashing={"c"})
     assert now.next_to_hash(10.0) == [files[1]]
     assert replace(now, not_before={"b": 11.0}).next_to_hash(10.0) == [files[3]]
-    assert now.counts(10.0) == {"settling": 0, "waiting": 1, "hashing": 1, "verified": 1, "disputed": 1}
+    assert list(replace(now, hashing=()).waiting(10.0)) == files[1:]
+
+
+def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:
+    watched = watch(watch({}, [file(name) for name in "abc"], 0.0), [file(name) for name in "abcde"], 5.0)
+    unproven = Unproven(watched, watched.items())
+    states = ("settling", "waiting", "hashing", "verified", "disputed")
+
+    def counts(now: float, hashing: str = "", disputed: str = "") -> tuple[int, ...]:
+        found = unproven.counts(now, 10.0, hashing, disputed)
+        return tuple(found[state] for state in states)
+
+    assert counts(9.9) == (5, 0, 0, 0, 0)
+    assert counts(10.0) == (2, 3, 0, 0, 0)
+    assert counts(10.0, hashing="a/", disputed="bdz") == (1, 1, 1, 0, 2)
+    assert counts(10.0, hashing="ab", disputed="b") == (2, 1, 2, 0, 0)
+    assert [unproven.next_settling(now, 10.0) for now in (9.0, 10.0, 15.0)] == [10.0, 15.0, None]
+    for path in "adx":
+        unproven.drop(path)
+    assert counts(15.0) == (0, 3, 0, 0, 0)
+    unproven.drop("e")
+    assert unproven.next_settling(10.0, 10.0) is None
 
 
 def test_the_listing_is_complete_when_the_look_was_whole_and_each_file_is_vouched_for() -> None:

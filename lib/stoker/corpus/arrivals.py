@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.packed import Packed
+from stoker.corpus.packed import Chosen, Packed
 from stoker.corpus.receipts import Receipt
 
 
@@ -136,9 +137,9 @@ class Desk:
             return False
         return not self.root or receipt.file == file_of(self.root, file.path)
 
-    def waiting(self, now: float) -> list[FileSeen]:
+    def waiting(self, now: float) -> Iterator[FileSeen]:
         """The settled files without a valid receipt, in listing order."""
-        return [each.file for each in self._open() if now >= each.since + self.settle_s]
+        return (each.file for each in self._open() if now >= each.since + self.settle_s)
 
     def _open(self) -> Iterator[Watched]:
         for path, each in self.watched.items():
@@ -155,34 +156,9 @@ class Desk:
         )
         return list(islice(may, self._free))
 
-    def next_due(self, now: float) -> float | None:
-        """When, after now, a file settles or may be tried again; None when nothing is, or no slot is free."""
-        if not self._free:
-            return None
-        due = [
-            max(each.since + self.settle_s, self.not_before.get(each.file.path, now)) for each in self._open()
-        ]
-        later = [moment for moment in due if moment > now]
-        return min(later) if later else None
-
     @property
     def _free(self) -> int:
         return max(0, self.slots - len(self.hashing))
-
-    def counts(self, now: float) -> dict[str, int]:
-        """How many files are in which state; every state is present, so that a gauge falls back to 0."""
-        counts = dict.fromkeys(("settling", "waiting", "hashing", "verified", "disputed"), 0)
-        for path, each in self.watched.items():
-            receipt = self.receipts.get(path)
-            if path in self.hashing:
-                counts["hashing"] += 1
-            elif self.vouched(each.file):
-                counts["verified"] += 1
-            elif receipt is not None and receipt.state == "disputed":
-                counts["disputed"] += 1
-            else:
-                counts["settling" if now < each.since + self.settle_s else "waiting"] += 1
-        return counts
 
     def complete(self, whole: bool) -> bool:
         """Whether the listing of these files is complete; `whole` says that the look saw all there is.
@@ -190,6 +166,49 @@ class Desk:
         That of an empty folder is not: its files are yet to come.
         """
         return whole and bool(self.watched) and all(self.vouched(each.file) for each in self.watched.values())
+
+
+class Unproven(Chosen[Watched]):
+    """The files that no receipt vouches for; what is asked of all of them is counted by the time since when
+    each looks as it does, of which there are few."""
+
+    def __init__(self, of: Mapping[str, Watched], files: Iterable[tuple[str, Watched]] = ()) -> None:
+        self._since: Counter[float] = Counter()
+        super().__init__(of, map(self._count, files))
+
+    def _count(self, file: tuple[str, Watched]) -> str:
+        self._since[file[1].since] += 1
+        return file[0]
+
+    def drop(self, path: str) -> None:
+        """Not this one any more."""
+        if path in self:
+            self._since[self[path].since] -= 1
+        super().drop(path)
+
+    def settled(self, now: float, settle_s: float) -> int:
+        """How many have settled by now."""
+        return sum(count for since, count in self._since.items() if now >= since + settle_s)
+
+    def next_settling(self, now: float, settle_s: float) -> float | None:
+        """When, after now, a file will have settled."""
+        due = (since + settle_s for since, count in self._since.items() if count)
+        return min((moment for moment in due if moment > now), default=None)
+
+    def counts(
+        self, now: float, settle_s: float, hashing: Collection[str], disputed: Iterable[str]
+    ) -> dict[str, int]:
+        """How many files are in which state; every state is present, so that a gauge falls back to 0."""
+        settled = self.settled(now, settle_s)
+        counts = {"settling": len(self) - settled, "waiting": settled}
+        counts |= dict.fromkeys(("hashing", "verified", "disputed"), 0)
+        busy = [path for path in hashing if path in self]
+        others = [path for path in disputed if path in self and path not in hashing]
+        for state, paths in (("hashing", busy), ("disputed", others)):
+            counts[state] = len(paths)
+            for path in paths:
+                counts["waiting" if now >= self[path].since + settle_s else "settling"] -= 1
+        return counts
 
 
 def vanished(watched: Mapping[str, Watched], receipts: Mapping[str, Receipt]) -> list[str]:

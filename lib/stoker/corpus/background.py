@@ -2,7 +2,7 @@
 
 A process that only hashes gives way on the CPUs (nice) and on the disk (I/O class idle, where the disk's
 scheduler knows it). And since not every scheduler does, all such readers of the machine hold still together
-for a tenth of a second every two: who still waits for the disk then are others, and then they stay still.
+for a moment every four seconds: who waits for the disk then are others, and then they stay still.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Protocol
 from stoker.observe.pressure import Pressure, PressureGauge
 
 NICE = 10  # a tenth of what training gets on a CPU that both want
-EVERY_S, STILL_S = 2.0, 0.1
+EVERY_S = 4.0
+GRACE_S, LOOK_S = 0.1, 0.1  # of a moment: until the last reads are over, and while others are looked for
 MUCH = 0.3  # of the time somebody waits for the disk
-LOOK_S, LONGEST_S = 0.5, 10.0  # while it stays still; then it reads on for a while all the same
+MOST_TURNS = 3  # in a row that it stays still; then it reads for a while all the same
+ALIVE_S = 0.5
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no function in the C library
 _WHO_PROCESS, _BEST_EFFORT, _IDLE = 1, 2 << 13 | 4, 3 << 13
 
@@ -50,19 +52,30 @@ class Background:
 
     def step(self, alive: Callable[[], None] = lambda: None) -> None:
         """Hold still when it is time, and for as long as others wait; `alive` is called meanwhile."""
-        began = self._moment()
-        if began < self._next:
+        if self._moment() < self._next:
             return
-        while self._others_wait() and self._moment() < began + LONGEST_S:
-            alive()
-            self._pause(LOOK_S)
+        for _ in range(MOST_TURNS):
+            if not self._others_wait(alive):
+                break
+            self._still_until(_after(self._moment()), alive)
         self._next = _after(self._moment())
 
-    def _others_wait(self) -> bool:
+    def _others_wait(self, alive: Callable[[], None]) -> bool:
+        now = self._moment()
+        begin = now // EVERY_S * EVERY_S
+        if now > begin + GRACE_S:  # a long read: the others read on by now
+            begin = _after(now)
+        self._still_until(begin + GRACE_S, alive)
         self._gauge.look()
-        self._pause(STILL_S)
+        self._still_until(begin + GRACE_S + LOOK_S, alive)
         found = self._gauge.look()
         return found is not None and found.io_some is not None and found.io_some > MUCH
+
+    def _still_until(self, then: float, alive: Callable[[], None]) -> None:
+        while (left := then - self._moment()) > 0:
+            self._pause(min(left, ALIVE_S))
+            if left > ALIVE_S:
+                alive()
 
 
 def _after(now: float) -> float:

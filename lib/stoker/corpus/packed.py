@@ -182,16 +182,15 @@ class _Items(ItemsView[str, T]):
 
 
 class Chosen(Mapping[str, T]):
-    """Some of a mapping's things, in the order they were chosen in, and perhaps others beside them."""
+    """Some of a mapping's things, in the order they were chosen in, and perhaps others beside them.
+
+    To go through all of them looks each one up; where that is done often, count what is needed of them.
+    """
 
     def __init__(self, of: Mapping[str, T], paths: Iterable[str] = ()) -> None:
         self._of = of
         self._paths = dict.fromkeys(paths)
         self._others: dict[str, T] = {}
-
-    def choose(self, path: str) -> None:
-        """One more of the mapping's."""
-        self._paths[path] = None
 
     def put(self, path: str, thing: T) -> None:
         """One that the mapping does not hold."""
