@@ -22,7 +22,7 @@ FOLLOW_EVERY_S = 600.0  # between two questions for new commits
 REFUSED_EVERY_S = 600.0  # a gate may open, a token may be renewed
 QUIET_S = 60.0
 # What a second try at once would not change: said in full, and tried again slowly.
-REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused")
+REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
 
 
 @dataclass(frozen=True)

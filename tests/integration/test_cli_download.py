@@ -114,6 +114,17 @@ def test_a_gate_is_told_with_the_page_to_visit(
     assert exit_code(["download", str(data.file), "--dry-run", "--once"]) == 64
 
 
+def test_a_client_that_is_to_stay_offline_ends_it_at_once(
+    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = hub_pipeline(tmp_path / "p", hub)
+    assert dry_run(data) == 69
+    assert "HF_HUB_OFFLINE" in capsys.readouterr().err
+    ended = stoker("download", data.file, "--once", environ={"HF_HUB_OFFLINE": "1"})
+    assert ended.returncode == 69 and "HF_HUB_OFFLINE" in ended.stderr
+
+
 def test_a_dry_run_of_a_source_that_holds_nothing_meant_is_no_success(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:

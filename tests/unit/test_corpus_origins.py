@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.corpus.connecting import advice, client_does_not_start
+from stoker.corpus.fetch import LONGEST_RETRY_AFTER_S, retry_after
 from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token
 from stoker.corpus.remote import lasting, shown
 from stoker.corpus.urls import read_urls
@@ -129,3 +130,20 @@ def test_a_client_that_does_not_start_names_the_variables_and_no_command_of_othe
     error = ImportError("Using SOCKS proxy, but no 'socksio'. Make sure to install httpx using `pip ...`.")
     told = str(client_does_not_start(error))
     assert "SOCKS" in told and "ALL_PROXY" in told and "pip" not in told
+
+
+NOON, LATER = "Sat, 21 Nov 2026 12:00:00 GMT", "Sat, 21 Nov 2026 12:02:00 GMT"
+OURS = 1_795_262_400.0  # noon
+
+
+@pytest.mark.parametrize("skew_s", [-7200.0, 0.0, 7200.0])
+def test_a_date_to_wait_for_is_by_the_servers_clock_where_it_tells_it(skew_s: float) -> None:
+    assert retry_after({"retry-after": LATER, "date": NOON}, OURS + skew_s) == 120.0
+    assert retry_after({"retry-after": NOON, "date": LATER}, OURS + skew_s) == 0.0
+
+
+def test_without_the_servers_clock_ours_must_do_and_nonsense_is_no_wait() -> None:
+    assert retry_after({"retry-after": LATER}, OURS) == 120.0
+    assert retry_after({"retry-after": LATER, "date": "soon"}, OURS) == 120.0
+    assert retry_after({"retry-after": "soon", "date": NOON}, OURS) is None
+    assert retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, OURS) == LONGEST_RETRY_AFTER_S

@@ -18,7 +18,7 @@ from stoker.store.errors import ConfigError, StokerError, Transient, Unavailable
 
 LIST_QUIET_S = 60.0
 # Nothing that a second try would change: the sentence says what to do.
-FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused")
+FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
 
 
 @dataclass(frozen=True)

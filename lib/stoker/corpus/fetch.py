@@ -108,14 +108,20 @@ def retry_after(headers: Mapping[str, str], wall_now: float) -> float | None:
     seconds: float | None = None
     if value.isdecimal():
         seconds = float(value)
-    elif value:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - wall_now
-        except (TypeError, ValueError, OverflowError):
-            seconds = None
+    elif (until := _moment(value)) is not None:
+        now = _moment(headers.get("date", ""))  # by the server's clock, which may differ from ours
+        seconds = until - (wall_now if now is None else now)
     if seconds is None and (limit := _RATE_LIMIT.search(headers.get("ratelimit", ""))):
         seconds = float(limit[1])
     return None if seconds is None else min(max(0.0, seconds), LONGEST_RETRY_AFTER_S)
+
+
+def _moment(date: str) -> float | None:
+    """The Unix time of an HTTP date."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and t
 result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
     {"status": "unchanged", "revision"},
     {"status": "failed", "class", "reason", "http_status", "retry_after_s"}: class is one of gated,
-    unauthorized, forbidden, missing, vanished, refused (nothing that a second try would change) and
-    throttled, server, connect, stalled, offline, broken (to be tried again, after retry_after_s where the
-    hub says so)
+    unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change) and
+    throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
 It asks once: pauses are the daemon's. A hub that does not answer is told by this worker's silence.
 """
 
