@@ -31,7 +31,7 @@ class Pinning:
         self._events = events
         self._dataset = pipeline.dataset.name
         self._version = pipeline.dataset.version
-        self._damaged = self._told_stayed = False
+        self._lost = self._told_stayed = False
         self._slices: dict[
             bool, tuple[tuple[object, ...], Slice]
         ] = {}  # by whether paths beyond were asked for
@@ -50,7 +50,7 @@ class Pinning:
         except RecordDamaged as error:
             place = set_aside(file, self._layout.quarantine, "damaged", str(error))
             self._events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
-            self._damaged = True
+            self._lost = True
             return None
         if pin is not None and pin.version < self._version:
             self.earlier = pin
@@ -114,6 +114,9 @@ class Pinning:
     def training_set(self, listing: Listing | None, sources: Mapping[str, Source]) -> TrainingSet | None:
         """What the tokenizer is to be trained on; None when it is frozen, given, or left from a lost pin."""
         train = self._pipeline.tokenizer.train
+        if self.pin is None and self.earlier is None and not self._lost:
+            # Sets that were built had a pin, damaged or not there at all.
+            self._lost = any(source.state in PUBLISHED for source in sources.values())
         if self.pin is not None or self._given() is not None or train is None:
             return None
         most = self._pipeline.dataset.limit.files
@@ -269,7 +272,7 @@ class Pinning:
         if self._pipeline.tokenizer.file is not None:
             return str(self._pipeline.tokenizer.file)
         # The record of the pin is lost, the frozen tokenizer is not: it is the one the sets were built with.
-        return str(self.target) if self._damaged and self.target.exists() else None
+        return str(self.target) if self._lost and self.target.exists() else None
 
     def _asked(self) -> dict[str, Any]:
         file, train = self._pipeline.tokenizer.file, self._pipeline.tokenizer.train

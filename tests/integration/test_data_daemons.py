@@ -331,6 +331,17 @@ class TestStageShard:
         assert not list(hot.parquet.iterdir())
         assert list(layout.quarantine.glob(f"shards-*/{three.name}/manifest.json"))
 
+    def test_a_pin_that_is_not_there_any_more_is_made_of_the_tokenizer_that_is(
+        self, drained: Drained, tmp_path: Path
+    ) -> None:
+        data = drained.copy(tmp_path)
+        sets, pin = data.sets(), data.pin()
+        data.pipeline.layout.dataset("prose").unlink()
+        ended = data.once("stage_shard")
+        assert ended.returncode == 0, ended.stderr
+        assert data.sets() == sets
+        assert (data.pin().build_id, data.pin().complete) == (pin.build_id, True)
+
     def test_an_empty_folder_where_hot_was_is_taken_for_unmounted_until_told_otherwise(
         self, drained: Drained, tmp_path: Path
     ) -> None:
