@@ -277,3 +277,21 @@ def test_other_content_is_named_before_its_bytes_grow_under_the_old_claim(landin
     look = Scripted(lambda: claims.append(landing.read_part("a/b")), LARGE, etag='"f"')
     assert file.attempt(look).size == len(LARGE)
     assert claims[0] is not None and (claims[0].offset, claims[0].validator) == (0, '"f"')
+
+
+def test_a_name_that_another_file_has_on_a_file_system_without_cases_is_refused(landing: Landing) -> None:
+    # What such a file system answers: the hidden folder is found under its name in capitals.
+    (landing.root / PARTS.upper()).symlink_to(landing.root / PARTS)
+    folding = Landing(landing.root, "data", expected=True)
+    (landing.root / "a").mkdir()
+    (landing.root / "a" / "B").write_bytes(b"another's")
+    file, _ = on_its_way(folding)
+    with pytest.raises(FetchFailed, match="the name of B") as failed:
+        file.attempt(Scripted(*DATA))
+    assert failed.value.kind == "refused"
+    assert (landing.root / "a" / "B").read_bytes() == b"another's"
+    file, _ = on_its_way(landing)  # with cases they lie beside each other
+    assert file.attempt(Scripted(*DATA)).how == "fetched"
+    file, _ = on_its_way(folding)
+    with pytest.raises(FetchFailed, match="the name of B"):
+        file.attempt(Scripted(*DATA))

@@ -123,6 +123,12 @@ class FileOnItsWay:
 
     def _attempt(self, caller: Caller) -> Done:
         self._landing.insist()
+        if other := self._landing.taken_by(self.file.path):
+            raise FetchFailed(
+                "refused",
+                f"{self.file.path}: to this file system that is the name of {other}, which is there; exclude "
+                "one of the two, or land on another file system",
+            )
         if (landed := self._look_at_landed()) is not None:
             return landed
         if not self._part.opened:
@@ -135,16 +141,8 @@ class FileOnItsWay:
 
     def _look_at_landed(self) -> Done | None:
         path = self._landing.target(self.file.path)
-        background: Background | None = None  # what others fetched may be much
-
-        def tick(done: int) -> None:
-            nonlocal background
-            background = background or Background()
-            self._hashing(done)
-            background.step(lambda: self._hashing(done))
-
         with giving_way_on_disk():
-            landed = look_at_landed(self.file, path, tick)
+            landed = look_at_landed(self.file, path, Background().following(self._hashing))
         if landed is None:
             return None
         if landed.mismatch is not None:

@@ -91,6 +91,7 @@ class Landing:
             make_dir(folder)
         sweep_temporaries(root / PARTS)
         self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folds = (root / PARTS.upper()).exists()  # a NAS, say, to which A and a are one name
 
     def insist(self) -> None:
         """Raise UnavailableError when another directory, or none, is at the root's path now."""
@@ -104,6 +105,18 @@ class Landing:
     def target(self, path: str) -> Path:
         """A whole file's place."""
         return inside(self.root, path)
+
+    def taken_by(self, path: str) -> str:
+        """The name of another file that this file system takes for that one; empty where there is none."""
+        if not self._folds:
+            return ""
+        target = self.target(path)
+        try:
+            names = [file.name for file in target.parent.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        wanted = target.name.casefold()
+        return next((name for name in names if name != target.name and name.casefold() == wanted), "")
 
     def part(self, path: str) -> Path:
         """The bytes of an unfinished file."""
