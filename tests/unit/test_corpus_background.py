@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.corpus.background import EVERY_S, GRACE_S, LOOK_S, MOST_TURNS, Background
+from stoker.corpus.background import EVERY_S, GRACE_S, LITTLE, LOOK_S, MOST_TURNS, Background
 from stoker.observe.pressure import Pressure
 
 MOMENT_S = GRACE_S + LOOK_S
@@ -37,17 +37,17 @@ class Machine:
 def test_it_holds_still_together_with_all_others_and_reads_on_where_nobody_waits() -> None:
     machine = Machine(0.1)
     reader = machine.reader()
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == BEGIN - 0.5, "not yet"
     machine.now = BEGIN + 0.03  # a read that ended a little late
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == pytest.approx(BEGIN + MOMENT_S)
     assert machine.looked == [GRACE_S, MOMENT_S], "once the others' last reads are over, until they read on"
     machine.now = BEGIN + EVERY_S - 0.01
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == BEGIN + EVERY_S - 0.01
     machine.now = BEGIN + EVERY_S
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == pytest.approx(BEGIN + EVERY_S + MOMENT_S)
 
 
@@ -55,7 +55,7 @@ def test_after_a_long_read_it_waits_for_the_next_moment_for_the_others_read_on_b
     machine = Machine(0.1)
     reader = machine.reader()
     machine.now = BEGIN + 1.0
-    reader.step()
+    reader.step(LITTLE)
     assert machine.looked == [EVERY_S + GRACE_S, EVERY_S + MOMENT_S]
 
 
@@ -64,7 +64,7 @@ def test_while_others_wait_for_the_disk_it_stays_still_and_says_that_it_lives() 
     words: list[float] = []
     reader = machine.reader()
     machine.now = BEGIN
-    reader.step(lambda: words.append(machine.now))
+    reader.step(LITTLE, lambda: words.append(machine.now))
     assert machine.now == pytest.approx(BEGIN + 2 * EVERY_S + MOMENT_S)
     silences = [after - before for before, after in zip([BEGIN, *words], [*words, machine.now], strict=True)]
     assert max(silences) < 1.5
@@ -74,13 +74,13 @@ def test_a_busy_disk_slows_it_down_for_ever_but_never_stops_it() -> None:
     machine = Machine(1.0)
     reader = machine.reader()
     machine.now = BEGIN
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == pytest.approx(BEGIN + MOST_TURNS * EVERY_S)
     resting = machine.now
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == resting, "it reads until the next moment"
     machine.now += EVERY_S
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now > resting + EVERY_S
 
 
@@ -88,5 +88,19 @@ def test_a_kernel_that_tells_nothing_holds_nobody_up() -> None:
     machine = Machine(None)
     reader = machine.reader()
     machine.now = BEGIN
-    reader.step()
+    reader.step(LITTLE)
     assert machine.now == pytest.approx(BEGIN + MOMENT_S)
+
+
+def test_what_nobody_feels_is_read_without_a_stop() -> None:
+    machine = Machine(1.0)
+    told: list[int] = []
+    reader = machine.reader()
+    machine.now = BEGIN
+    for _ in range(3):
+        reader.following(told.append)(LITTLE // 4)
+    assert machine.now == BEGIN
+    reader.following(told.append)(LITTLE // 4)
+    assert machine.now > BEGIN + EVERY_S
+    assert len(told) > 4 + EVERY_S, "it says that it lives"
+    assert set(told) == {LITTLE // 4}

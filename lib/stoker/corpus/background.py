@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -20,6 +21,7 @@ from stoker.observe.pressure import Pressure, PressureGauge
 NICE = 10  # a tenth of what training gets on a CPU that both want
 EVERY_S = 4.0
 GRACE_S, LOOK_S = 0.1, 0.1  # of a moment: until the last reads are over, and while others are looked for
+LITTLE = 64 << 20  # bytes that nobody feels
 MUCH = 0.3  # of the time somebody waits for the disk
 MOST_TURNS = 3  # in a row that it stays still; then it reads for a while all the same
 ALIVE_S = 0.5
@@ -35,7 +37,7 @@ class Gauge(Protocol):
 
 
 class Background:
-    """One reader's courtesy; step() is called between its reads, by one thread at a time.
+    """The courtesy of one process's readers; step() is called between reads, by any thread.
 
     `moment` is a clock that all readers of the machine share, so that they hold still at the same time.
     """
@@ -49,16 +51,35 @@ class Background:
         self._gauge: Gauge = PressureGauge() if gauge is None else gauge
         self._moment, self._pause = moment, pause
         self._next = _after(moment())
+        self._read = 0  # bytes since it held still
+        self._still = threading.Lock()
 
-    def step(self, alive: Callable[[], None] = lambda: None) -> None:
-        """Hold still when it is time, and for as long as others wait; `alive` is called meanwhile."""
-        if self._moment() < self._next:
-            return
-        for _ in range(MOST_TURNS):
-            if not self._others_wait(alive):
-                break
-            self._still_until(_after(self._moment()), alive)
-        self._next = _after(self._moment())
+    def step(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
+        """So many bytes were read: hold still when it is time, and for as long as others wait.
+
+        `alive` is called meanwhile.
+        """
+        with self._still:  # while one thread holds still the others do
+            self._read += size
+            if self._read < LITTLE or self._moment() < self._next:
+                return
+            for _ in range(MOST_TURNS):
+                if not self._others_wait(alive):
+                    break
+                self._still_until(_after(self._moment()), alive)
+            self._read, self._next = 0, _after(self._moment())
+
+    def following(self, tell: Callable[[int], None]) -> Callable[[int], None]:
+        """A callback for how far a file was read, that passes it on to `tell` and holds still in between."""
+        before = 0
+
+        def progress(done: int) -> None:
+            nonlocal before
+            tell(done)
+            size, before = max(0, done - before), done
+            self.step(size, lambda: tell(done))
+
+        return progress
 
     def _others_wait(self, alive: Callable[[], None]) -> bool:
         now = self._moment()

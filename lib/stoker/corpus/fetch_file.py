@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Terms:
     floor: int
     keep_files: int
     keep_bytes: int
+    background: Background = field(default_factory=Background)  # for what others fetched: it may be much
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class FileOnItsWay:
     def _look_at_landed(self) -> Done | None:
         path = self._landing.target(self.file.path)
         with giving_way_on_disk():
-            landed = look_at_landed(self.file, path, Background().following(self._hashing))
+            landed = look_at_landed(self.file, path, self._terms.background.following(self._hashing))
         if landed is None:
             return None
         if landed.mismatch is not None:

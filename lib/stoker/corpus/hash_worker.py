@@ -43,7 +43,6 @@ def _hash(task: dict[str, Any], report: Report, background: Background) -> dict[
 
     def progress(done: int) -> None:
         tell("hashed", done)
-        background.step(lambda: report("hashed", bytes=done))
         if done > task["size"]:  # somebody is appending: reading on might never end
             raise _GrownError
 
@@ -51,7 +50,7 @@ def _hash(task: dict[str, Any], report: Report, background: Background) -> dict[
         with storage_errors("read", root / path), file_beneath(root, path) as file:
             if _look(file) != looked_at:
                 return {"status": "changed"}
-            found = hash_opened(file, progress=progress)
+            found = hash_opened(file, progress=background.following(progress))
             # What was read is still what it was, and still what goes by that name.
             with file_beneath(root, path) as again:
                 if not _look(file) == _look(again) == looked_at or found.size != task["size"]:
