@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.corpus import landing_evidence
 from stoker.corpus.landing import EVIDENCE, PARTS, Landing, PartRecord
 from stoker.corpus.landing_content import Content, PartFile, look_at_landed
-from stoker.corpus.landing_evidence import keep_evidence
+from stoker.corpus.landing_evidence import keep_evidence, sweep_evidence
 from stoker.corpus.remote import RemoteFile
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.names import PathEscapes
@@ -165,3 +166,24 @@ def test_content_larger_than_the_budget_is_not_kept(landing: Landing) -> None:
     bad.write_bytes(bytes(10))
     assert keep_evidence(landing, bad, "big", {}, most_files=2, most_bytes=9) == ""
     assert not bad.exists() and not (landing.root / EVIDENCE).exists()
+
+
+def test_evidence_whose_content_never_came_is_swept(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep_evidence(landing)  # nothing there is no error
+    bad = landing.part("bad")
+    bad.write_bytes(bytes(10))
+    keep_evidence(landing, bad, "bad", {}, most_files=3, most_bytes=1 << 20)
+    (kept,) = (landing.root / EVIDENCE).iterdir()
+    bad.write_bytes(bytes(10))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(landing_evidence, "move_durably", interrupt)
+        keep_evidence(landing, bad, "bad", {}, most_files=3, most_bytes=1 << 20)
+    assert len(list((landing.root / EVIDENCE).iterdir())) == 2
+    sweep_evidence(landing)
+    assert list((landing.root / EVIDENCE).iterdir()) == [kept] and bad.exists()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -41,6 +41,7 @@ from stoker.corpus.fetch_limits import Bandwidth
 from stoker.corpus.fetch_queue import Queue
 from stoker.corpus.hub import HubRepo, hub_token
 from stoker.corpus.landing import Landing
+from stoker.corpus.landing_evidence import sweep_evidence
 from stoker.corpus.landing_owner import own
 from stoker.corpus.remote import RemoteFile
 from stoker.kit.backoff import Backoff
@@ -89,6 +90,7 @@ class FetchWorker:
 
     def run(self) -> dict[str, Any]:
         """Hear wishes, watch the hands, say that we live."""
+        sweep_evidence(self._landing)
         unfinished = [[record.path, record.offset] for record in self._landing.unfinished()]
         self._report(
             "ready",

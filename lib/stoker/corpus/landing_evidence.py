@@ -11,6 +11,8 @@ from stoker.store.files import make_dir, move_durably, remove_tree, unlink_durab
 from stoker.store.names import new_id, record_name, utc_now
 from stoker.store.record import write_record
 
+CONTENT = "content"
+
 
 def keep_evidence(
     landing: Landing, bad: Path, path: str, reason: Mapping[str, Any], *, most_files: int, most_bytes: int
@@ -36,8 +38,16 @@ def _keep(landing: Landing, bad: Path, note: Mapping[str, Any], most: tuple[int,
     place = folder / f"{new_id()}-{record_name(landing.dataset, note['path'])}"
     make_dir(place)
     write_record(place / "reason.json", {**note, "time": utc_now()})
-    move_durably(bad, place / "content")
+    move_durably(bad, place / CONTENT)
     return str(place)
+
+
+def sweep_evidence(landing: Landing) -> None:
+    """Remove what a kill left before the content came: it is where it was, and will be found wrong again."""
+    folder = landing.root / EVIDENCE
+    for place in list(folder.iterdir()) if folder.is_dir() else []:
+        if not (place / CONTENT).exists():
+            remove_tree(place)
 
 
 def too_many(kept: Iterable[tuple[str, int]], most_files: int, most_bytes: int) -> list[str]:

@@ -177,6 +177,7 @@ class DownloadScenario(BesiegedScenario):
         """Files that nobody needs any more."""
         pipeline = self.data.pipeline
         parts = [str(path) for path in (pipeline.source_root / PARTS).iterdir()]
+        parts += [str(place) for place in self._evidence() if len(list(place.iterdir())) != 2]
         both = [*pipeline.state.rglob("*"), *pipeline.hot.rglob("*")]
         return parts + [str(path) for path in both if path.name.startswith(".tmp")]
 
