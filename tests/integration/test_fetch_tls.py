@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from support.fetch_fixtures import (  # noqa: F401 - found by their names
 )
 from support.hub_listing import result_of
 from support.loopback_hub import LoopbackHub, noise
+from support.small_server import Request, small_server
 
 DATA = noise(50_000, 1)
 OPENSSL = shutil.which("openssl")
@@ -38,21 +37,12 @@ class Secure:
     certificate: Path
 
 
-class Handler(BaseHTTPRequestHandler):
+def answer(request: Request) -> None:
     """Everything is one file, but /down, which leads to plain http."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        down = self.path.startswith("/down")
-        self.send_response(302 if down else 200)
-        if down:
-            self.send_header("Location", "http://127.0.0.1:1/a.bin")
-        self.send_header("Content-Length", "0" if down else str(len(DATA)))
-        self.end_headers()
-        if not down:
-            self.wfile.write(DATA)
+    if request.path.startswith("/down"):
+        request.say(status=302, Location="http://127.0.0.1:1/a.bin")
+    else:
+        request.say(DATA)
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +54,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     subprocess.run([str(OPENSSL), *made.split(), "-addext", names], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield Secure(f"https://localhost:{server.server_address[1]}", certificate)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with small_server(answer, context=context) as server:
+        yield Secure(f"https://localhost:{server.port}", certificate)
 
 
 def test_a_certificate_of_ones_own_is_believed_when_it_is_named(
@@ -82,6 +66,20 @@ def test_a_certificate_of_ones_own_is_believed_when_it_is_named(
     worker.fetch(file)
     worker.until("done")
     assert content(landing, file) == DATA
+
+
+def test_a_proxy_relays_what_it_cannot_read(secure: Secure, landing: Path, start: Start) -> None:
+    file = RemoteFile("a.bin", f"{secure.url}/a.bin")
+    with small_server(answer) as proxy:
+        environ = {"SSL_CERT_FILE": str(secure.certificate), "NO_PROXY": ""}
+        worker = start(
+            hub=None, environ={**environ, "HTTPS_PROXY": f"http://user:sEcret@127.0.0.1:{proxy.port}"}
+        )
+        worker.fetch(file)
+        worker.until("done")
+        worker.finish()
+    assert [(method, path) for method, path, _ in proxy.asked] == [("CONNECT", secure.url.partition("//")[2])]
+    assert content(landing, file) == DATA and "sEcret" not in str(worker.said)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_told_and_tried_again(secure: Secure, start: Start) -> None:

@@ -56,7 +56,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 def hub(filled: LoopbackHub) -> LoopbackHub:
     filled.control("clear")
     filled.control("forget")
-    filled.control("set", gated={}, extra=[], xet=False, circle=False, refs={})
+    filled.control("set", gated={}, extra=[], xet=False, circle=False, refs={}, next_host=0)
     return filled
 
 
@@ -128,6 +128,18 @@ def test_pages_that_lead_in_a_circle_end_the_listing(hub: LoopbackHub, python: s
     found = result_of(hub)
     assert found["class"] == "broken" and "circle" in found["reason"]
     assert len(hub.requests("tree")) == 2
+
+
+def test_the_token_is_not_sent_where_pages_and_redirects_lead(hub: LoopbackHub, python: str) -> None:
+    hub.control("set", next_host=2)
+    _, ended = list_hub(hub, environ={"HF_TOKEN": "good-token"})
+    assert ended.result is not None
+    hub.control("set", next_host=0)
+    hub.fault("elsewhere", on="api", path="tree")
+    list_hub(hub, environ={"HF_TOKEN": "good-token"})
+    sent = {(each["host"], each["authorization"]) for each in hub.requests("tree")}
+    assert sent == {("127.0.0.1", "Bearer good-token"), ("127.0.0.3", None)}
+    assert len([each for each in hub.requests("tree") if each["host"] == "127.0.0.3"]) == 2
 
 
 @pytest.mark.parametrize("proxy", ["socks5://user:sEcret@127.0.0.1:1", "foo://user:sEcret@127.0.0.1:1"])

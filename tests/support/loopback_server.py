@@ -179,7 +179,8 @@ class Handler(BaseHTTPRequestHandler):
         link = None
         if at + self.hub.page < len(entries):
             step = 0 if self.hub.circle and at else self.hub.page
-            link = f'<{self.hub.url()}{self.plain}?recursive=true&cursor={at + step}>; rel="next"'
+            there = f"{self.hub.url(self.hub.next_host)}{self.plain}?recursive=true&cursor={at + step}"
+            link = f'<{there}>; rel="next"'
         self._json(entries[at : at + self.hub.page], Link=link)
 
     def _resolve(self, repo: str, revision: str, path: str) -> None:

@@ -40,6 +40,7 @@ class Hub:
         self.gated: dict[str, str] = {}  # repository: the token that may read it
         self.extra: list[dict[str, Any]] = []  # entries that no listing should have
         self.commits: dict[str, dict[str, Stored]] = {}
+        self.next_host = 0  # where the next page of a listing is said to be
         self.circle = False  # the second page of a listing leads to itself
         self.refs: dict[str, str] = {}  # branches and tags but main, by name
         self.xet = False
