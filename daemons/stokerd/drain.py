@@ -8,7 +8,7 @@ from stoker.corpus.catalog import OPEN
 from stoker.corpus.moves import decide_moves
 from stoker.corpus.schedule import decide
 from stoker.kit.daemon import DaemonContext
-from stoker.store.errors import StorageError, UnavailableError
+from stoker.store.errors import StorageError, Transient, UnavailableError
 from stokerd.shard_board import summary
 from stokerd.shard_view import ShardView
 
@@ -35,6 +35,15 @@ class Drain:
         situation = view.situation()
         nothing = not decide(situation, math.inf) and not decide_moves(situation, view.shelves(), math.inf)
         return nothing and view.tokenizer.task() is None
+
+    def stopped(self) -> int:
+        """The exit code after a stop; --once was to finish everything, and has not."""
+        if not self._context.once:
+            return 0
+        self._context.log.info(
+            "interrupted", message="not all is built; start it again and it goes on"
+        )
+        return Transient.exit_code
 
     def farewell(self) -> int:
         """Say what was done and what was not; returns the exit code."""

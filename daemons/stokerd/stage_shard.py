@@ -240,7 +240,7 @@ class StageShard:
             self.crew.stop()
             with contextlib.suppress(StorageError):  # the next start counts anew
                 self.space.refresh(linked=self.outcomes.linked)
-        return 0
+        return self.drain.stopped()
 
     def turn(self) -> bool:
         """Look, act, tell, wait, hear; True when --once has nothing left to do."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from stoker.corpus.sources import PUBLISHED
 from support.parquet import write_fineweb
 from support.pipelines import make_pipeline
-from support.processes import daemon_command
+from support.processes import daemon_command, start_daemon
 from support.terminal import run_on_terminal
 from support.waiting import wait_until
 
@@ -72,3 +72,16 @@ def test_later_files_join_by_themselves_and_a_drain_takes_what_is_there(tmp_path
         assert [daemon.stop() for daemon in daemons] == [0, 0]
     ended = data.once("stage_shard")
     assert (ended.returncode, "drained" in ended.stderr) == (0, True)
+
+
+def test_a_stop_before_all_is_built_is_no_success(tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path)
+    for number in range(8):
+        write_fineweb(data.source / f"{number}.parquet", 300, seed=number)
+    assert data.once("download_watchdog").returncode == 0
+    daemon = start_daemon(daemon_command("stage_shard", data.file, "--once"), tmp_path / "once.err")
+    wait_until(lambda: data.states(), what="the first records")
+    assert daemon.stop() == 75
+    assert "start it again" in daemon.said()
+    assert data.once("stage_shard").returncode == 0
+    assert set(data.states().values()) <= PUBLISHED
