@@ -80,7 +80,7 @@ def test_a_stop_before_all_is_built_is_no_success(tmp_path: Path) -> None:
         write_fineweb(data.source / f"{number}.parquet", 300, seed=number)
     assert data.once("download_watchdog").returncode == 0
     daemon = start_daemon(daemon_command("stage_shard", data.file, "--once"), tmp_path / "once.err")
-    wait_until(lambda: data.states(), what="the first records")
+    wait_until(data.states, what="the first records")
     assert daemon.stop() == 75
     assert "start it again" in daemon.said()
     assert data.once("stage_shard").returncode == 0
