@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.kit.worker import WorkerNotStarted
-from stoker.store.errors import StorageError
+from stoker.store.errors import StokerError, StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import Request, finish_request, pending_requests
 from stokerd.crew import Crew, Patience
@@ -69,6 +69,9 @@ class DownloadWatch:
                     wait_for_state(self.context, problem)
                 except WorkerNotStarted as problem:
                     wait_for_processes(self.context, problem)
+        except StokerError:  # which ends us: how far it came, and why it does not go on, stays to be seen
+            self.board.show(self.source, self.book)
+            raise
         finally:
             self.context.log.footer.clear()
             self.crew.stop()
@@ -89,6 +92,7 @@ class DownloadWatch:
 
     def stopped(self) -> int:
         """The exit code after a stop; --once was to bring everything, and has not."""
+        self.board.show(self.source, self.book)
         if not self.context.once:
             return 0
         self.context.log.info("interrupted", message="not everything is here; start it again and it goes on")

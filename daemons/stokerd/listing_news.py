@@ -49,9 +49,9 @@ class ListingNews:
         return found
 
     def _not_listed(self, found: NotListed) -> None:
+        self.trouble = f"the source cannot be listed: {found.reason}"
         if self._context.once and (found.final or self._patience.failures(LISTER) >= TRIES_ONCE):
             raise (ConfigError if found.code == EX_CONFIG else UnavailableError)(found.reason)
-        self.trouble = f"the source cannot be listed: {found.reason}"
         self._told.trouble(
             "source_unavailable", kind=found.kind, reason=found.reason, retry_in_s=round(found.wait_s, 1)
         )
@@ -61,10 +61,10 @@ class ListingNews:
             f"{self._lister.shown} holds no file that is meant at {found.revision[:12]}; correct "
             "dataset.source.include and exclude"
         )
+        self.trouble = reason
         if self._context.once:
             raise UnavailableError(reason)
         self._lister.forget(REFUSED_EVERY_S)
-        self.trouble = reason
         self._told.trouble("source_unavailable", kind="empty", reason=reason)
 
     def tell_vanished(self, listed: Collection[str], receipts: Mapping[str, Receipt]) -> None:

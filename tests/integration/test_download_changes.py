@@ -126,6 +126,20 @@ def test_addresses_that_are_signed_anew_bring_nothing_again(hub: LoopbackHub, tm
     assert hub.served("signed") == 150_000
 
 
+def test_what_ended_a_run_stays_in_the_status_with_how_far_it_came(hub: LoopbackHub, tmp_path: Path) -> None:
+    repo = "org/revoked"
+    put(hub, repo, {f"{number}.parquet": noise(50_000, number) for number in range(3)})
+    data = from_hub(tmp_path, hub, repo, download__files_at_once=1)
+    hub.fault("status", on="resolve", path=repo, code=401, times=-1, skip=1)
+    assert data.once(WATCHDOG).returncode == 69
+    status = data.status(WATCHDOG)
+    assert status["files"]["verified"] == 1 and status["files"]["waiting"] == 2
+    assert f"{hub.endpoint}/datasets/{repo}" in status["trouble"] and status["text"] == status["trouble"]
+    hub.fault("status", on="api", path=repo, code=404, times=-1)
+    assert data.once(WATCHDOG).returncode == 69
+    assert "cannot be listed" in data.status(WATCHDOG)["trouble"]
+
+
 def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
