@@ -19,6 +19,7 @@ from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.crew import Job
+from stokerd.hashing_pace import HashingPace
 from stokerd.source_kind import Desktop
 from stokerd.source_lister import LISTER, SourceLister
 
@@ -48,6 +49,8 @@ class FolderSource:
         self.watched = Packed(WATCHED)
         self.meant = self.watched  # those within dataset.limit
         self.open = Unproven(self.meant)  # those of them that no receipt vouches for
+        self.bytes = 0  # of those within dataset.limit
+        self.pace = HashingPace()
         self.listing_due = False  # something happened that the listing may have to tell
         self.whole = False  # the last look saw everything there is
         self.trouble = ""  # why the folder cannot be seen now
@@ -166,6 +169,7 @@ class FolderSource:
         desk = self.desk(self.meant)
         unproven = ((path, each) for path, each in self.meant.items() if not desk.vouched(each.file))
         self.open = Unproven(self.meant, unproven)
+        self.bytes = sum(each.file.size for _, each in self.meant.items())
         self.listing_due = True
 
     def bring(self) -> None:
@@ -187,12 +191,14 @@ class FolderSource:
             }
             job = self.crew.start("hash", file.path, HASHER, task, quiet_s=quiet_s, warm=True)
             job.note["file"] = file
+            self.pace.began(file.path)
 
     def hash_ended(self, job: Job, ended: WorkerExit) -> None:
         """A file was hashed, or not: then it is tried again."""
         file: FileSeen = job.note["file"]
         self.confirmed = False
         result = ended.result or {}
+        self.pace.ended(file.path, file.size if result.get("status") == "hashed" else 0)
         if result.get("status") == "hashed":
             self.patience.succeeded(file.path)
             self.board.hashed(file.size)
@@ -273,6 +279,7 @@ class FolderSource:
     def hear(self, job: Job, message: Mapping[str, Any]) -> None:
         """The lister's words make a look, the others' are progress."""
         if job.subject != LISTER:
+            self.pace.heard(job.subject, message)
             self.board.progressed()
         elif (look := self.lister.hear(message)) is not None:
             self.take_look(look)
@@ -291,8 +298,12 @@ class FolderSource:
         return {**counts, "verified": len(self.meant) - len(self.open)}
 
     def status(self) -> dict[str, Any]:
-        """Why changes are not told of; how many files others have not finished."""
-        return {"polling": self.polling or "", "foreign_files": self.foreign[1]}
+        """How far the hashing is; why changes are not told of; how many files others have not finished."""
+        return {
+            **self.pace.shown(self.bytes, self.open.bytes),
+            "polling": self.polling or "",
+            "foreign_files": self.foreign[1],
+        }
 
     def next_due(self, now: float) -> float:
         """The next look, or when a file has settled or may be tried again; none while no slot is free."""

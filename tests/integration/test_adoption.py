@@ -8,11 +8,13 @@ import platform
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.corpus.background import NICE
+from stoker.corpus.receipts import write_receipt
 from stoker.kit.process import children_tree
 from support.downloads import stoker_command
 from support.pipelines import DataPipeline, make_pipeline
@@ -22,7 +24,8 @@ from support.waiting import LONG_S, wait_until
 
 WATCHDOG, HASHER = "download_watchdog", b"hash_worker"
 FILES, AT_ONCE = 12, 2
-LARGE = 3 << 30  # sparse, so that it takes no room, and some seconds to hash
+LARGE = 2 << 30  # sparse, so that it takes no room, and a second or more to hash
+SOME = 64 << 20
 IO_IDLE, IOPRIO_GET = 3, {"x86_64": 252, "aarch64": 31}
 
 
@@ -35,10 +38,10 @@ def data_fixture(tmp_path: Path) -> DataPipeline:
     return data
 
 
-def put_large(data: DataPipeline, *names: str) -> None:
+def put_large(data: DataPipeline, *names: str, size: int = LARGE) -> None:
     for name in names:
         with (data.source / name).open("wb") as file:
-            file.truncate(LARGE)
+            file.truncate(size)
 
 
 def hashers(pid: int) -> set[int]:
@@ -77,6 +80,8 @@ def test_a_folder_is_adopted_by_a_few_workers_that_give_way(data: DataPipeline) 
             wait_until(lambda pid=pid: os.getpriority(os.PRIO_PROCESS, pid) == NICE, what="its being nice")
             if platform.machine() in IOPRIO_GET:
                 wait_until(lambda pid=pid: io_class(pid) == IO_IDLE, what="its coming last on the disk")
+        whole = 2 * LARGE + FILES * 100_000
+        wait_until(lambda: 0 < data.status(WATCHDOG).get("bytes_done", 0) < whole, what="how far it is")
         wait_until(all_receipted, what="all receipts", timeout_s=LONG_S)
         assert len(seen) <= AT_ONCE, "a worker that has done one file takes the next"
         assert os.getpriority(os.PRIO_PROCESS, daemon.pid) < NICE
@@ -84,6 +89,7 @@ def test_a_folder_is_adopted_by_a_few_workers_that_give_way(data: DataPipeline) 
             lambda: data.status(WATCHDOG).get("complete") and data.status(WATCHDOG), what="all"
         )
         assert status["foreign_files"] == 1
+        assert status["bytes_done"] == status["bytes_of"] == whole
     finally:
         assert daemon.stop() == 0
     (told,) = data.events(WATCHDOG, "foreign_files")
@@ -95,8 +101,11 @@ def test_a_folder_is_adopted_by_a_few_workers_that_give_way(data: DataPipeline) 
 @pytest.fixture(name="looking")
 def looking_fixture(data: DataPipeline) -> Iterator[subprocess.Popen[str]]:
     """`stoker verify downloads` that is in the middle of a large file."""
-    put_large(data, "a.parquet", "b.parquet")
     assert data.once(WATCHDOG).returncode == 0
+    put_large(data, "a.parquet", "b.parquet", size=50 * LARGE)
+    for name in ("a.parquet", "b.parquet"):
+        about = {"path": name, "file": str(data.source / name), "size": 50 * LARGE}
+        write_receipt(data.pipeline.layout, replace(data.receipts()["00.parquet"], **about))
     (data.source / "00.parquet").write_bytes(b"w" * 100_000)
     (data.source / "01.parquet").unlink()
     command = [*stoker_command(), "verify", "downloads", str(data.file)]
@@ -125,7 +134,7 @@ def test_a_verification_that_is_interrupted_tells_what_it_saw_and_leaves_nobody_
 
 
 def test_many_files_are_verified_by_few_workers_with_progress_on_a_terminal(data: DataPipeline) -> None:
-    put_large(data, "z.parquet")
+    put_large(data, "z.parquet", size=SOME)
     assert data.once(WATCHDOG).returncode == 0
     command = [*stoker_command(), "verify", "downloads", str(data.file)]
     code, screen = run_on_terminal(command)

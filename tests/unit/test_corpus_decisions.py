@@ -98,6 +98,7 @@ def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:
     for path in "adx":
         unproven.drop(path)
     assert counts(15.0) == (0, 3, 0, 0, 0)
+    assert unproven.bytes == 30
     unproven.drop("e")
     assert unproven.next_settling(10.0, 10.0) is None
 

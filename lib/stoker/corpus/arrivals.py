@@ -170,20 +170,23 @@ class Desk:
 
 class Unproven(Chosen[Watched]):
     """The files that no receipt vouches for; what is asked of all of them is counted by the time since when
-    each looks as it does, of which there are few."""
+    each looks as it does, of which there are few. `bytes` are theirs together."""
 
     def __init__(self, of: Mapping[str, Watched], files: Iterable[tuple[str, Watched]] = ()) -> None:
         self._since: Counter[float] = Counter()
+        self.bytes = 0
         super().__init__(of, map(self._count, files))
 
     def _count(self, file: tuple[str, Watched]) -> str:
         self._since[file[1].since] += 1
+        self.bytes += file[1].file.size
         return file[0]
 
     def drop(self, path: str) -> None:
         """Not this one any more."""
         if path in self:
             self._since[self[path].since] -= 1
+            self.bytes -= self[path].file.size
         super().drop(path)
 
     def settled(self, now: float, settle_s: float) -> int:
