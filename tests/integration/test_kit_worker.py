@@ -275,6 +275,19 @@ def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any
     assert (ended.kind, ended.cause, ended.signal) == ("timed_out", "stalled", signal.SIGKILL)
 
 
+def test_work_before_a_halt_does_not_put_off_its_end(start: Any) -> None:
+    worker = start({"do": "burn"}, deadline_s=None, stall_s=80.0)
+    wait_until(worker.messages, what="the first word")
+    worker.poll()
+    before = sample_process(worker.pid).cpu_s
+    wait_until(lambda: sample_process(worker.pid).cpu_s > before + 2 * STALL_CPU_S, what="CPU time")
+    os.kill(worker.pid, signal.SIGSTOP)
+    halted = time.monotonic()
+    for seconds in range(1, 93):  # at most a stall time and a look after it was halted
+        worker.poll(halted + seconds)
+    assert worker._cause == "stalled"
+
+
 def test_a_worker_above_its_memory_is_killed_at_once(start: Any) -> None:
     worker = start({"do": "allocate", "bytes": 200 << 20}, deadline_s=None, most_rss_bytes=100 << 20)
     ended, _ = run(worker)

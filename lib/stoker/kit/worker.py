@@ -37,6 +37,7 @@ __all__ = [
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
 STACKS_S = 2.0  # from ABRT to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
+STALL_LOOKS = 8  # looks at its CPU time in a stall time: a halt is found that much late at most
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
 # Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
 _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -87,6 +88,7 @@ class Worker:
         self._stall_s: float | None = None
         self._most_rss: int | None = None
         self._moved_at, self._moved_cpu_s = self._started, 0.0  # when it last worked, and its CPU time then
+        self._looked_at = self._started
         self._kill_at: float | None = None
         self._killed_at: float | None = None
         self._cause: Cause = ""
@@ -276,14 +278,15 @@ class Worker:
     def _is_stalled(self, now: float, stall_s: float) -> bool:
         if self._last_word > self._moved_at:
             self._moved_at, self._moved_cpu_s = self._last_word, sample_process(self.pid).cpu_s
-        if now - self._moved_at <= stall_s:
+            self._looked_at = self._moved_at
+        if now - self._looked_at <= stall_s / STALL_LOOKS and now - self._moved_at <= stall_s:
             return False
         # From outside: in a call that never lets go of the interpreter it cannot tell, however hard it works.
         cpu_s = sample_process(self.pid).cpu_s
-        worked = cpu_s - self._moved_cpu_s >= STALL_CPU_S
-        if worked:
+        self._looked_at = now
+        if cpu_s - self._moved_cpu_s >= STALL_CPU_S:
             self._moved_at, self._moved_cpu_s = now, cpu_s
-        return not worked
+        return now - self._moved_at > stall_s
 
     def _is_too_big(self) -> bool:
         return self.at_work and self._most_rss is not None and self.sample.rss_bytes > self._most_rss
