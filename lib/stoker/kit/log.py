@@ -120,7 +120,11 @@ def _words(value: Any) -> str:
 
 def _quoted(value: Any) -> str:
     words = _words(value)
-    return words if _PLAIN.fullmatch(words) else json.dumps(words, ensure_ascii=False)
+    if _PLAIN.fullmatch(words):
+        return words
+    # File names come from outside: what a terminal would obey, or take for the line's end, is spelled out.
+    quoted = json.dumps(words, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
 
 
 def _stderr_is_journal(environ: Mapping[str, str]) -> bool:
