@@ -36,7 +36,7 @@ HANDS = 4
 TWICE = 0.05  # of the content may come twice
 # What a kill may cost: what each hand had not written yet, and the kernel had for it.
 A_KILL = HANDS * (64 << 10)
-FETCH = tuple(("fetch", point) for point in ("task", "task", "start", "progress", "done"))
+FETCH = tuple(("fetch", point) for point in ("ready", "task", "start", "progress", "retry", "done"))
 DAEMON = ((DOWNLOAD_WATCHDOG, "start"), (DOWNLOAD_WATCHDOG, ""), (DOWNLOAD_WATCHDOG, ""))
 
 
