@@ -423,6 +423,9 @@ def test_a_list_of_urls_is_fetched_and_read_again_when_it_changes(hub: LoopbackH
     ended = data.once(WATCHDOG)
     assert ended.returncode == 78
     assert "urls.txt:1" in ended.stderr
+    (tmp_path / "urls.txt").unlink()
+    ended = data.once(WATCHDOG)
+    assert ended.returncode == 78 and "correct dataset.source.urls_file" in ended.stderr
 
 
 # A slice

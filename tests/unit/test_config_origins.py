@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.config.origins import (
     endpoint_fault,
     glob_fault,
@@ -16,7 +17,7 @@ from stoker.config.origins import (
     token_file_fault,
     without_secrets,
 )
-from support.config_files import MINIMAL, load_text, problems_of
+from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
 TOKEN = "hf_" + "a1B2" * 8
 
@@ -142,3 +143,19 @@ def test_a_glob_is_one_that_compiles() -> None:
 )
 def test_what_may_be_a_secret_is_left_out_of_what_is_no_address(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+def test_a_check_reads_what_lies_on_this_machine_of_a_source_that_is_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.txt").write_text("http://user:sEcret@h/a.bin\nftp://user:sEcret@h/b.bin\n")
+    source = {"kind": "urls", "urls_file": "list.txt"}
+    file = write_pipeline(tmp_path, MINIMAL.replace("{kind: folder, path: parquet}", json.dumps(source)))
+    assert exit_code(["config", "check", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "note: dataset.source.urls_file: " in told and "list.txt:2: 'ftp://h/b.bin' is no http" in told
+    assert "sEcret" not in told
+    source = {"kind": "hub", "repo": "a/b", "token_file": "nowhere"}
+    file = write_pipeline(tmp_path, MINIMAL.replace("{kind: folder, path: parquet}", json.dumps(source)))
+    assert exit_code(["config", "check", str(file)]) == 0
+    assert "note: dataset.source.token_file: " in capsys.readouterr().out

@@ -30,7 +30,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         if revision == task["known"]:
             return {"status": "unchanged", "revision": revision}
         named = read_urls(text, str(file))
-    except (OSError, ConfigError) as error:
+    except OSError as error:
+        why = f"{file} cannot be read: {error.strerror}; mount its disk, or correct dataset.source.urls_file"
+        return {"status": "failed", "class": "list", "reason": why}
+    except ConfigError as error:
         return {"status": "failed", "class": "list", "reason": str(error)}
     selection = Selection(task["include"], task["exclude"])
     chosen = [
