@@ -110,9 +110,8 @@ class FetchOutcomes:
         """Another listing: what was given up, or refused, may be had by it."""
         if ACCESS in self._paused:
             self._patience.retry_in(ACCESS, 0.0)
-        for path, receipt in self._book.receipts.items():
-            if receipt.state == "given_up":
-                self.try_again(path)
+        for path in self._book.in_state("given_up"):
+            self.try_again(path)
 
     # What did not
 

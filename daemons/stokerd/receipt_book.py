@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,21 +23,24 @@ class ReceiptBook:
     def __init__(self, context: DaemonContext) -> None:
         self._layout, self._events = context.layout, context.events
         self.dataset = context.pipeline.dataset.name
-        read = each_record(self._layout.receipts, self.dataset, _plain, self._set_aside)
-        self.receipts: Packed[Receipt] = Packed(ReceiptCodec(), read)
+        self.receipts: Packed[Receipt] = Packed(ReceiptCodec())
         self._rare: dict[ReceiptState, set[str]] = {"releasing": set(), "disputed": set(), "given_up": set()}
         self.verified_bytes = 0
-        for _, receipt in self.receipts.items():
-            self._count(receipt)
+        self.receipts.extend(self._read())
         self.changes = 0
         self.on_write: Callable[[Receipt], None] = lambda receipt: None
         self._told: set[tuple[str, str]] = set()
+
+    def _read(self) -> Iterator[tuple[str, Receipt]]:
+        for path, receipt in each_record(self._layout.receipts, self.dataset, _plain, self._set_aside):
+            self._count(receipt)
+            yield path, receipt
 
     def _count(self, receipt: Receipt) -> None:
         if receipt.state == "verified":
             self.verified_bytes += receipt.size
         elif receipt.state in self._rare:
-            self._rare[receipt.state].add(self.receipts.own(receipt.path))
+            self._rare[receipt.state].add(receipt.path)
 
     def _uncount(self, receipt: Receipt) -> None:
         if receipt.state == "verified":
@@ -58,7 +61,8 @@ class ReceiptBook:
 
     def in_state(self, state: Literal["releasing", "disputed", "given_up"]) -> list[str]:
         """The paths of the receipts in one of the rare states."""
-        return sorted(self._rare[state])
+        # Of a record that somebody copied under another name only one counts.
+        return [path for path in sorted(self._rare[state]) if self.receipts[path].state == state]
 
     def tell_once(self, event: str, path: str, reason: str) -> None:
         """Record a warning about a path, unless that was done already."""
