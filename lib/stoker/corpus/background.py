@@ -25,8 +25,10 @@ LITTLE = 64 << 20  # bytes that nobody feels
 MUCH = 0.3  # of the time somebody waits for the disk
 MOST_TURNS = 3  # in a row that it stays still; then it reads for a while all the same
 ALIVE_S = 0.5
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no function in the C library
-_WHO_PROCESS, _BEST_EFFORT, _IDLE = 1, 2 << 13 | 4, 3 << 13
+# ioprio_set(2) and ioprio_get(2) have no functions in the C library.
+_IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}
+_CLASS_SHIFT = 13
+_SET, _GET, _WHO_PROCESS, _IDLE = 0, 1, 1, 3 << _CLASS_SHIFT
 
 
 class Gauge(Protocol):
@@ -113,14 +115,23 @@ def give_way() -> None:
 @contextlib.contextmanager
 def giving_way_on_disk() -> Iterator[None]:
     """Have this thread's reads come after others' within the block."""
+    before = _io_call(_GET)
     _set_io(_IDLE)
     try:
         yield
     finally:
-        _set_io(_BEST_EFFORT)
+        if before >= 0:
+            _set_io(before if before >> _CLASS_SHIFT else 0)  # of no class, with a level, it is refused
 
 
 def _set_io(priority: int) -> None:
     """Of the calling thread, and what it starts; nothing where the system knows no such thing."""
-    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, priority)
+    _io_call(_SET, priority)
+
+
+def _io_call(which: int, *priority: int) -> int:
+    numbers = _IOPRIO.get(platform.machine())
+    if numbers is None:
+        return -1
+    result: int = ctypes.CDLL(None).syscall(numbers[which], _WHO_PROCESS, 0, *priority)
+    return result
