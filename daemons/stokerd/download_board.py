@@ -133,7 +133,8 @@ def _text(status: Mapping[str, Any]) -> str:
     counts = status["files"]
     here = sum(counts.get(state, 0) for state in ("verified", "released", "given_up"))
     left = sum(counts.values()) - here
-    text = f"{counts['verified']} files verified, {'all there is' if status['complete'] else f'{left} to go'}"
+    text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified, "
+    text += "all there is" if status["complete"] else f"{left:,} to go"
     if counts.get("released"):
         text += f", {counts['released']} released"
     if counts.get("given_up"):

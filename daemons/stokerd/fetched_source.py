@@ -372,7 +372,7 @@ class FetchedSource:
         self.fetcher.close()
         counts = self.counts()
         missing = [path for path in self.open if self.files.takes(path)]
-        text = f"{counts['verified']} files verified"
+        text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
         if counts["released"]:
             text += f", {counts['released']} released"
         if missing:

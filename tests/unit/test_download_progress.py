@@ -24,6 +24,10 @@ def test_it_never_is_wider_than_the_terminal_and_tells_the_weightiest_first(widt
     assert line.startswith("4/8 files") or width < len("4/8 files")
 
 
+def test_before_anything_is_listed_it_says_what_is_done() -> None:
+    assert progress_line({"files": {"verified": 0, "waiting": 0}}, 80) == "looking at the source"
+
+
 def test_a_bar_stands_where_there_is_room_and_a_size() -> None:
     words = "4/8 files  50.0 % of 100 B  1 min 30 s left  2.0 MB/s  2 fetching"
     assert progress_line(STATUS, len(words) + 22) == f"{words}  [{'#' * 9}{'.' * 9}]"

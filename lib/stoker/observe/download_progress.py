@@ -36,7 +36,8 @@ def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:
     """What there is to tell: files, share, time left, rate, what is under way, what did not come."""
     counts = status["files"]
     done = sum(counts.get(state, 0) for state in DONE)
-    yield f"{done:,}/{sum(counts.values()):,} files"
+    whole_files = sum(counts.values())
+    yield f"{done:,}/{whole_files:,} files" if whole_files else "looking at the source"
     here, whole = status.get("bytes_done"), status.get("bytes_of")
     if here is not None and whole:
         yield f"{100 * here / whole:.1f} % of {format_bytes(whole)}"
