@@ -151,6 +151,15 @@ def test_a_proxy_that_no_client_can_use_is_told_by_its_variables(
     assert ended.code == 69 and "HTTP_PROXY" in told and "sEcret" not in told
 
 
+def test_a_name_that_would_steer_a_terminal_is_told_by_numbers(hub: LoopbackHub, python: str) -> None:
+    steering = ["a\x1b[2Jb.parquet", "a\nb.parquet", "a\x00b.parquet", "\ud800.parquet"]
+    hub.control(
+        "set", extra=[{"type": "file", "oid": "0" * 40, "size": 3, "path": each} for each in steering]
+    )
+    told = [path for path, _ in result_of(hub)["refused"]]
+    assert told == ["a\\x1b[2Jb.parquet", "a\\x0ab.parquet", "a\\x00b.parquet", "\\ud800.parquet"]
+
+
 def test_a_path_that_leaves_its_root_is_refused_and_a_file_that_is_a_folder_too(
     hub: LoopbackHub, python: str
 ) -> None:

@@ -25,7 +25,7 @@ from stoker.corpus.connecting import advice, client_does_not_start
 from stoker.corpus.fetch import Answer, FetchFailed, refusal
 from stoker.corpus.folder import Selection
 from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
-from stoker.corpus.remote import clashes, unsafe
+from stoker.corpus.remote import clashes, printable, unsafe
 from stoker.kit.worker_main import Report, run_worker
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[li
     for row in rows:
         if reason := unsafe(row[0]):
             # Not asked whether it is chosen: a name that is meant to deceive is told whatever it matches.
-            refused.append([row[0].encode(errors="backslashreplace").decode(), reason])
+            refused.append([printable(row[0]), reason])
         elif selection.takes(row[0]):
             good.append(row)
     clashing = clashes([row[0] for row in good])
-    refused += [[path, reason] for path, reason in clashing.items()]
+    refused += [[printable(path), reason] for path, reason in clashing.items()]
     return [row for row in good if row[0] not in clashing], refused
 
 

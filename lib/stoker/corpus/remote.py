@@ -17,6 +17,7 @@ _SIGNATURE = re.compile(
     r"|s(ig|e|p|v|r|t|pr|ks|ke|kt|koid|ktid|kv)|token)\Z"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def unsafe(path: str) -> str:
     if len(encoded) > _PATH_BYTES or any(len(part.encode()) > _NAME_BYTES for part in parts):
         return f"it is longer than a file's name may be ({_NAME_BYTES} bytes a part, {_PATH_BYTES} in all)"
     return ""
+
+
+def printable(path: str) -> str:
+    """A path that somebody else wrote, for a terminal: what would steer it stands there as its number."""
+    text = path.encode(errors="backslashreplace").decode()
+    return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def clashes(paths: list[str]) -> dict[str, str]:
