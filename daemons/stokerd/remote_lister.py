@@ -20,6 +20,7 @@ from stokerd.crew import Crew, Patience
 LISTER = "/lister"  # no source's path begins with a slash
 FOLLOW_EVERY_S = 600.0  # between two questions for new commits
 REFUSED_EVERY_S = 600.0  # a gate may open, a token may be renewed
+LIST_SETTLES_S = 10.0  # a list of URLs is written in less
 QUIET_S = 60.0
 # What a second try at once would not change: said in full, and tried again slowly.
 REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
@@ -53,6 +54,7 @@ class RemoteLister:
     def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
         self._source, self._crew, self._patience = pipeline.dataset.source, crew, patience
         self._every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))  # between two looks at a list of URLs
+        self._settle_s = min(LIST_SETTLES_S, pipeline.stage.settle)
         self.repo = repo_of(self._source)
         self.pinned: str | None = None
         self.known: str | None = None  # the revision that was listed since our start
@@ -68,7 +70,7 @@ class RemoteLister:
             return
         self._rows = Packed(WantedCodec())
         pinned = None if self._source.follow else self.pinned
-        module, task = listing_task(self._source, pinned=pinned, known=self.known)
+        module, task = listing_task(self._source, pinned=pinned, known=self.known, settle_s=self._settle_s)
         self._crew.start("list", LISTER, module, task, quiet_s=QUIET_S)
 
     def hear(self, message: Mapping[str, Any]) -> None:

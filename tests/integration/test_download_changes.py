@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,28 @@ def test_what_ended_a_run_stays_in_the_status_with_how_far_it_came(hub: Loopback
     hub.fault("status", on="api", path=repo, code=404, times=-1)
     assert data.once(WATCHDOG).returncode == 69
     assert "cannot be listed" in data.status(WATCHDOG)["trouble"]
+
+
+def test_a_list_that_is_half_written_drops_nothing(hub: LoopbackHub, tmp_path: Path) -> None:
+    contents = {f"half{number}.bin": noise(SIZE, number) for number in range(2)}
+    for name, content in contents.items():
+        hub.put(name, content, repo="urls")
+    lines = [f"{hub.url(name)} {sha256(content)}" for name, content in contents.items()]
+    data = from_urls(tmp_path, lines, stage={"settle": "3s", "free_floor": "1MiB"})
+    hub.fault("stall", on="url", path="half1.bin", after=CUT)
+    daemon = data.start(WATCHDOG)
+    try:
+        wait_until(lambda: receipt_states(data) == {"half0.bin": "verified"}, what="the first file")
+        write_list(data, lines[:1])
+        written = time.monotonic()
+        wait_until(lambda: time.monotonic() > written + 2.2, what="two looks at what is there")
+        write_list(data, lines)
+        hub.control("release")
+        wait_until(lambda: data.status(WATCHDOG)["complete"], what="the complete listing")
+    finally:
+        assert daemon.stop() == 0
+    assert landed(data) == contents and hub.served("half") == 2 * SIZE
+    assert not data.events(WATCHDOG, "source_moved")
 
 
 def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(

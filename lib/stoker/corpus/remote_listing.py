@@ -33,9 +33,10 @@ def pinned_by(source: Source, listing: Listing | None) -> str | None:
 
 
 def listing_task(
-    source: Source, *, pinned: str | None = None, known: str | None = None
+    source: Source, *, pinned: str | None = None, known: str | None = None, settle_s: float = 0.0
 ) -> tuple[str, dict[str, Any]]:
-    """(module, task) of the worker that lists it; `known` is a revision that need not be listed again."""
+    """(module, task) of the worker that lists it; `known` is a revision that need not be listed again, nor a
+    list of URLs that was changed since, but less than settle_s ago."""
     task: dict[str, Any] = {
         "include": list(source.include),
         "exclude": list(source.exclude),
@@ -43,7 +44,7 @@ def listing_task(
     }
     repo = repo_of(source)
     if repo is None:
-        return URLS_WORKER, {**task, "file": str(source.urls_file)}
+        return URLS_WORKER, {**task, "file": str(source.urls_file), "settle_s": settle_s}
     return HUB_WORKER, {
         **task,
         "repo": repo.repo,

@@ -1,6 +1,7 @@
 """Worker: what a list of URLs names. The list may lie on a disk that does not answer.
 
-task: {"file", "include": [...], "exclude": [...], "known": the revision of an earlier reading, or null}
+task: {"file", "include": [...], "exclude": [...], "known": the revision of an earlier reading, or null,
+       "settle_s": a list changed since then counts when nobody has written to it for so long}
 messages: {"kind": "files", "files": [[path, null, sha256 or null, null, url]]}
 result: {"status": "listed", "revision", "files", "refused": [], "refused_in_all"},
     {"status": "unchanged", "revision"} or {"status": "failed", "class": "list", "reason"}, with every wrong
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     file = Path(task["file"])
     try:
         text, revision = _read(file)
-        if revision == task["known"]:
-            return {"status": "unchanged", "revision": revision}
+        if revision == task["known"] or (task["known"] and _is_written(file, task["settle_s"])):
+            return {"status": "unchanged", "revision": task["known"]}
         named = read_urls(text, str(file))
     except OSError as error:
         why = f"{file} cannot be read: {error.strerror}; mount its disk, or correct dataset.source.urls_file"
@@ -51,6 +53,11 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         "refused": [],
         "refused_in_all": 0,
     }
+
+
+def _is_written(file: Path, settle_s: float) -> bool:
+    """Whether somebody may be writing to it: half a list would have what is under way dropped."""
+    return 0 <= time.time() - file.stat().st_mtime < settle_s
 
 
 def _read(file: Path) -> tuple[str, str]:
