@@ -167,6 +167,17 @@ def _rename_end_of_text(definition: dict[str, Any]) -> None:
     definition["added_tokens"][0]["content"] = "<stop>"
 
 
+def _split_first(definition: dict[str, Any], pattern: dict[str, str], *, invert: bool) -> None:
+    split = {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": invert}
+    steps = [split, definition["pre_tokenizer"]]
+    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+
+
+def test_a_split_that_keeps_only_what_it_matches_is_taken_where_it_matches_all() -> None:
+    whole = changed(lambda one: _split_first(one, {"Regex": r"\p{L}+|\P{L}+"}, invert=True))
+    assert frozen(whole).vocab_size == frozen().vocab_size
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -176,21 +187,12 @@ def _rename_end_of_text(definition: dict[str, Any]) -> None:
         (lambda one: one.update(pre_tokenizer=None), "byte-level"),
         (lambda one: one["model"].update(type="WordPiece"), "WordPiece"),
         (_rename_end_of_text, "end-of-text"),
-        (lambda one: one["model"]["vocab"].pop("a"), "tokenizer"),
+        (lambda one: one["model"]["vocab"].pop("a"), "such as 0x61"),
+        (lambda one: one["model"]["vocab"].pop("ñ"), "such as 0xf1"),  # of U+40000 and its like alone
         (lambda one: one.pop("model"), "not a tokenizer.json"),
         (lambda one: one["model"]["vocab"].update(q=2**32), "not a tokenizer.json"),
-        (
-            lambda one: one.update(
-                pre_tokenizer={
-                    "type": "Sequence",
-                    "pretokenizers": [
-                        {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False},
-                        one["pre_tokenizer"],
-                    ],
-                }
-            ),
-            "comes back changed",
-        ),
+        (lambda one: _split_first(one, {"String": "qqq"}, invert=False), "drops what it splits at"),
+        (lambda one: _split_first(one, {"Regex": "\\p{L}+"}, invert=True), "comes back changed"),
     ],
 )
 def test_a_tokenizer_that_would_change_text_is_refused_with_the_reason(

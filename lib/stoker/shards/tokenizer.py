@@ -20,6 +20,7 @@ from stoker.store.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 MOST_IDS = 2**32
+_UTF8 = frozenset((*range(0xC0), *range(0xC2, 0xF5)))  # the bytes that UTF-8 has
 
 # Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words:
 # what a tokenizer that cleans its input gives back changed.
@@ -100,7 +101,9 @@ def _examine(data: bytes, where: str) -> FrozenTokenizer:
         ids = _all_ids(definition)
         eot = _end_of_text(ids, where)
         special = {token["content"] for token in definition["added_tokens"]} | {eot}
-        plain = json.dumps(_without(definition, special), ensure_ascii=False)
+        without = _without(definition, special)
+        _check_bytes(without["model"]["vocab"], where)
+        plain = json.dumps(without, ensure_ascii=False)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerUnsupported(f"{where}: not a tokenizer.json of HF tokenizers: {error!r}") from error
     return FrozenTokenizer(
@@ -129,11 +132,39 @@ def _check_kind(definition: dict[str, Any], where: str) -> None:
         raise TokenizerUnsupported(
             f"{where}: its pre-tokenizer is not byte-level; give another, or train one"
         )
+    for step in filter(_removes, steps):
+        raise TokenizerUnsupported(
+            f"{where}: its pre-tokenizer ({step['type']}) drops what it splits at, and Stoker keeps all "
+            "text; give another, or train one"
+        )
     if any(step.get("add_prefix_space") for step in byte_level):
         raise TokenizerUnsupported(
             f"{where}: it puts a space before each text, which Stoker keeps as it is; set "
             "add_prefix_space to false in a copy of the file, or train a tokenizer"
         )
+
+
+def _removes(step: dict[str, Any]) -> bool:
+    """Whether a step loses text by design; an inverted split is written with a pattern that matches all."""
+    dropping = step["type"] in ("Whitespace", "WhitespaceSplit", "CharDelimiterSplit")
+    return dropping or (step.get("behavior") == "Removed" and not step.get("invert"))
+
+
+def _check_bytes(vocab: dict[str, int], where: str) -> None:
+    """Every byte of UTF-8 has a token: the model passes over one without in silence."""
+    missing = [byte for byte, sign in enumerate(_byte_signs()) if byte in _UTF8 and sign not in vocab]
+    if missing:
+        raise TokenizerUnsupported(
+            f"{where}: its vocabulary has no token for {len(missing)} bytes that text can hold, such as "
+            f"0x{missing[0]:02x}; give another, or train one"
+        )
+
+
+def _byte_signs() -> list[str]:
+    """How byte-level tokenizers spell each byte: itself where that can be seen, else one from U+0100 on."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return [chr(byte if byte in seen else 0x100 + hidden.index(byte)) for byte in range(256)]
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
