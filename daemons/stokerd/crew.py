@@ -187,6 +187,7 @@ class Crew:
             messages = job.worker.messages()
             ended = job.worker.take_done() or gone
             if ended is not None:
+                messages += job.worker.messages()  # those that came with its end: not the next task's
                 self._waiter.remove_fd(job.descriptor)  # closed by now, so it is known by its number
                 del self._jobs[job.subject]
                 self._put_back(job, gone, ended)

@@ -84,9 +84,12 @@ def work_off(
             for entry in list(running):
                 worker, job = entry
                 gone = worker.poll()
-                for message in worker.messages():
-                    job.hear(worker, message)
+                said = worker.messages()
                 ended = worker.take_done() or gone
+                if ended is not None:
+                    said += worker.messages()  # those that came with its end: not the next job's
+                for message in said:
+                    job.hear(worker, message)
                 if ended is not None:
                     running.remove(entry)
                     if gone is None:

@@ -1,0 +1,98 @@
+"""What a warm worker says with the end of a task is of that task, and never told of the next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from stoker.cli.workers import Job, work_off
+from stoker.kit.wait import Waiter
+from stoker.kit.worker import Worker, WorkerExit
+from stokerd.crew import Crew
+
+Words = list[dict[str, Any]]
+DONE = WorkerExit("finished", None, None, {"status": "done"}, None, 0)
+
+
+class LateWorker:
+    """A warm worker of which each task's last word is read with its end, and not before."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        self.ours, its = os.pipe()
+        os.write(its, b"x")
+        os.close(its)  # so that it always has news
+        self.words: Words = []
+        self.task: Mapping[str, Any] | None = None
+
+    def fileno(self) -> int:
+        return self.ours
+
+    def give(self, task: Mapping[str, Any], **_: Any) -> None:
+        self.task = task
+
+    def poll(self, _now: float | None = None) -> None:
+        return None
+
+    def messages(self) -> Words:
+        words, self.words = self.words, []
+        return words
+
+    def take_done(self) -> WorkerExit | None:
+        if self.task is None:
+            return None
+        self.words.append({"kind": "hashed", "of": self.task["name"]})
+        self.task = None
+        return DONE
+
+    def ask_to_stop(self, _grace_s: float) -> None:
+        pass
+
+    def stop(self, _grace_s: float) -> None:
+        pass
+
+    def wait(self, _until: float) -> None:
+        pass
+
+
+@pytest.fixture(name="late")
+def late_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateWorker]:
+    worker = LateWorker()
+
+    def start(_module: str, task: Mapping[str, Any], **_: Any) -> LateWorker:
+        worker.give(task)
+        return worker
+
+    monkeypatch.setattr(Worker, "start", start)
+    yield worker
+    os.close(worker.ours)
+
+
+def test_of_a_command(late: LateWorker) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def jobs() -> Iterator[Job]:
+        for name in "abc":
+            yield Job(
+                "m", {"name": name}, None, hear=lambda _, said, name=name: heard.append((name, said["of"]))
+            )
+
+    assert len(list(work_off(jobs(), 1, warm=True))) == 3
+    assert heard == [("a", "a"), ("b", "b"), ("c", "c")]
+    assert late.words == []
+
+
+@pytest.mark.usefixtures("late")
+def test_of_a_daemon() -> None:
+    waiter = Waiter()
+    crew = Crew("test", waiter)
+    heard = []
+    for name in "abc":
+        crew.start("hash", name, "m", {"name": name}, quiet_s=60.0, warm=True)
+        heard += [(job.subject, said["of"]) for job, words, _ in crew.hear() for said in words]
+    assert heard == [("a", "a"), ("b", "b"), ("c", "c")]
+    waiter.close()
