@@ -77,7 +77,7 @@ def reference(data: DataPipeline, built: list[Source]) -> dict[str, dict[str, by
     pin, tasks = data.pin(), ShardTasks(data.pipeline)
     apart = data.home / "reference"
     for source in reversed(built):
-        task = tasks.build(source, pin)
+        task = tasks.build(source, pin, "")
         key16 = Path(task["target"]).name
         task |= {
             "parquet": str(data.source / source.path),
