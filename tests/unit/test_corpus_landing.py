@@ -132,8 +132,10 @@ def test_what_lies_there_is_looked_at_and_never_followed(tmp_path: Path) -> None
     assert look_at_landed(file, tmp_path / "f") is None
     assert look_at_landed(file, tmp_path / "no" / "f") is None
     (tmp_path / "f").write_bytes(b"hello\n")
-    landed = look_at_landed(file, tmp_path / "f")
+    read: list[int] = []
+    landed = look_at_landed(file, tmp_path / "f", read.append)
     assert landed is not None and landed.mismatch == ("7 bytes", "6 bytes")
+    assert read == [], "of another size it is the wrong one without being read"
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with pytest.raises(StorageError, match="not a regular file"):
         look_at_landed(file, tmp_path / "link")

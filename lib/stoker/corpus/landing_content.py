@@ -102,7 +102,7 @@ class PartFile:
 @dataclass(frozen=True)
 class Landed:
     """A file that lies at its place already: its sum and size, whether the page cache may have answered, and
-    (expected, found) of a sum that the listing says otherwise."""
+    (expected, found) of a sum or size that the listing says otherwise; of another size no sum is taken."""
 
     sha256: str
     size: int
@@ -115,10 +115,12 @@ def look_at_landed(
 ) -> Landed | None:
     """Hash what lies there, past the cache where that goes; None where nothing does. Raises StorageError."""
     try:
-        if not stat.S_ISREG(
-            os.lstat(path).st_mode
-        ):  # a link's target, or a fifo, is nothing that we put there
+        about = os.lstat(path)
+        if not stat.S_ISREG(about.st_mode):  # a link's target, or a fifo, is nothing that we put there
             raise StorageError(f"{path} is not a regular file; move it out of the landing")
+        if file.size is not None and about.st_size != file.size:  # no need to read what others broke off
+            sizes = f"{file.size} bytes", f"{about.st_size} bytes"
+            return Landed("", about.st_size, cached=False, mismatch=sizes)
         found = hash_file(path, progress=tick)
         mismatch = None
         if file.size is not None and found.size != file.size:
