@@ -40,9 +40,7 @@ class Drain:
         """The exit code after a stop; --once was to finish everything, and has not."""
         if not self._context.once:
             return 0
-        self._context.log.info(
-            "interrupted", message="not all is built; start it again and it goes on"
-        )
+        self._context.log.info("interrupted", message="not all is built; start it again and it goes on")
         return Transient.exit_code
 
     def farewell(self) -> int:
