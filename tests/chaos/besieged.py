@@ -91,7 +91,8 @@ class BesiegedJob(Job):
         process = self.siege.running[self.daemon]
         if process.poll() is None:
             process.terminate()
-            assert process.wait(60) in ENDS, self.siege.last_words(self.daemon)
+            code = process.wait(60)  # of the last strike it may still have been about to die
+            assert code in (*ENDS, -signal.SIGKILL), f"ended with {code}: {self.siege.last_words(self.daemon)}"
             del self.siege.running[self.daemon]
 
     def pid(self, target: str) -> int | None:
