@@ -205,6 +205,28 @@ def test_where_all_of_inotify_is_taken_directories_are_polled_and_nothing_piles_
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("room", [0, 2, 3])
+def test_where_no_thread_can_be_started_the_directory_is_polled(
+    waiter: Waiter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    start, started = threading.Thread.start, [0]
+
+    def no_room(thread: threading.Thread) -> None:
+        started[0] += 1
+        if started[0] > room:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    os.utime(tmp_path, (0, 0))
+    waiter.watch(tmp_path)
+    assert waiter.wait(0) == []
+    (tmp_path / "a").touch()
+    wait_for(waiter, FileEvent(tmp_path))
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+
+
 def test_closing_ends_the_watching_threads(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     waiter = Waiter()

@@ -7,8 +7,10 @@ means "look now": the truth is what the reader then finds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,14 +84,26 @@ def observe(
     # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
     from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
 
-    observer = InotifyObserver()
+    with _threads_short():
+        threading.Thread(target=int, daemon=True).start()  # an observer without one would keep descriptors
+        observer = InotifyObserver()
     try:
-        observer.schedule(handler, os.fspath(directory), recursive=recursive, event_filter=event_filter)
-        observer.start()
+        with _threads_short():
+            observer.schedule(handler, os.fspath(directory), recursive=recursive, event_filter=event_filter)
+            observer.start()
     except OSError:
         observer.stop()  # it has a thread and descriptors since it was made, and tries go on for ever
         raise
     return observer
+
+
+@contextlib.contextmanager
+def _threads_short() -> Iterator[None]:
+    """Raise OSError where no thread can be started, by limits on them or on memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from error
 
 
 def _signature(directory: Path) -> Signature | None:
