@@ -92,7 +92,9 @@ class BesiegedJob(Job):
         if process.poll() is None:
             process.terminate()
             code = process.wait(60)  # of the last strike it may still have been about to die
-            assert code in (*ENDS, -signal.SIGKILL), f"ended with {code}: {self.siege.last_words(self.daemon)}"
+            assert code in (*ENDS, -signal.SIGKILL), (
+                f"ended with {code}: {self.siege.last_words(self.daemon)}"
+            )
             del self.siege.running[self.daemon]
 
     def pid(self, target: str) -> int | None:
