@@ -46,6 +46,15 @@ def test_a_corrupt_page_is_found_with_its_row_group_and_the_others_still_told(
     assert lines[2].startswith(f"{short}: invalid: ")
 
 
+def test_a_name_does_nothing_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "\x1b[2Jgone\nx: proven\x9b.parquet").write_text("no parquet")
+    assert exit_code(["verify", "parquet", str(tmp_path)]) == 1
+    (line,) = lines_of(capsys)
+    assert line.startswith(f"{tmp_path}/\\x1b[2Jgone\\nx: proven\\x9b.parquet: invalid: not_parquet")
+    assert exit_code(["audit", str(tmp_path / "\x1b[2J.yaml")]) == 78
+    assert "\\x1b[2J.yaml" in capsys.readouterr().err
+
+
 def test_the_text_column_can_be_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_fineweb(tmp_path / "a.parquet")
     assert exit_code(["verify", "parquet", str(path), "--text-column", "body"]) == 1

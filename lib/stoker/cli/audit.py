@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 
 
 @click.command(epilog="Example: stoker audit /etc/stoker/fineweb.yaml --json")
@@ -43,7 +43,7 @@ def audit(file: Path, deep: bool, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        click.echo("\n".join(report_lines(pipeline.name, report)))
+        click.echo("\n".join(map(one_line, report_lines(pipeline.name, report))))
     return 1 if findings else 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, pipeline_file, print_json, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,11 +185,3 @@ def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
     if any(document["row"] is None for document in documents):
         return f"document{s} {as_ranges([document['document'] for document in documents])} (imported)"
     return f"row{s} {as_ranges([document['row'] for document in documents])}"
-
-
-def printable(text: str) -> str:
-    """Text that does nothing to a terminal: control characters but newline and tab as \\x1b and the like."""
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else ascii(character)[1:-1]
-        for character in text
-    )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from stoker.cli.options import printable
 from stoker.store.errors import ConfigError, StokerError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_IO = 64, 130, 74
@@ -101,10 +102,10 @@ def exit_code(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return error.exit_code
     except StokerError as error:
-        print(f"stoker: {error}", file=sys.stderr)
+        print(f"stoker: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         print(f"stoker: {_sentence(error)}", file=sys.stderr)

@@ -27,3 +27,17 @@ def json_option(function: F) -> F:
 def print_json(value: Any) -> None:
     """One JSON value, indented."""
     click.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def printable(text: str) -> str:
+    """Text that does nothing to a terminal: control characters but newline and tab as \\x1b and the like."""
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else ascii(character)[1:-1]
+        for character in text
+    )
+
+
+def one_line(value: object) -> str:
+    """On one line and harmless to a terminal: names come from outside, line breaks and all."""
+    text = value if isinstance(value, str) else repr(value)
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

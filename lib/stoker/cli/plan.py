@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.config.units import format_bytes, format_count, format_duration
 
 BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
@@ -38,7 +38,7 @@ def plan(file: Path, run: str | None, whole: bool, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo("\n".join(report_lines(report, whole=whole)))
+        click.echo("\n".join(map(one_line, report_lines(report, whole=whole))))
 
 
 def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine_shelf import KINDS, Kept, QuarantineShelf
@@ -45,7 +45,7 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
         what = kept.reason + (f" ({place})" if place else "")
         state = _source_state(pipeline, kept)
         now = f"; its source is {state}" if state not in (None, "quarantined") else ""
-        click.echo(f"{_plain(kept.name)}\n    {_plain(kept.path) or 'unknown'}: {_plain(what)}")
+        click.echo(f"{one_line(kept.name)}\n    {one_line(kept.path) or 'unknown'}: {one_line(what)}")
         click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}{now}")
     files, size = sum(1 for kept in chosen if kept.things), sum(kept.bytes for kept in chosen)
     click.echo(f"{len(chosen)} in quarantine; {files} kept, {size:,} bytes")
@@ -64,11 +64,11 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
         if as_json:
             print_json({**_facts(kept), "folder": str(where), "things": things, "body": kept.body})
             continue
-        click.echo(f"{_plain(kept.name)} ({_state(kept)})")
+        click.echo(f"{one_line(kept.name)} ({_state(kept)})")
         for name, value in kept.body.items() or {"problem": kept.problem}.items():
-            click.echo(f"  {name:<14} {_plain(value)}")
+            click.echo(f"  {name:<14} {one_line(value)}")
         for thing in things or ["nothing is kept of it"]:
-            click.echo(f"  {'lies':<14} {_plain(thing)}")
+            click.echo(f"  {'lies':<14} {one_line(thing)}")
 
 
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
@@ -248,11 +248,11 @@ def _code(outcome: Mapping[str, Any]) -> int:
 
 def _told_of_release(kept: Kept, outcome: Mapping[str, Any]) -> str:
     if "refused" in outcome:
-        return f"stoker: {_plain(kept.path) or kept.name} is not released: {_plain(outcome['refused'])}"
+        return f"stoker: {one_line(kept.path) or kept.name} is not released: {one_line(outcome['refused'])}"
     if "fetching" in outcome:
-        return f"{_plain(kept.path)}: {outcome['why']}"
+        return f"{one_line(kept.path)}: {outcome['why']}"
     before = "was released before" if outcome.get("already") else "released"
-    return f"{_plain(kept.path)}: {before}: {outcome.get('why')}"
+    return f"{one_line(kept.path)}: {before}: {outcome.get('why')}"
 
 
 def _told_of_drop(kept: Kept, outcome: Mapping[str, Any]) -> str:
@@ -287,7 +287,7 @@ def _facts(kept: Kept) -> dict[str, Any]:
 def _place(kept: Kept) -> str:
     """Where in the file the flaw is; empty where the whole file is meant."""
     named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
-    return ", ".join(f"{what} {_plain(value)}" for what, value in named.items() if value is not None)
+    return ", ".join(f"{what} {one_line(value)}" for what, value in named.items() if value is not None)
 
 
 def _state(kept: Kept) -> str:
@@ -319,9 +319,3 @@ def _source_state(pipeline: Pipeline, kept: Kept) -> str | None:
 def _utf8(text: str) -> str:
     """A name as JSON can carry it, also where its bytes are no text."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _plain(value: object) -> str:
-    """On one line and harmless to a terminal: names come from outside, line breaks and all."""
-    text = value if isinstance(value, str) else repr(value)
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.observe.shard_progress import rates
@@ -37,7 +37,7 @@ def status(file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
     else:
-        click.echo("\n".join(report_lines(pipeline.name, daemons)))
+        click.echo("\n".join(map(one_line, report_lines(pipeline.name, daemons))))
 
 
 def report_lines(name: str, daemons: Daemons) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import click
 
-from stoker.cli.options import PATH
+from stoker.cli.options import PATH, one_line
 from stoker.cli.verify_downloads import downloads
 from stoker.store.errors import UsageError
 
@@ -99,9 +99,10 @@ def _report(paths: Iterable[Path], prove: Callable[[Path], Finding]) -> int:
     for path in paths:
         finding = prove(path)
         verdicts.add(finding.verdict)
-        click.echo(f"{path}: {finding.verdict}" + (f": {finding.reason}" if finding.reason else ""))
+        told = f"{path}: {finding.verdict}" + (f": {finding.reason}" if finding.reason else "")
+        click.echo(one_line(told))
         for remark in finding.remarks:
-            click.echo(f"{path}: note: {remark}")
+            click.echo(one_line(f"{path}: note: {remark}"))
     if "invalid" in verdicts:
         return EXIT_FINDING
     return EXIT_UNREADABLE if "unreadable" in verdicts else 0

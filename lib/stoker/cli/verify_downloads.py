@@ -13,7 +13,7 @@ from typing import Any, Literal
 import click
 
 from stoker.cli.asking import become_owner
-from stoker.cli.options import pipeline_file
+from stoker.cli.options import one_line, pipeline_file
 from stoker.cli.workers import Job, tidy_on_term, work_off
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -73,7 +73,7 @@ def downloads(file: Path, dispute: bool) -> int:
         raise
     finally:
         for line in (*check.summary(), *(f"note: {file} is damaged and was passed over" for file in damaged)):
-            click.echo(line)
+            click.echo(one_line(line))
     if check.counts["wrong"] or check.counts["missing"]:
         return EXIT_FINDING
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
@@ -202,7 +202,7 @@ class Check:
             self._footer.clear()
             if self.counts.total() - self.counts["true"] - self.counts["passed"] == 1:
                 click.echo(_ROW.format("verdict", "file", "why").rstrip())
-            click.echo(_ROW.format(verdict, receipt.file, reason).rstrip())
+            click.echo(one_line(_ROW.format(verdict, receipt.file, reason).rstrip()))
         if verdict in ("wrong", "missing") and self.dispute:
             # Filed at once: an interrupted look has told what it found.
             asked = {"path": receipt.path, "sha256": receipt.sha256}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def where(file: Path, source_row: str, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo("\n".join(report_lines(report)))
+        click.echo("\n".join(map(one_line, report_lines(report))))
 
 
 def parse(source_row: str) -> tuple[str, int]:
