@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.fetch import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.download_progress import progress_line, progress_parts
+from stokerd.progress_teller import ProgressTeller
 from stokerd.receipt_book import ReceiptBook
 
 if TYPE_CHECKING:
     from stokerd.source_kind import SourceKind
-
-PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 
 
 class DownloadBoard:
@@ -22,7 +20,7 @@ class DownloadBoard:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
-        self._plain_due = time.monotonic() + PLAIN_EVERY_S
+        self._teller = ProgressTeller(context, progress_line, progress_parts)
         metrics = context.metrics
         self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
         self._verified = metrics.total("download_verified_bytes_total", "Bytes of all verified files.")
@@ -64,16 +62,8 @@ class DownloadBoard:
             "trouble": trouble,
             **more,
         }
-        self._tell_progress(status)
+        self._teller.tell(status)
         self._context.beat(status, trouble or _text(status))
-
-    def _tell_progress(self, status: Mapping[str, Any]) -> None:
-        """On the terminal's last line, or where there is none, with --once, as a line now and then."""
-        log, now = self._context.log, time.monotonic()
-        log.footer.show(lambda width: progress_line(status, width))
-        if self._context.once and not log.footer.shown and now >= self._plain_due:
-            self._plain_due = now + PLAIN_EVERY_S
-            log.info("progress", message=", ".join(progress_parts(status)))
 
 
 class FetchGauges:

@@ -14,15 +14,16 @@ from stoker.kit.daemon import DaemonContext
 from stoker.observe.pace import Pace
 from stoker.observe.shard_progress import progress_line, progress_parts
 from stokerd.crew import Crew, Job
+from stokerd.progress_teller import ProgressTeller
+from stokerd.shard_tasks import PREPARE
 from stokerd.source_book import SourceBook
 
 ACTIVITIES = (
     *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
-    *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import"),
+    *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import", PREPARE),
 )
 RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
 SAMPLE_EVERY_S = 3.0
-PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 
 
 class ShardBoard:
@@ -32,7 +33,7 @@ class ShardBoard:
         self._context, self._crew = context, crew
         self._built = 0  # tokens that builds of this daemon's made durable
         self._tokens_pace, self._bytes_pace = Pace(RATE_OVER_S), Pace(PACE_OVER_S)
-        self._plain_due = time.monotonic() + PLAIN_EVERY_S
+        self._teller = ProgressTeller(context, progress_line, progress_parts)
         self._progress_at = time.time()
         metrics = context.metrics
         self._sources = metrics.gauge("shard_sources", "Source files by state.", ("state",))
@@ -123,7 +124,7 @@ class ShardBoard:
             "trouble": trouble or standing,
             **disks,
         }
-        self._tell_progress(status)
+        self._teller.tell(status)
         text = _text(totals, working, pin, rate)
         self._context.beat(status, trouble or (f"{text}; {standing}" if standing else text))
 
@@ -171,14 +172,6 @@ class ShardBoard:
             "parquet_bytes_per_second": round(rate),
             "eta_s": None if left_s is None or whole == done else round(left_s),
         }
-
-    def _tell_progress(self, status: Mapping[str, Any]) -> None:
-        """On the terminal's last line, or where there is none, with --once, as a line now and then."""
-        log, now = self._context.log, time.monotonic()
-        log.footer.show(lambda width: progress_line(status, width))
-        if self._context.once and not log.footer.shown and now >= self._plain_due:
-            self._plain_due = now + PLAIN_EVERY_S
-            log.info("progress", message=", ".join(progress_parts(status)))
 
 
 def _slice(pin: DatasetPin) -> dict[str, Any]:
