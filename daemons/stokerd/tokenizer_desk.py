@@ -51,6 +51,8 @@ class TokenizerDesk:
 
     def task(self) -> dict[str, Any] | None:
         """What is to be done now; None when the tokenizer is frozen or its files are not there yet."""
+        if self._pinning.pin is not None:
+            return None
         staged = {
             sha256: self._tasks.parquet(self._book.sources[path]) for sha256, path in self._staged().items()
         }
