@@ -3,7 +3,7 @@ configuration asks for something else by now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +15,17 @@ from stokerd.shard_tasks import MODULES, PREPARE, ShardTasks, preparing
 from stokerd.source_book import SourceBook
 
 
-def warm_up(crew: Crew, tasks: ShardTasks, tokenizer: Path | None, *, sample: bool) -> None:
+def warm_up(crew: Crew, tasks: ShardTasks, tokenizer: Path | None, wanted: Mapping[str, int]) -> None:
     """Have workers do their imports while the disks are looked at, and load their engines where the tokenizer
-    is known; `sample` as in Limits."""
-    for activity in ("stage", "sample", "build") if sample else ("stage", "build"):
+    is known: as many as are `wanted` by activity."""
+    for activity, count in wanted.items():
         module, quiet_s = MODULES[activity]
         if activity == "stage" or tokenizer is None:
-            crew.warm_up(module)
-        else:
-            task = tasks.prepare(tokenizer)
-            crew.start(PREPARE, preparing(activity), module, task, quiet_s=quiet_s, warm=True)
+            crew.warm_up(module, count)
+            continue
+        for number in range(count):
+            subject, task = f"{preparing(activity)}{number}", tasks.prepare(tokenizer)
+            crew.start(PREPARE, subject, module, task, quiet_s=quiet_s, warm=True)
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

@@ -206,8 +206,9 @@ class ShardTasks:
 
 
 def preparing(activity: str) -> str:
-    """What a worker that prepares for an activity is known by; no source's path begins with a slash."""
-    return f"/{PREPARE}-{activity}"
+    """What workers that prepare for an activity are known by, with a number behind; no source's path begins
+    with a slash."""
+    return f"/{PREPARE}-{activity}-"
 
 
 def temporary_of(directory: str) -> str:

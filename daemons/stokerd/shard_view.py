@@ -99,8 +99,8 @@ class ShardView:
 
     def _paused_until(self, activity: str) -> float:
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
-        if preparing(activity) in self.crew:
-            return float("inf")  # it is sooner ready than another process
+        if any(job.subject.startswith(preparing(activity)) for job in self.crew.jobs):
+            return float("inf")  # they are sooner ready than another process
         return max(until, self.away.until) if activity == "stage" else until
 
     def _may_build(self, path: str) -> bool:

@@ -215,8 +215,10 @@ class StageShard:
         self.watch_state()
         try:
             # Of files that have a receipt, or a record that says more, those that are open count.
-            if self.book.sources.count(*OPEN) if self.book.sources else self.shelf.read():
-                warm_up(self.crew, self.tasks, self.pinning.tokenizer_file, sample=self.limits.sample)
+            files = self.book.sources.count(*OPEN) if self.book.sources else len(self.shelf.read())
+            wanted = {"stage": min(files, 1), "sample": min(files, int(self.limits.sample))}
+            wanted["build"] = min(files, self.parallelism.builders)
+            warm_up(self.crew, self.tasks, self.pinning.tokenizer_file, wanted)
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
