@@ -115,7 +115,8 @@ class SourceOutcomes:
             case "out_of_memory" | "over_memory":
                 self._short_of_memory(job, source, verdict)
             case "killed":  # by hand, or with the daemon's own stop: nobody is to blame
-                self._try_again(job, source, verdict.reason, wait_s=RETRY_S)
+                wait_s = max(RETRY_S, self._patience.failed(source.path))  # longer, if it goes on and on
+                self._try_again(job, source, verdict.reason, wait_s=wait_s)
             case "died" if verdict.doubtful:
                 self._doubt(job, source, verdict.reason)
             case "died":
