@@ -188,7 +188,8 @@ class Yard(ABC):
         if job.subject == self.sweeper:
             self._swept(job, ended)
             return
-        if ended.code == LockHeld.exit_code and ended.error:
+        # By its name: a lister that is asked to stop, as this daemon is about to be, ends with the same code.
+        if ended.error and ended.error["type"] == LockHeld.__name__:
             raise LockHeld(str(ended.error["message"]))
         self._owned, self.disk, self.measured = False, None, False
         self._asked_at = self._silent_since = None

@@ -243,3 +243,24 @@ def test_a_drain_ends_although_every_worker_on_one_file_is_killed(tmp_path: Path
     assert (ended.returncode, "1 not finished: killed.parquet" in ended.stderr) == (0, True)
     assert data.states() == {"good.parquet": "released", "killed.parquet": "building"}
     assert data.sources()["killed.parquet"].deaths == (), "nobody is to blame"
+
+
+def test_a_lister_that_is_asked_to_stop_is_not_taken_for_another_owner_of_hot(tmp_path: Path) -> None:
+    """A service manager's TERM reaches it sooner than the daemon, now and then."""
+    data = files(tmp_path, "000")
+
+    def listers(daemon: RunningDaemon) -> list[psutil.Process]:
+        found = []
+        for each in psutil.Process(daemon.pid).children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                found += [each] if "lister_worker" in " ".join(each.cmdline()) else []
+        return found
+
+    with running(data) as daemon:
+        wait_until(lambda: data.states() == {"000.parquet": "released"}, what="the first set")
+        (first,) = listers(daemon)
+        first.terminate()
+        wait_until(lambda: [one for one in listers(daemon) if one.pid != first.pid], what="another lister")
+        write_fineweb(data.source / "001.parquet", 150, seed=1)
+        assert data.once("download_watchdog").returncode == 0
+        wait_until(lambda: data.states() == TWO, what="the second set")
