@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -186,6 +188,35 @@ def test_each_filter_books_what_it_drops_and_the_first_one_has_it(tmp_path: Path
     assert selection.keep.tolist() == [row in (2, 6) for row in range(10)]
     assert selection.chars == 6 + 11
     assert batch.chars[:3].tolist() == [0, 5, 6]
+
+
+def test_a_language_that_is_no_utf8_is_none_of_those_wanted(tmp_path: Path) -> None:
+    languages = pa.array([b"en", b"\xff", None], pa.binary()).view(pa.string())
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "language": languages}), path)
+    filters = Filters(languages=("en",))
+    batch = next(ParquetText(path, "text", filters.columns()).batches())
+    assert select(batch, make_filters(filters)).keep.tolist() == [True, False, False]
+
+
+def test_nothing_heavy_is_loaded_to_read_and_filter_a_batch(tmp_path: Path) -> None:
+    """Arrow loads pandas, where it is installed, for much that looks harmless: 0.3 s and 30 MB a builder."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["a", None], "language": ["en", None], "score": [0.5, None]}), path)
+    reading = """if True:
+        import sys
+        from pathlib import Path
+        from stoker.shards import build_worker, engine_worker
+        from stoker.shards.filters import make_filters, select
+        from stoker.shards.identity import Filters
+        from stoker.shards.parquet import ParquetText
+        filters = Filters(min_chars=1, languages=("en",), at_least={"score": 0.5})
+        batch = next(ParquetText(Path(sys.argv[1]), "text", filters.columns()).batches())
+        assert select(batch, make_filters(filters)).keep.tolist() == [True, False]
+        print(*{"pandas", "torch"} & set(sys.modules))
+    """
+    loaded = subprocess.run([sys.executable, "-c", reading, path], capture_output=True, check=True)
+    assert loaded.stdout.split() == []
 
 
 def test_a_threshold_on_a_column_that_holds_no_numbers_is_the_files_fault(parquet: Path) -> None:
