@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -159,6 +158,8 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
     except (pa.ArrowException, OSError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
             raise
+        import psutil  # noqa: PLC0415 - 10 ms of each worker's start, for a footer that nearly no file has
+
         if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
             raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error
         most = f"more than {FOOTER_MEMORY_BYTES >> 20} MiB of memory"

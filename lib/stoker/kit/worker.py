@@ -41,6 +41,8 @@ STALL_LOOKS = 8  # looks at its CPU time in a stall time: a halt is found that m
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
 # Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
 _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# Workers scale by processes; numpy's pool of threads, which none of them uses, doubles what loading it takes.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # What the service manager and the tests tell the daemon is not for its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
@@ -134,7 +136,7 @@ class Worker:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=tuple(pass_fds),
-                env=child_environment({**(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
+                env=child_environment({**ONE_THREAD, **(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
                 process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
             )
         except OSError as error:
