@@ -9,7 +9,7 @@ import os
 import pyarrow as pa
 
 ROOM = 128 << 20  # what a builder may take on top of what its tokenizer alone takes
-CACHE_ROOM = 80 << 20  # the same before the engine forgets the words it has seen: it grows by 60 MB at once
+CACHE_ROOM = 100 << 20  # the same before the engine forgets the words it has seen: it grows by 60 MB at once
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
