@@ -104,8 +104,12 @@ class Crew:
 
     def warm_up(self, module: str, count: int = 1) -> None:
         """Have so many idle workers of a module, its imports done, for tasks that are about to come."""
-        while self._pool.idle(module) < count:
+        while self.idle(module) < count:
             self._pool.put(module, self._start(module, None, f"idle {module}", keep_open=True))
+
+    def idle(self, module: str) -> int:
+        """How many workers of a module wait for a task."""
+        return self._pool.idle(module)
 
     def _start(
         self, module: str, task: Mapping[str, Any] | None, name: str, *, keep_open: bool, **bounds: Any

@@ -3,29 +3,51 @@ configuration asks for something else by now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
-from stokerd.shard_tasks import MODULES, PREPARE, ShardTasks, preparing
+from stokerd.shard_tasks import MODULES, PREPARE, ShardTasks
 from stokerd.source_book import SourceBook
 
 
-def warm_up(crew: Crew, tasks: ShardTasks, tokenizer: Path | None, wanted: Mapping[str, int]) -> None:
-    """Have workers do their imports while the disks are looked at, and load their engines where the tokenizer
-    is known: as many as are `wanted` by activity."""
-    for activity, count in wanted.items():
+class Preparation:
+    """Has workers ready when the first files are: what each loads takes longer than what the others wait for.
+
+    The sampler comes first, since the first file needs it before it needs a builder; then one builder after
+    another, as many as `builders`. More at once would have the first one wait for the last.
+    """
+
+    def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning) -> None:
+        self._crew, self._tasks, self._pinning = crew, tasks, pinning
+        self._builders = 0
+
+    def begin(self, *, sampler: bool, builders: int) -> None:
+        """Start what can load while the disks are looked at; a tokenizer is taken over after that."""
+        self._builders = builders
+        self._crew.warm_up(MODULES["stage"][0])
+        if sampler and self._pinning.pin is not None:
+            self._load("sample")
+        elif sampler:
+            self._crew.warm_up(MODULES["sample"][0])
+
+    def go_on(self) -> None:
+        """Have the next builder load the engine, where the tokenizer is known."""
+        module, _ = MODULES["build"]
+        loading = any(job.activity == PREPARE and job.module == module for job in self._crew.jobs)
+        if self._builders and not loading and self._pinning.tokenizer_file is not None:
+            self._load("build")
+            self._builders -= 1
+
+    def _load(self, activity: str) -> None:
         module, quiet_s = MODULES[activity]
-        if activity == "stage" or tokenizer is None:
-            crew.warm_up(module, count)
-            continue
-        for number in range(count):
-            subject, task = f"{preparing(activity)}{number}", tasks.prepare(tokenizer)
-            crew.start(PREPARE, subject, module, task, quiet_s=quiet_s, warm=True)
+        tokenizer = self._pinning.tokenizer_file
+        assert tokenizer is not None
+        subject = f"/{PREPARE}-{activity}"  # no source's path begins with a slash
+        self._crew.start(PREPARE, subject, module, self._tasks.prepare(tokenizer), quiet_s=quiet_s, warm=True)
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

@@ -41,6 +41,7 @@ MODULES: Mapping[str, tuple[str, float]] = {
 
 
 PREPARE = "prepare"  # the activity of a worker that loads what it needs for the first file
+LOADING = (PREPARE, "tokenizer")  # a sampler may do so while it takes the tokenizer over
 
 # Done by workers that go on to the next task.
 WARM = frozenset(("stage", "sample", "build", "release", "sweep"))
@@ -203,12 +204,6 @@ class ShardTasks:
             "reason": {"path": source.path, "sha256": source.sha256, **finding},
             "budget_bytes": self._pipeline.quarantine.keep_bytes,
         }
-
-
-def preparing(activity: str) -> str:
-    """What workers that prepare for an activity are known by, with a number behind; no source's path begins
-    with a slash."""
-    return f"/{PREPARE}-{activity}-"
 
 
 def temporary_of(directory: str) -> str:

@@ -24,7 +24,7 @@ from stokerd.pinning import Pinning
 from stokerd.residence import Residence
 from stokerd.set_moves import SetMoves
 from stokerd.set_requests import SetRequests
-from stokerd.shard_tasks import ShardTasks, preparing
+from stokerd.shard_tasks import LOADING, MODULES, ShardTasks
 from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes, paused
@@ -98,9 +98,11 @@ class ShardView:
         return replace(situation, recallable=recallable(situation, self.shelves()), urgent=urgent)
 
     def _paused_until(self, activity: str) -> float:
+        module, _ = MODULES[activity]
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
-        if any(job.subject.startswith(preparing(activity)) for job in self.crew.jobs):
-            return float("inf")  # they are sooner ready than another process
+        loading = any(job.activity in LOADING and job.module == module for job in self.crew.jobs)
+        if loading and not self.crew.idle(module):
+            return float("inf")  # it is sooner ready than another process
         return max(until, self.away.until) if activity == "stage" else until
 
     def _may_build(self, path: str) -> bool:

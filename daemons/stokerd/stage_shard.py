@@ -28,10 +28,10 @@ from stokerd.drain import Drain
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.fresh_start import (
+    Preparation,
     acquit_for_other_columns,
     begin_new_version,
     restore_formers,
-    warm_up,
 )
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
@@ -92,6 +92,7 @@ class StageShard:
         self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
+        self.preparation = Preparation(self.crew, self.tasks, self.pinning)
         self.book = SourceBook(self.layout, self.dataset, self.events)
         self.shelf = receipt_shelf(self.layout, self.dataset, patient=True)
         self.listing = ListingReader(self.layout, self.dataset)
@@ -113,13 +114,7 @@ class StageShard:
         if warm is not None:
             self.warm = WarmYard(*at, root=warm, tasks=self.tasks, book=book, told=told)
         self.space = DiskSpace(
-            context,
-            crew=crew,
-            book=book,
-            pinning=self.pinning,
-            told=told,
-            hot=self.yard,
-            warm=self.warm,
+            context, crew=crew, book=book, pinning=self.pinning, told=told, hot=self.yard, warm=self.warm
         )
         self.residence = Residence(context, book, self.space, self.pinning, told, self.patience, self.warm)
 
@@ -216,9 +211,9 @@ class StageShard:
         try:
             # Of files that have a receipt, or a record that says more, those that are open count.
             files = self.book.sources.count(*OPEN) if self.book.sources else len(self.shelf.read())
-            wanted = {"stage": min(files, 1), "sample": min(files, int(self.limits.sample))}
-            wanted["build"] = min(files, self.parallelism.builders)
-            warm_up(self.crew, self.tasks, self.pinning.tokenizer_file, wanted)
+            if files:
+                builders = min(files, self.parallelism.builders)
+                self.preparation.begin(sampler=self.limits.sample, builders=builders)
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
@@ -308,6 +303,7 @@ class StageShard:
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
         self.tokenizer.start_if_ready()
+        self.preparation.go_on()
         self.imports.begin()
         for yard in (self.yard, self.warm):
             yard.sweep()
@@ -367,7 +363,9 @@ class StageShard:
             yard.hear(message)
         elif job.activity == "import":
             self.imports.hear(job, message)
-        elif job.subject != TOKENIZER and job.activity != PREPARE:
+        elif job.subject == TOKENIZER:
+            self.tokenizer.hear(message)
+        elif job.activity != PREPARE:
             self.outcomes.hear(job, message)
         self.board.hear(job, message)
 

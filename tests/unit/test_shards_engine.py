@@ -232,18 +232,27 @@ def count_engines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[s
     return made
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "prepared", "took the tokenizer over"])
 def test_both_engines_are_kept_for_the_next_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, prepared: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     made = count_engines(monkeypatch, engine_worker)
     task = task_for(tmp_path, tokenizer_like("gpt2"))
-    if prepared:
-        monkeypatch.setattr(engine_worker, "_kept", [])
+    monkeypatch.setattr(engine_worker, "_kept", [])
+    if before == "prepared":
         task_before = {"prepare": "fastokens", "tokenizer_file": task["tokenizer_file"]}
         assert engine_worker.main(task_before, Recorder()) == {"status": "prepared", "reason": ""}  # type: ignore[arg-type]
         assert made == ["tokenizers", "fastokens"]
-    first = engine_worker.main(task, Recorder()) if prepared else sample(task)  # type: ignore[arg-type]
+    elif before == "took the tokenizer over":
+        given, told = Path(str(task["tokenizer_file"])), Recorder()
+        target = tmp_path / "frozen" / "tokenizer.json"
+        frozen = engine_worker.main({"file": str(given), "target": str(target)}, told)  # type: ignore[arg-type]
+        assert target.read_bytes() == given.read_bytes()
+        assert frozen["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
+        assert told.messages == [{"kind": "frozen", **frozen}]
+        assert made == ["tokenizers", "fastokens"]
+        task["tokenizer_file"] = str(target)
+    first = engine_worker.main(task, Recorder())  # type: ignore[arg-type]
     assert engine_worker.main(task, Recorder()) == first  # type: ignore[arg-type]
     assert made == ["tokenizers", "fastokens"]
     other = task_for(tmp_path, tokenizer_like("llama3"))

@@ -3,8 +3,9 @@
 Task: {"parquet", "source": {"sha256"}, "text_column", "tokenizer_file", "read_rows"}. It encodes a sample of
 the file's text, and odd texts once a tokenizer, with the fast engine and with the reference. Result: `status`
 sampled with `engine`, fastokens where both gave the same, else tokenizers with the `reason`; bad or changed
-as the build worker says it. It reads only, and can be stopped anywhere. With "prepare" and "tokenizer_file"
-alone it loads both engines for the next task.
+as the build worker says it. It can be stopped anywhere. With "prepare" and "tokenizer_file" alone it loads
+both engines for the next task; with "file" and "target" it first takes a given tokenizer over, as the
+tokenizer worker does, and tells it by the message `frozen`: one process less to load before the first set.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from stoker.shards.probes import probes
 from stoker.shards.readers import READERS
 from stoker.shards.sealing import still_staged
 from stoker.shards.tokenizer import reload_tokenizer
+from stoker.shards.tokenizer_worker import take_over
 
 PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
 LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
@@ -41,6 +43,11 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "prepare" in task:
         return {"status": "prepared", "reason": _engines_for(Path(task["tokenizer_file"])).refused}
+    if "target" in task:
+        frozen = take_over(task)
+        report("frozen", **frozen)
+        _engines_for(Path(task["target"]))
+        return frozen
     parquet = Path(task["parquet"])
     try:
         engines = _engines_for(Path(task["tokenizer_file"]))

@@ -26,7 +26,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Train the tokenizer, or check the given one, and put it at the target."""
     one_thread()
     if "file" in task:
-        return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), task)
+        return take_over(task)
     from stoker.shards.parquet import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
@@ -41,7 +41,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         raise DataError("no text to train a tokenizer on: every row of the files given is null or empty")
     if changed := _changed(text.used, task, report):
         return {"changed": changed}
-    frozen = _freeze(data, "the tokenizer just trained", task)
+    frozen = _freeze(data, "the tokenizer just trained", Path(task["target"]))
     return {**frozen, "trained_on": text.used, "text_bytes": text.text_bytes}
 
 
@@ -52,9 +52,13 @@ def _changed(files: list[str], task: dict[str, Any], report: Report) -> list[str
     return [file for file in files if not still_staged(Path(file), staged[file], report)]
 
 
-def _freeze(data: bytes, where: str, task: dict[str, Any]) -> dict[str, Any]:
+def take_over(task: dict[str, Any]) -> dict[str, Any]:
+    """Check the given tokenizer and put it at the target; raises TokenizerUnsupported, OSError."""
+    return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
+
+
+def _freeze(data: bytes, where: str, target: Path) -> dict[str, Any]:
     tokenizer = examine_tokenizer(data, where)
-    target = Path(task["target"])
     make_dir(target.parent)
     write_atomic(target, data)
     return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eot": tokenizer.eot}
