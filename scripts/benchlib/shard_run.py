@@ -19,7 +19,8 @@ from stoker.config.schema import Pipeline
 from stoker.kit.process import children_tree
 
 LONGEST_S = 1800.0
-EVERY_S = 0.03
+EVERY_S, FIRST_EVERY_S = 0.1, 0.03  # looking costs time that is being measured
+BUILDERS_EVERY_S = 1.0  # a look at every process there is
 SCRIPTS = Path(sys.executable).parent
 
 PIPELINE = """\
@@ -112,24 +113,33 @@ def _finish(process: subprocess.Popen[bytes], file: Path) -> None:
 
 def _watch(pid: int, pipeline: Pipeline, watched: Watched, done: threading.Event) -> None:
     building, sets = pipeline.hot_layout.building, pipeline.hot_layout.shards(pipeline.dataset.name)
-    while not done.wait(EVERY_S):
+    builders: list[int] = []
+    looked = -BUILDERS_EVERY_S
+    while not done.wait(EVERY_S if watched.first_commit_s else FIRST_EVERY_S):
         now = time.monotonic() - watched.launched
         if not watched.first_commit_s and any(building.glob("*/progress.json")):
             watched.first_commit_s = now
         there = len([each for each in sets.glob("*") if not each.name.startswith(".")])
         watched.published += [now] * (there - len(watched.published))
-        sizes = [_memory(child.pid) for child in children_tree(pid)]
+        if now - looked >= BUILDERS_EVERY_S:
+            looked, builders = now, [child.pid for child in children_tree(pid) if _builds(child.pid)]
+        sizes = [_memory(builder) for builder in builders]
         watched.builders.append((now, max((size for size, _ in sizes), default=0)))
         watched.peak_bytes = max([watched.peak_bytes, *(peak for _, peak in sizes)])
 
 
+def _builds(pid: int) -> bool:
+    with suppress(OSError):
+        return b"build_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def _memory(pid: int) -> tuple[int, int]:
-    """Resident bytes of a builder, now and at most; 0 for anything else."""
+    """Resident bytes of a builder, now and at most; 0 for one that is gone."""
     with suppress(OSError, IndexError):
-        if b"build_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            status = Path(f"/proc/{pid}/status").read_text()
-            now, most = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "VmHWM"))
-            return now * 1024, most * 1024
+        status = Path(f"/proc/{pid}/status").read_text()
+        now, most = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "VmHWM"))
+        return now * 1024, most * 1024
     return 0, 0
 
 
