@@ -76,12 +76,14 @@ class Crew:
         quiet_s: float,
         keep_open: bool = False,
         warm: bool = False,
+        another: bool = False,
         stacks: bool = False,
     ) -> Job:
         """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
         bounds of its activity; with `stacks` so that it leaves them on its standard error.
 
-        warm: an idle worker of that module takes it if there is one, and is idle again after its result.
+        warm: an idle worker of that module takes it if there is one (none with `another`), and is idle again
+        after its result.
         keep_open leaves its input open for a conversation.
         """
         assert subject not in self._jobs, f"{subject} is being worked on"
@@ -91,7 +93,7 @@ class Crew:
             "stall_s": self.stall_s.get(activity),
             "most_rss_bytes": self.most_rss_bytes.get(activity),
         }
-        worker = self._pool.take(module) if warm else None
+        worker = self._pool.take(module) if warm and not another else None
         if worker is None:
             more = {"stacks": True} if stacks else {}
             worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds, **more)

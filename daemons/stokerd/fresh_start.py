@@ -36,18 +36,22 @@ class Preparation:
 
     def go_on(self) -> None:
         """Have the next builder load the engine, where the tokenizer is known."""
+        if not self._builders or self._pinning.tokenizer_file is None:
+            return
         module, _ = MODULES["build"]
-        loading = any(job.activity == PREPARE and job.module == module for job in self._crew.jobs)
-        if self._builders and not loading and self._pinning.tokenizer_file is not None:
+        at_work = [job.activity for job in self._crew.jobs if job.module == module]
+        if len(at_work) + self._crew.idle(module) >= self._builders:
+            self._builders = 0  # they are there, and from now on they come with the work
+        elif PREPARE not in at_work:
             self._load("build")
-            self._builders -= 1
 
     def _load(self, activity: str) -> None:
         module, quiet_s = MODULES[activity]
         tokenizer = self._pinning.tokenizer_file
         assert tokenizer is not None
         subject = f"/{PREPARE}-{activity}"  # no source's path begins with a slash
-        self._crew.start(PREPARE, subject, module, self._tasks.prepare(tokenizer), quiet_s=quiet_s, warm=True)
+        task = self._tasks.prepare(tokenizer)
+        self._crew.start(PREPARE, subject, module, task, quiet_s=quiet_s, warm=True, another=True)
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

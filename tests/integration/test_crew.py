@@ -94,6 +94,14 @@ def test_a_worker_made_ahead_is_there_for_the_first_task(crew: Crew) -> None:
     assert (heard(crew, "a").result or {})["pid"] in ahead
 
 
+def test_another_worker_is_none_of_the_idle_ones_and_is_kept_as_they_are(crew: Crew) -> None:
+    crew.warm_up(WARM)
+    ahead = crew.pids
+    start(crew, "a", {"do": "pid"}, another=True)
+    assert (heard(crew, "a").result or {})["pid"] not in ahead
+    assert crew.idle(WARM) == 2
+
+
 def test_a_recycled_worker_is_not_kept(crew: Crew) -> None:
     start(crew, "a", {"do": "recycle"})
     old = (heard(crew, "a").result or {})["pid"]

@@ -100,7 +100,12 @@ def test_many_texts_in_one_call_are_encoded_as_each_alone() -> None:
 def test_an_engine_whose_definition_still_has_a_special_token_is_found_out() -> None:
     tokenizer = frozen()
     dirty = FrozenTokenizer(
-        tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot, tokenizer.special_ids, TRAINED.decode()
+        tokenizer.sha256,
+        tokenizer.vocab_size,
+        tokenizer.eot,
+        tokenizer.special,
+        tokenizer.special_ids,
+        TRAINED.decode(),
     )
     with pytest.raises(DataError, match="special token"):
         HFEngine(dirty).encode([END_OF_TEXT])

@@ -14,7 +14,6 @@ from stoker.shards.one_thread import one_thread
 
 # isort: split
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -29,8 +28,8 @@ from stoker.shards.parquet import BadParquet
 from stoker.shards.probes import probes
 from stoker.shards.readers import READERS
 from stoker.shards.sealing import still_staged
-from stoker.shards.tokenizer import reload_tokenizer
-from stoker.shards.tokenizer_worker import take_over
+from stoker.shards.tokenizer import FrozenTokenizer, reload_tokenizer
+from stoker.shards.tokenizer_worker import as_pinned, take_over
 
 PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
 LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
@@ -44,10 +43,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     if "prepare" in task:
         return {"status": "prepared", "reason": _engines_for(Path(task["tokenizer_file"])).refused}
     if "target" in task:
-        frozen = take_over(task)
-        report("frozen", **frozen)
-        _engines_for(Path(task["target"]))
-        return frozen
+        tokenizer = take_over(task)
+        report("frozen", **as_pinned(tokenizer))
+        _keep(tokenizer)
+        return as_pinned(tokenizer)
     parquet = Path(task["parquet"])
     try:
         engines = _engines_for(Path(task["tokenizer_file"]))
@@ -100,21 +99,22 @@ _kept: list[_Engines] = []  # one at most
 
 
 def _engines_for(tokenizer_file: Path) -> _Engines:
-    data = tokenizer_file.read_bytes()
-    fingerprint = hashlib.sha256(data).hexdigest()
+    fingerprint = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
     if not _kept or _kept[0].fingerprint != fingerprint:
-        _kept.clear()
-        tokenizer = reload_tokenizer(tokenizer_file)
-        reference = make_engine(HF_TOKENIZERS, tokenizer)
-        special = [token["content"] for token in json.loads(data)["added_tokens"]]
-        fast: Engine | None = None
-        try:
-            fast = make_engine(FASTOKENS, tokenizer)
-            refused = _difference(reference, fast, probes(special), "odd texts")
-        except EngineUnsupported as error:
-            refused = str(error)
-        _kept.append(_Engines(fingerprint, reference, None if refused else fast, refused))
+        _keep(reload_tokenizer(tokenizer_file))
     return _kept[0]
+
+
+def _keep(tokenizer: FrozenTokenizer) -> None:
+    _kept.clear()
+    reference = make_engine(HF_TOKENIZERS, tokenizer)
+    fast: Engine | None = None
+    try:
+        fast = make_engine(FASTOKENS, tokenizer)
+        refused = _difference(reference, fast, probes(tokenizer.special), "odd texts")
+    except EngineUnsupported as error:
+        refused = str(error)
+    _kept.append(_Engines(tokenizer.sha256, reference, None if refused else fast, refused))
 
 
 def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -> str:

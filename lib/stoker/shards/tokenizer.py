@@ -43,12 +43,14 @@ class FrozenTokenizer:
     """A tokenizer as builds use it.
 
     `sha256` is the file's fingerprint, `vocab_size` one more than the highest id, `eot` the end-of-text id,
-    `special_ids` what no text may encode to, `definition` the tokenizer.json that engines are built from.
+    `special` are the tokens no text may become, `special_ids` their ids, `definition` is the tokenizer.json
+    that engines are built from.
     """
 
     sha256: str
     vocab_size: int
     eot: int
+    special: frozenset[str]
     special_ids: frozenset[int]
     definition: str
 
@@ -110,6 +112,7 @@ def _examine(data: bytes, where: str) -> FrozenTokenizer:
         sha256=hashlib.sha256(data).hexdigest(),
         vocab_size=max(ids.values()) + 1,
         eot=ids[eot],
+        special=frozenset(special),
         special_ids=frozenset(ids[content] for content in special),
         definition=plain,
     )
