@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -141,7 +142,7 @@ def test_a_footer_that_is_made_to_hurt_takes_little_memory_and_harms_nothing_aft
 
 def test_a_machine_without_memory_convicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = many(tmp_path / "a.parquet")
-    monkeypatch.setattr(footer.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 20}))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 20}))
     with pytest.raises(MemoryError):
         preflight(path, "text")
 
