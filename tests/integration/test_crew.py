@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from stoker.kit.wait import Waiter
 from stoker.kit.worker import WorkerExit
 from stokerd import crew as crew_module
 from stokerd.crew import ABANDONED, Crew
+from stokerd.fresh_start import Preparation
+from stokerd.shard_tasks import MODULES
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
 from support.processes import wait_gone
+from support.tokenizers import tokenizer_like
 from support.waiting import LONG_S, wait_until
 
 TALKING, WARM = "support.talking_worker", "support.warm_worker"
@@ -100,6 +104,48 @@ def test_another_worker_is_none_of_the_idle_ones_and_is_kept_as_they_are(crew: C
     start(crew, "a", {"do": "pid"}, another=True)
     assert (heard(crew, "a").result or {})["pid"] not in ahead
     assert crew.idle(WARM) == 2
+
+
+def test_builders_get_ready_one_after_another_and_no_more_than_are_wanted(crew: Crew, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_like("gpt2"))
+    build = MODULES["build"][0]
+    preparation = Preparation(crew, prepares(tokenizer), pinned(tokenizer))
+    preparation.begin(sampler=False, builders=2)
+    assert crew.idle(MODULES["stage"][0]) == 1
+
+    for ready in (1, 2):
+        preparation.go_on()
+        preparation.go_on()  # while that one loads
+        (loading,) = crew.jobs
+        ended = heard(crew, loading.subject)
+        assert (ended.result, crew.idle(build)) == ({"status": "prepared"}, ready)
+    preparation.go_on()
+    assert not crew.jobs
+    crew.start(
+        "build", "a", build, {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}, quiet_s=LONG_S
+    )
+    preparation.go_on()  # they were there once
+    assert [job.subject for job in crew.jobs] == ["a"]
+
+
+def test_no_builder_is_loaded_beside_those_that_build_already(crew: Crew, tmp_path: Path) -> None:
+    preparation = Preparation(crew, prepares(tmp_path), pinned(tmp_path))
+    preparation.begin(sampler=False, builders=1)
+    crew.start("build", "a", MODULES["build"][0], {}, quiet_s=LONG_S)
+    preparation.go_on()
+    assert [job.subject for job in crew.jobs] == ["a"]
+
+
+def prepares(tokenizer: Path) -> Any:
+    """Tasks, as far as preparing goes."""
+    task = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
+    return SimpleNamespace(prepare=lambda asked: task if asked == tokenizer else None)
+
+
+def pinned(tokenizer: Path) -> Any:
+    """A dataset that has its tokenizer."""
+    return SimpleNamespace(pin=object(), tokenizer_file=tokenizer)
 
 
 def test_a_recycled_worker_is_not_kept(crew: Crew) -> None:
