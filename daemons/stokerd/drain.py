@@ -10,6 +10,7 @@ from stoker.corpus.schedule import decide
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import StorageError, Transient, UnavailableError
 from stokerd.shard_board import summary
+from stokerd.shard_tasks import PREPARE
 from stokerd.shard_view import ShardView
 
 
@@ -27,8 +28,8 @@ class Drain:
         if warm.configured:
             seen = seen and warm.known and warm.measured and warm.tidy
             seen = seen and (view.residence.tried or not view.space.short)
-        stuck = {job.subject for job in view.crew.jobs if job.abandoned}
-        if not seen or view.shelf.behind or view.crew.busy.keys() - {hot.lister, warm.lister} - stuck:
+        idle = {job.subject for job in view.crew.jobs if job.abandoned or job.activity == PREPARE}
+        if not seen or view.shelf.behind or view.crew.busy.keys() - {hot.lister, warm.lister} - idle:
             return False
         if view.failures.holds_back:  # for a while: it says so, and gives up by itself
             return False

@@ -3,10 +3,12 @@ configuration asks for something else by now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
+from stoker.kit.worker import WorkerExit, WorkerNotStarted
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
@@ -18,32 +20,43 @@ class Preparation:
     """Has workers ready when the first files are: what each loads takes longer than what the others wait for.
 
     The sampler comes first, since the first file needs it before it needs a builder; then one builder after
-    another, as many as `builders`. More at once would have the first one wait for the last.
+    another. More at once would have the first one wait for the last. Each is tried once: nobody waits for
+    them, and what they cannot load is told when a file needs it.
     """
 
     def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning) -> None:
         self._crew, self._tasks, self._pinning = crew, tasks, pinning
-        self._builders = 0
+        self._builders = 0  # yet to be loaded
 
     def begin(self, *, sampler: bool, builders: int) -> None:
         """Start what can load while the disks are looked at; a tokenizer is taken over after that."""
         self._builders = builders
-        self._crew.warm_up(MODULES["stage"][0])
-        if sampler and self._pinning.pin is not None:
-            self._load("sample")
-        elif sampler:
-            self._crew.warm_up(MODULES["sample"][0])
+        with suppress(WorkerNotStarted):
+            self._crew.warm_up(MODULES["stage"][0])
+            if sampler and self._pinning.pin is not None:
+                self._load("sample")
+            elif sampler:
+                self._crew.warm_up(MODULES["sample"][0])
 
-    def go_on(self) -> None:
-        """Have the next builder load the engine, where the tokenizer is known."""
+    def go_on(self, allowed: Callable[[], int]) -> None:
+        """Have the next builder load the engine where the tokenizer is known; `allowed`: how many may be now."""
         if not self._builders or self._pinning.tokenizer_file is None:
             return
         module, _ = MODULES["build"]
         at_work = [job.activity for job in self._crew.jobs if job.module == module]
-        if len(at_work) + self._crew.idle(module) >= self._builders:
-            self._builders = 0  # they are there, and from now on they come with the work
-        elif PREPARE not in at_work:
+        if PREPARE in at_work:
+            return
+        if len(at_work) + self._crew.idle(module) >= allowed():
+            self._builders = 0  # from now on they come with the work
+            return
+        self._builders -= 1
+        with suppress(WorkerNotStarted):
             self._load("build")
+
+    def ended(self, ended: WorkerExit) -> None:
+        """One that did not load: no more of them are tried."""
+        if (ended.result or {}).get("status") != "prepared":
+            self._builders = 0
 
     def _load(self, activity: str) -> None:
         module, quiet_s = MODULES[activity]

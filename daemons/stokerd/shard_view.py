@@ -100,8 +100,8 @@ class ShardView:
     def _paused_until(self, activity: str) -> float:
         module, _ = MODULES[activity]
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
-        loading = any(job.activity in LOADING and job.module == module for job in self.crew.jobs)
-        if loading and not self.crew.idle(module):
+        jobs = (job for job in self.crew.jobs if job.module == module and not job.abandoned)
+        if any(job.activity in LOADING for job in jobs) and not self.crew.idle(module):
             return float("inf")  # it is sooner ready than another process
         return max(until, self.away.until) if activity == "stage" else until
 

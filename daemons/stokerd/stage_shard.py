@@ -303,7 +303,7 @@ class StageShard:
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
         self.tokenizer.start_if_ready()
-        self.preparation.go_on()
+        self.preparation.go_on(lambda: self.view.situation().limits.builders)
         self.imports.begin()
         for yard in (self.yard, self.warm):
             yard.sweep()
@@ -342,8 +342,8 @@ class StageShard:
                 continue
             self.yard.measure_soon()
             if job.activity == PREPARE:
-                continue  # what it could not load it tells when it is given a file
-            if job.subject == TOKENIZER:
+                self.preparation.ended(ended)
+            elif job.subject == TOKENIZER:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
                 self.moves.ended(job, ended)

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.kit.process import ProcessId
 from stoker.kit.wait import Waiter
-from stoker.kit.worker import WorkerExit
+from stoker.kit.worker import WorkerExit, WorkerNotStarted
 from stokerd import crew as crew_module
 from stokerd.crew import ABANDONED, Crew
 from stokerd.fresh_start import Preparation
@@ -115,26 +115,69 @@ def test_builders_get_ready_one_after_another_and_no_more_than_are_wanted(crew: 
     assert crew.idle(MODULES["stage"][0]) == 1
 
     for ready in (1, 2):
-        preparation.go_on()
-        preparation.go_on()  # while that one loads
-        (loading,) = crew.jobs
-        ended = heard(crew, loading.subject)
-        assert (ended.result, crew.idle(build)) == ({"status": "prepared"}, ready)
-    preparation.go_on()
+        preparation.go_on(lambda: 8)
+        preparation.go_on(lambda: 8)  # while that one loads
+        assert load_end(crew, preparation).result == {"status": "prepared"}
+        assert crew.idle(build) == ready
+    preparation.go_on(lambda: 8)
     assert not crew.jobs
-    crew.start(
-        "build", "a", build, {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}, quiet_s=LONG_S
-    )
-    preparation.go_on()  # they were there once
-    assert [job.subject for job in crew.jobs] == ["a"]
 
 
-def test_no_builder_is_loaded_beside_those_that_build_already(crew: Crew, tmp_path: Path) -> None:
+def test_a_builder_that_does_not_load_is_not_tried_again(crew: Crew, tmp_path: Path) -> None:
+    missing = tmp_path / "tokenizer.json"
+    preparation = Preparation(crew, prepares(missing), pinned(missing))
+    preparation.begin(sampler=False, builders=4)
+    preparation.go_on(lambda: 4)
+    assert load_end(crew, preparation).result is None
+    preparation.go_on(lambda: 4)
+    assert not crew.jobs
+
+
+def test_builders_that_are_too_large_to_be_kept_are_loaded_once_each(crew: Crew, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_like("gpt2"))
+    crew.recycle_rss_bytes = 1 << 20
+    preparation = Preparation(crew, prepares(tokenizer), pinned(tokenizer))
+    preparation.begin(sampler=False, builders=2)
+    for _ in range(2):
+        preparation.go_on(lambda: 2)
+        load_end(crew, preparation)
+    preparation.go_on(lambda: 2)
+    assert not crew.jobs
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_no_builder_is_loaded_beside_those_that_build_already_or_against_memory(
+    crew: Crew, tmp_path: Path, allowed: int
+) -> None:
     preparation = Preparation(crew, prepares(tmp_path), pinned(tmp_path))
-    preparation.begin(sampler=False, builders=1)
-    crew.start("build", "a", MODULES["build"][0], {}, quiet_s=LONG_S)
-    preparation.go_on()
-    assert [job.subject for job in crew.jobs] == ["a"]
+    preparation.begin(sampler=False, builders=2)
+    if allowed:
+        crew.start("build", "a", MODULES["build"][0], {}, quiet_s=LONG_S)
+    preparation.go_on(lambda: allowed)
+    preparation.go_on(lambda: 2)  # too late
+    assert [job.subject for job in crew.jobs] == ["a"] * allowed
+
+
+def test_without_room_for_a_process_the_first_files_wait_for_their_own_workers(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*args: Any, **options: Any) -> None:
+        raise WorkerNotStarted("no room for another process")
+
+    monkeypatch.setattr(crew, "_start", no_room)
+    preparation = Preparation(crew, prepares(tmp_path), pinned(tmp_path))
+    preparation.begin(sampler=True, builders=1)
+    preparation.go_on(lambda: 1)
+    assert not crew.jobs
+
+
+def load_end(crew: Crew, preparation: Preparation) -> WorkerExit:
+    """How the only worker that loads ended, told as the loop tells it."""
+    (loading,) = crew.jobs
+    ended = heard(crew, loading.subject)
+    preparation.ended(ended)
+    return ended
 
 
 def prepares(tokenizer: Path) -> Any:
