@@ -39,7 +39,7 @@ class Preparation:
                 self._crew.warm_up(MODULES["sample"][0])
 
     def go_on(self, allowed: Callable[[], int]) -> None:
-        """Have the next builder load the engine where the tokenizer is known; `allowed`: how many may be now."""
+        """Have the next builder load the engine, if the tokenizer is known and that many are `allowed`."""
         if not self._builders or self._pinning.tokenizer_file is None:
             return
         module, _ = MODULES["build"]
