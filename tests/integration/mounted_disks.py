@@ -248,7 +248,12 @@ def turn_read_only(place: Path, daemon: RunningDaemon) -> None:
     for worker in workers:
         signal_process(worker, signal.SIGKILL)
     wait_until(lambda: all(has_ended(worker.pid) for worker in workers), what="the end of the workers")
-    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=20)
+
+    def remounted() -> bool:  # a thread that goes after its process has ended still holds the files
+        command = ["mount", "-o", "remount,ro", str(place)]
+        return subprocess.run(command, check=False, timeout=20).returncode == 0
+
+    wait_until(remounted, what="nobody who writes there")
     daemon.process.send_signal(signal.SIGCONT)
 
 
