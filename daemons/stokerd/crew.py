@@ -6,15 +6,17 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.kit.backoff import Backoff
+from stoker.kit.fork_server import FORK_SERVER, ForkServer, reap_adopted
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.sampler import sample_process
 from stoker.kit.wait import Event, FdEvent, Waiter
 from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
+from stoker.kit.worker_launch import room_for
 from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
 from stokerd.warm_pool import WarmPool
@@ -65,6 +67,7 @@ class Crew:
         self.stall_s: Mapping[str, float] = {}  # how long it may neither speak nor compute, by activity
         self.tell: Callable[..., None] = lambda event, **fields: None
         self.on_start: Callable[[Job], None] = lambda job: None
+        self.forked: Collection[str] = ()  # the modules of workers that a fork server has loaded
 
     def start(
         self,
@@ -76,14 +79,12 @@ class Crew:
         quiet_s: float,
         keep_open: bool = False,
         warm: bool = False,
-        another: bool = False,
         stacks: bool = False,
     ) -> Job:
         """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
         bounds of its activity; with `stacks` so that it leaves them on its standard error.
 
-        warm: an idle worker of that module takes it if there is one (none with `another`), and is idle again
-        after its result.
+        warm: an idle worker of that module takes it if there is one, and is idle again after its result.
         keep_open leaves its input open for a conversation.
         """
         assert subject not in self._jobs, f"{subject} is being worked on"
@@ -93,7 +94,7 @@ class Crew:
             "stall_s": self.stall_s.get(activity),
             "most_rss_bytes": self.most_rss_bytes.get(activity),
         }
-        worker = self._pool.take(module) if warm and not another else None
+        worker = self._pool.take(module) if warm else None
         if worker is None:
             more = {"stacks": True} if stacks else {}
             worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds, **more)
@@ -116,12 +117,20 @@ class Crew:
     def _start(
         self, module: str, task: Mapping[str, Any] | None, name: str, *, keep_open: bool, **bounds: Any
     ) -> Worker:
+        environ = {CREW_VARIABLE: self._name}
+        if module == FORK_SERVER:
+            return ForkServer.launch(task, name=name, environ=environ, **bounds)
+        forked = None
+        with room_for(name):
+            if module in self.forked and isinstance(server := self._pool.look(FORK_SERVER), ForkServer):
+                forked = server.fork(module)
         return Worker.start(
             module,
             task,
             name=name,
             deadline_s=None,
-            environ={CREW_VARIABLE: self._name},
+            environ=environ,
+            process=forked,
             keep_open=keep_open,
             **bounds,
         )
@@ -175,6 +184,8 @@ class Crew:
         return any(ended is not None for ended in ends)
 
     def _tend_pool(self, now: float) -> None:
+        if self.forked:
+            reap_adopted(self.pids)
         for died in self._pool.tend(now):
             self.tell("idle_worker_died", level="warning", reason=died.reason())
 

@@ -3,68 +3,83 @@ configuration asks for something else by now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
+from stoker.kit.fork_server import FORK_SERVER
 from stoker.kit.worker import WorkerExit, WorkerNotStarted
-from stokerd.crew import Crew
+from stokerd.crew import Crew, Job
 from stokerd.hot_yard import HotYard
 from stokerd.pinning import Pinning
-from stokerd.shard_tasks import MODULES, PREPARE, ShardTasks
+from stokerd.shard_tasks import FORKED, MODULES, PREPARE, ShardTasks
 from stokerd.source_book import SourceBook
+
+_SERVER = f"/{PREPARE}"  # no source's path begins with a slash
+_LOAD_S = 60.0  # the longest that loading may take
 
 
 class Preparation:
     """Has workers ready when the first files are: what each loads takes longer than what the others wait for.
 
-    The sampler comes first, since the first file needs it before it needs a builder; then one builder after
-    another. More at once would have the first one wait for the last. Each is tried once: nobody waits for
-    them, and what they cannot load is told when a file needs it.
+    A fork server loads it once for all of them: their modules, then the engine while files are staged; and a
+    sampler compares the engines on odd texts meanwhile. Where that fails, and when it was idle for long, each
+    worker loads for itself; a file that comes then has it begin anew.
     """
 
-    def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning) -> None:
+    def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning, *, sampler: bool) -> None:
         self._crew, self._tasks, self._pinning = crew, tasks, pinning
-        self._builders = 0  # yet to be loaded
+        self._sampler = sampler
+        self._engine_loaded = self._sampler_loaded = self._failed = False
+        crew.forked = FORKED
 
-    def begin(self, *, sampler: bool, builders: int) -> None:
-        """Start what can load while the disks are looked at; a tokenizer is taken over after that."""
-        self._builders = builders
-        with suppress(WorkerNotStarted):
-            self._crew.warm_up(MODULES["stage"][0])
-            if sampler and self._pinning.pin is not None:
-                self._load("sample")
-            elif sampler:
-                self._crew.warm_up(MODULES["sample"][0])
+    def begin(self) -> None:
+        """Start the fork server, while nothing is known of files and tokenizer yet."""
+        self._engine_loaded = self._sampler_loaded = False
+        self._start(_SERVER, FORK_SERVER, self._tasks.preload(None))
 
-    def go_on(self, allowed: Callable[[], int]) -> None:
-        """Have the next builder load the engine, if the tokenizer is known and that many are `allowed`."""
-        if not self._builders or self._pinning.tokenizer_file is None:
+    def go_on(self) -> None:
+        """Have loaded what can be by now."""
+        if self._failed or _SERVER in self._crew:
             return
-        module, _ = MODULES["build"]
-        at_work = [job.activity for job in self._crew.jobs if job.module == module]
-        if PREPARE in at_work:
+        if not self._crew.idle(FORK_SERVER):
+            if any(job.activity == "stage" for job in self._crew.jobs):
+                self.begin()
             return
-        if len(at_work) + self._crew.idle(module) >= allowed():
-            self._builders = 0  # from now on they come with the work
-            return
-        self._builders -= 1
-        with suppress(WorkerNotStarted):
-            self._load("build")
-
-    def ended(self, ended: WorkerExit) -> None:
-        """One that did not load: no more of them are tried."""
-        if (ended.result or {}).get("status") != "prepared":
-            self._builders = 0
-
-    def _load(self, activity: str) -> None:
-        module, quiet_s = MODULES[activity]
         tokenizer = self._pinning.tokenizer_file
-        assert tokenizer is not None
-        subject = f"/{PREPARE}-{activity}"  # no source's path begins with a slash
-        task = self._tasks.prepare(tokenizer)
-        self._crew.start(PREPARE, subject, module, task, quiet_s=quiet_s, warm=True, another=True)
+        if tokenizer is not None and not self._engine_loaded:
+            self._engine_loaded = True
+            with suppress(WorkerNotStarted):  # the first file is staged meanwhile
+                self._crew.warm_up(MODULES["stage"][0])
+            self._start(_SERVER, FORK_SERVER, self._tasks.preload(tokenizer))
+        elif tokenizer is not None and self._sampler:
+            self._load_sampler(tokenizer)
+
+    def _load_sampler(self, tokenizer: Path) -> None:
+        module, _ = MODULES["sample"]
+        if self._sampler_loaded or any(job.module == module for job in self._crew.jobs):
+            return
+        self._sampler_loaded = True
+        self._start(f"/{PREPARE}-sampler", module, self._tasks.prepare(tokenizer))
+
+    def _start(self, subject: str, module: str, task: Mapping[str, Any]) -> None:
+        with suppress(WorkerNotStarted):
+            self._crew.start(PREPARE, subject, module, task, quiet_s=_LOAD_S, warm=True)
+
+    def ended(self, job: Job, ended: WorkerExit) -> None:
+        """A fork server that could not load is not tried again."""
+        self._failed |= job.subject == _SERVER and ended.result is None
+
+    def makes_wait(self, activity: str) -> bool:
+        """Whether a worker for it is sooner ready than one that would load for itself."""
+        module, _ = MODULES[activity]
+        if self._crew.idle(module):
+            return False
+        loading = (job.module for job in self._crew.jobs if job.activity == PREPARE and not job.abandoned)
+        return any(each in (module, FORK_SERVER) for each in loading) and module in FORKED
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

@@ -40,8 +40,9 @@ MODULES: Mapping[str, tuple[str, float]] = {
 }
 
 
-PREPARE = "prepare"  # the activity of a worker that loads what it needs for the first file
-LOADING = (PREPARE, "tokenizer")  # a sampler may do so while it takes the tokenizer over
+PREPARE = "prepare"  # the activity of a worker that loads what the next files need
+PRELOAD = "stoker.shards.preload"  # what a fork server loads,
+FORKED = frozenset(MODULES[each][0] for each in ("stage", "tokenizer", "sample", "build"))  # for these
 
 # Done by workers that go on to the next task.
 WARM = frozenset(("stage", "sample", "build", "release", "sweep"))
@@ -101,10 +102,16 @@ class ShardTasks:
             "read_rows": READ_ROWS,
         }
 
-    def prepare(self, tokenizer: Path) -> dict[str, Any]:
-        """Have a worker load the engine that nearly every file is built with."""
+    def preload(self, tokenizer: Path | None) -> dict[str, Any]:
+        """Have a fork server load the workers' modules, or the engine that nearly every file is built with."""
+        if tokenizer is None:
+            return {"module": PRELOAD}
         engine = "tokenizers" if self._pipeline.tokenizer.engine == "tokenizers" else "fastokens"
-        return {"prepare": engine, "tokenizer_file": str(tokenizer)}
+        return {"module": PRELOAD, "engine": engine, "tokenizer_file": str(tokenizer)}
+
+    def prepare(self, tokenizer: Path) -> dict[str, Any]:
+        """Have a sampler load what it compares the engines with."""
+        return {"prepare": True, "tokenizer_file": str(tokenizer)}
 
     def build(self, source: Source, pin: DatasetPin, xxh3: str) -> dict[str, Any]:
         """Make the source's shard set; after a death each row group is committed, to blame one.

@@ -18,13 +18,14 @@ from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FilesList
+from stokerd.fresh_start import Preparation
 from stokerd.hot_yard import HotYard
 from stokerd.landing_desk import LandingDesk
 from stokerd.pinning import Pinning
 from stokerd.residence import Residence
 from stokerd.set_moves import SetMoves
 from stokerd.set_requests import SetRequests
-from stokerd.shard_tasks import LOADING, MODULES, ShardTasks
+from stokerd.shard_tasks import ShardTasks
 from stokerd.source_away import SourceAway
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes, paused
@@ -59,6 +60,7 @@ class ShardView:
     files: FilesList
     away: SourceAway
     landing: LandingDesk
+    preparation: Preparation
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     _unlike: set[str] = field(default_factory=set)
@@ -98,11 +100,9 @@ class ShardView:
         return replace(situation, recallable=recallable(situation, self.shelves()), urgent=urgent)
 
     def _paused_until(self, activity: str) -> float:
-        module, _ = MODULES[activity]
+        if self.preparation.makes_wait(activity):
+            return float("inf")
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
-        jobs = (job for job in self.crew.jobs if job.module == module and not job.abandoned)
-        if any(job.activity in LOADING for job in jobs) and not self.crew.idle(module):
-            return float("inf")  # it is sooner ready than another process
         return max(until, self.away.until) if activity == "stage" else until
 
     def _may_build(self, path: str) -> bool:

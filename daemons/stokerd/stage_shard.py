@@ -92,7 +92,8 @@ class StageShard:
         self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
-        self.preparation = Preparation(self.crew, self.tasks, self.pinning)
+        sampler = self.limits.sample
+        self.preparation = Preparation(self.crew, self.tasks, self.pinning, sampler=sampler)
         self.book = SourceBook(self.layout, self.dataset, self.events)
         self.shelf = receipt_shelf(self.layout, self.dataset, patient=True)
         self.listing = ListingReader(self.layout, self.dataset)
@@ -168,6 +169,7 @@ class StageShard:
             tasks=tasks,
             book=book,
             outcomes=self.outcomes,
+            preparation=self.preparation,
         )
         self.view = ShardView(
             once=self.context.once,
@@ -190,6 +192,7 @@ class StageShard:
             files=FilesList(self.context),
             away=self.away,
             landing=self.landing,
+            preparation=self.preparation,
         )
         self.parallelism = ParallelismDesk(
             self.context,
@@ -212,14 +215,14 @@ class StageShard:
             # Of files that have a receipt, or a record that says more, those that are open count.
             files = self.book.sources.count(*OPEN) if self.book.sources else len(self.shelf.read())
             if files:
-                builders = min(files, self.parallelism.builders)
-                self.preparation.begin(sampler=self.limits.sample, builders=builders)
+                self.preparation.begin()
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
             acquit_for_other_columns(self.book, self.tasks.columns_read)
             if self.context.pipeline.warm is None:
                 forget_copies(self.book, self.events)
+            self.preparation.go_on()
             self.tokenizer.start_if_ready()  # a given one waits for nothing
             self.context.ready("looking at hot")
             while not self.context.stopping:
@@ -302,8 +305,8 @@ class StageShard:
         while self.takes_a_step():
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
+        self.preparation.go_on()
         self.tokenizer.start_if_ready()
-        self.preparation.go_on(lambda: self.view.situation().limits.builders)
         self.imports.begin()
         for yard in (self.yard, self.warm):
             yard.sweep()
@@ -342,7 +345,7 @@ class StageShard:
                 continue
             self.yard.measure_soon()
             if job.activity == PREPARE:
-                self.preparation.ended(ended)
+                self.preparation.ended(job, ended)
             elif job.subject == TOKENIZER:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
@@ -363,9 +366,7 @@ class StageShard:
             yard.hear(message)
         elif job.activity == "import":
             self.imports.hear(job, message)
-        elif job.subject == TOKENIZER:
-            self.tokenizer.hear(message)
-        elif job.activity != PREPARE:
+        elif job.activity not in (PREPARE, "tokenizer"):
             self.outcomes.hear(job, message)
         self.board.hear(job, message)
 

@@ -12,6 +12,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.crew import Crew, Job, Patience
+from stokerd.fresh_start import Preparation
 from stokerd.pinning import Pinning
 from stokerd.shard_tasks import FLAW_FIELDS, MODULES, ShardTasks
 from stokerd.source_book import SourceBook
@@ -34,7 +35,9 @@ class TokenizerDesk:
         tasks: ShardTasks,
         book: SourceBook,
         outcomes: SourceOutcomes,
+        preparation: Preparation,
     ) -> None:
+        self._preparation = preparation
         self._context, self._crew, self._patience = context, crew, patience
         self._pinning, self._tasks, self._book, self._outcomes = pinning, tasks, book, outcomes
         self.training: TrainingSet | None = None
@@ -73,21 +76,15 @@ class TokenizerDesk:
         task = self.task()
         if task is None or TOKENIZER in self._crew or not self._patience.allows(TOKENIZER):
             return
-        sampler = "file" in task and self._context.pipeline.tokenizer.engine != "tokenizers"
-        module, quiet_s = MODULES["sample" if sampler else "tokenizer"]
-        job = self._crew.start("tokenizer", TOKENIZER, module, task, quiet_s=quiet_s, warm=sampler)
+        if self._preparation.makes_wait("tokenizer"):
+            return
+        module, quiet_s = MODULES["tokenizer"]
+        job = self._crew.start("tokenizer", TOKENIZER, module, task, quiet_s=quiet_s)
         files = self.training.files if self.training is not None else ()
         job.note["sources"] = dict(zip(task.get("files", ()), files, strict=False))
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Pin the dataset to a given tokenizer that stands; the worker goes on to load its engines."""
-        if message["kind"] == "frozen":
-            self._pinning.freeze(message, None)
-
     def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
         """Pin the dataset; or convict what did not decode, dispute what changed, and train again."""
-        if self._pinning.pin is not None:
-            return  # what a sampler could not load it tells when it is given a file
         if ended.result is None:
             self._failed(ended)
             return

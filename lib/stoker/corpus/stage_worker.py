@@ -15,7 +15,7 @@ result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import xxhash
 
@@ -93,5 +93,10 @@ def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought
         return bring(source, target, Wanted(task["sha256"], task["size"]), task["floor"], tell)
 
 
-if __name__ == "__main__":
+def serve() -> NoReturn:
+    """Be the worker's process."""
     run_worker(main, stop_anywhere=True, many=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -6,23 +6,26 @@ Start workers from the main thread only: their death signal comes when the threa
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from stoker.kit.poll import readable
 from stoker.kit.sampler import Sample, sample_process
 from stoker.kit.worker_exit import Cause, WorkerExit, classify, signal_name
-from stoker.kit.worker_main import PARENT_VARIABLE
+from stoker.kit.worker_launch import (
+    Process,
+    WorkerNotStarted,
+    child_environment,
+    launch,
+    launch_command,
+    room_for,
+)
 from stoker.kit.worker_pipes import Pipes
-from stoker.store.errors import Transient
 
 __all__ = [
     "Worker",
@@ -39,34 +42,6 @@ STACKS_S = 2.0  # from ABRT to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
 STALL_LOOKS = 8  # looks at its CPU time in a stall time: a halt is found that much late at most
 STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
-# Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
-_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-# Workers scale by processes; numpy's pool of threads, which none of them uses, doubles what loading it takes.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# What the service manager and the tests tell the daemon is not for its children.
-DAEMON_VARIABLES = {
-    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
-    *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
-    "STOKER_READY_FD",
-}
-
-
-def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment for a child: without what only the daemon may answer, plus `extra`."""
-    inherited = {name: value for name, value in os.environ.items() if name not in DAEMON_VARIABLES}
-    return {**inherited, **(extra or {})}
-
-
-def launch_command(command: list[str]) -> list[str]:
-    """The command as a child of this process must be started: through the exec launcher.
-
-    -P: a file in the working directory must not stand in for a module.
-    """
-    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
-
-
-class WorkerNotStarted(Transient):
-    """The system has no room for another process now."""
 
 
 class Worker:
@@ -76,9 +51,7 @@ class Worker:
     and is given the next; its deadlines stand still in between. `sample` is how it stood when it last told.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], name: str, *, deadline_s: float | None, keep_open: bool
-    ) -> None:
+    def __init__(self, process: Process, name: str, *, deadline_s: float | None, keep_open: bool) -> None:
         self.name = name
         self.pid = process.pid
         self.sample = Sample(0, 0.0)
@@ -117,35 +90,21 @@ class Worker:
         most_rss_bytes: int | None = None,
         environ: Mapping[str, str] | None = None,
         pass_fds: Iterable[int] = (),
+        arguments: Iterable[str] = (),
+        process: Process | None = None,
         keep_open: bool = False,
         stacks: bool = False,
-    ) -> Worker:
+    ) -> Self:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
-        and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
-        stacks are the last that it writes to standard error. Raises WorkerNotStarted where the system has no
-        room for another process.
+        `process` is one that a fork server made for the module. deadline_s bounds its whole life, the rest is
+        as in give(); keep_open leaves its input open for send() and give(). stacks: past a deadline it is not
+        asked to stop but ended by SIGABRT, so that its threads' stacks are the last that it writes to standard
+        error. Raises WorkerNotStarted where the system has no room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        try:
-            process = subprocess.Popen(
-                launch_command([sys.executable, "-P", "-m", module]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=tuple(pass_fds),
-                env=child_environment({**ONE_THREAD, **(environ or {}), PARENT_VARIABLE: str(os.getpid())}),
-                process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
-            )
-        except OSError as error:
-            if error.errno not in _SHORTAGES:
-                raise
-            raise WorkerNotStarted(
-                f"no process can be started for {name}: {error.strerror}; end others, or raise the limit "
-                "on processes (TasksMax=, ulimit -u), memory or open files"
-            ) from error
+        with room_for(name):
+            process = process or launch(module, arguments, environ or {}, pass_fds)
         worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
         if stacks:
             worker._stacks = True

@@ -7,9 +7,9 @@ import fcntl
 import json
 import os
 import select
-import subprocess
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from stoker.kit.lines import LineBuffer
 from stoker.kit.worker_main import LINE_LIMIT
@@ -23,7 +23,7 @@ PIPE_BYTES = 1 << 20  # the kernel's default limit for an unprivileged user
 class Pipes:
     """Lines in, lines out, the last lines of standard error; readable by `fileno()` on a word or an end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, pidfd: int, keep_open: bool) -> None:
+    def __init__(self, process: Any, *, pidfd: int, keep_open: bool) -> None:
         assert process.stdin and process.stdout and process.stderr
         self.stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
         self.keep_open = keep_open

@@ -4,7 +4,7 @@ Messages: `phase` (open, encode, commit, seal_hash, seal_manifest, seal_sums, pu
 the durable part reaches, and `engine` where the engine asked for was given up for the reference. Result:
 `status` published or existed with the books, else bad, changed or target_invalid with the reason; or recycled
 with the memory held: a fresh process has to go on from the last commit. A disk that cannot be read or written
-now is an error, exit code 74. The task {"prepare": engine, "tokenizer_file"} has it load them for the next.
+now is an error, exit code 74.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import run_worker
@@ -46,8 +46,6 @@ from stoker.store.files import make_dir, opened, remove_tree
 def main(task: dict[str, Any], report: Reporter) -> dict[str, Any]:
     """Build, or find built, the set that the task describes."""
     one_thread()
-    if "prepare" in task:
-        return _prepare(Path(task["tokenizer_file"]), str(task["prepare"]))
     insist_on(task)
     wanted = BuildTask.from_mapping(task)
     make_dir(wanted.building)
@@ -116,22 +114,6 @@ class _Kept:
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
 
 
-def _prepare(tokenizer_file: Path, engine: str) -> dict[str, Any]:
-    """Load what nearly every file is built with; one that needs another loads that."""
-    tokenizer = reload_tokenizer(tokenizer_file)
-    try:
-        made = make_engine(engine, tokenizer)
-    except EngineUnsupported as error:
-        return {"status": "unsupported", "reason": str(error)}
-    _keep((tokenizer.sha256, engine), tokenizer, made)
-    return {"status": "prepared"}
-
-
-def _keep(asked: tuple[str, str], tokenizer: FrozenTokenizer, engine: Engine) -> None:
-    give_back()
-    _kept.append(_Kept(asked, tokenizer, engine, resident_bytes()))
-
-
 def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
     asked = (task.build.tokenizer_sha256, task.engine)
     if not _kept or _kept[0].asked != asked:
@@ -152,7 +134,8 @@ def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
         except EngineUnsupported as error:
             engine = make_engine(HF_TOKENIZERS, tokenizer)
             report("engine", used=engine.name, refused=task.engine, reason=str(error))
-        _keep(asked, tokenizer, engine)
+        give_back()
+        _kept.append(_Kept(asked, tokenizer, engine, resident_bytes()))
     return _kept[0]
 
 
@@ -169,5 +152,10 @@ def _alone(building: Path) -> Iterator[None]:
         yield
 
 
-if __name__ == "__main__":
+def serve() -> NoReturn:
+    """Be the worker's process."""
     run_worker(main, many=True)
+
+
+if __name__ == "__main__":
+    serve()

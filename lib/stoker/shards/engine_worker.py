@@ -3,9 +3,8 @@
 Task: {"parquet", "source": {"sha256"}, "text_column", "tokenizer_file", "read_rows"}. It encodes a sample of
 the file's text, and odd texts once a tokenizer, with the fast engine and with the reference. Result: `status`
 sampled with `engine`, fastokens where both gave the same, else tokenizers with the `reason`; bad or changed
-as the build worker says it. It can be stopped anywhere. With "prepare" and "tokenizer_file" alone it loads
-both engines for the next task; with "file" and "target" it first takes a given tokenizer over, as the
-tokenizer worker does, and tells it by the message `frozen`: one process less to load before the first set.
+as the build worker says it. It can be stopped anywhere. With "prepare" and
+"tokenizer_file" alone it loads both engines for the next task.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from stoker.shards.probes import probes
 from stoker.shards.readers import READERS
 from stoker.shards.sealing import still_staged
 from stoker.shards.tokenizer import FrozenTokenizer, reload_tokenizer
-from stoker.shards.tokenizer_worker import as_pinned, take_over
 
 PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
 LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
@@ -42,11 +40,6 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "prepare" in task:
         return {"status": "prepared", "reason": _engines_for(Path(task["tokenizer_file"])).refused}
-    if "target" in task:
-        tokenizer = take_over(task)
-        report("frozen", **as_pinned(tokenizer))
-        _keep(tokenizer)
-        return as_pinned(tokenizer)
     parquet = Path(task["parquet"])
     try:
         engines = _engines_for(Path(task["tokenizer_file"]))
@@ -101,12 +94,12 @@ _kept: list[_Engines] = []  # one at most
 def _engines_for(tokenizer_file: Path) -> _Engines:
     fingerprint = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
     if not _kept or _kept[0].fingerprint != fingerprint:
-        _keep(reload_tokenizer(tokenizer_file))
+        _kept.clear()
+        _kept.append(_load(reload_tokenizer(tokenizer_file)))
     return _kept[0]
 
 
-def _keep(tokenizer: FrozenTokenizer) -> None:
-    _kept.clear()
+def _load(tokenizer: FrozenTokenizer) -> _Engines:
     reference = make_engine(HF_TOKENIZERS, tokenizer)
     fast: Engine | None = None
     try:
@@ -114,7 +107,7 @@ def _keep(tokenizer: FrozenTokenizer) -> None:
         refused = _difference(reference, fast, probes(tokenizer.special), "odd texts")
     except EngineUnsupported as error:
         refused = str(error)
-    _kept.append(_Engines(tokenizer.sha256, reference, None if refused else fast, refused))
+    return _Engines(tokenizer.sha256, reference, None if refused else fast, refused)
 
 
 def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -> str:
@@ -131,5 +124,10 @@ def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -
     return f"{fast.name} differs from {reference.name} on {where}, taken together"
 
 
-if __name__ == "__main__":
+def serve() -> NoReturn:
+    """Be the worker's process."""
     run_worker(main, stop_anywhere=True, many=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -47,7 +47,7 @@ class FastEngine:
         _fill(definition["model"]["vocab"], np.flatnonzero(unheard).tolist())
         definition["post_processor"] = _append(tokenizer.eot)
         with _its_failures("does not take this tokenizer"):
-            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition, ensure_ascii=False))
+            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition))
 
     def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
         """See Engine.encode."""

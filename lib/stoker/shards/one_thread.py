@@ -17,6 +17,7 @@ os.environ.update(
     RAYON_NUM_THREADS="1",
     FASTOKENS_BPE_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
+    JE_ARROW_MALLOC_CONF="background_thread:false",  # of an allocator that is loaded and not used
 )
 
 

@@ -20,6 +20,7 @@ from stoker.store.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 MOST_IDS = 2**32
+_COMMENT = "#version"  # how a line begins that is no merge, for HF tokenizers
 _UTF8 = frozenset((*range(0xC0), *range(0xC2, 0xF5)))  # the bytes that UTF-8 has
 
 # Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words:
@@ -81,12 +82,18 @@ def load_tokenizer(path: Path) -> FrozenTokenizer:
     return examine_tokenizer(path.read_bytes(), str(path))
 
 
-def reload_tokenizer(path: Path) -> FrozenTokenizer:
+_kept: dict[str, FrozenTokenizer] = {}  # by fingerprint
+
+
+def reload_tokenizer(path: Path, *, keep: bool = False) -> FrozenTokenizer:
     """The same without trying it on text: for one that was checked when it was frozen.
 
-    The caller compares the fingerprint.
+    The caller compares the fingerprint. With `keep` this process, and those it forks, need not do it again.
     """
-    return _examine(path.read_bytes(), str(path))
+    tokenizer = _examine(path.read_bytes(), str(path))
+    if keep:
+        _kept[tokenizer.sha256] = tokenizer
+    return tokenizer
 
 
 def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
@@ -97,6 +104,9 @@ def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
 
 
 def _examine(data: bytes, where: str) -> FrozenTokenizer:
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 in _kept:
+        return _kept[sha256]
     try:
         definition = json.loads(data)
         _check_kind(definition, where)
@@ -105,11 +115,11 @@ def _examine(data: bytes, where: str) -> FrozenTokenizer:
         special = {token["content"] for token in definition["added_tokens"]} | {eot}
         without = _without(definition, special)
         _check_bytes(without["model"]["vocab"], where)
-        plain = json.dumps(without, ensure_ascii=False)
+        plain = json.dumps(without)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerUnsupported(f"{where}: not a tokenizer.json of HF tokenizers: {error!r}") from error
     return FrozenTokenizer(
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=sha256,
         vocab_size=max(ids.values()) + 1,
         eot=ids[eot],
         special=frozenset(special),
@@ -199,16 +209,23 @@ def _without(definition: dict[str, Any], special: set[str]) -> dict[str, Any]:
     """The definition with the special tokens gone from everything that could match or produce them."""
     model = definition["model"]
     vocab = {content: number for content, number in model["vocab"].items() if content not in special}
-    pairs = [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
-    merges = [pair for pair in pairs if not special & {*pair, "".join(pair)}]
+    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+    merges = [pair for pair in pairs if special.isdisjoint((*pair, "".join(pair)))]
     return {
         **definition,
         "added_tokens": [],
         "truncation": None,
         "padding": None,
         "post_processor": None,
-        "model": {**model, "vocab": vocab, "merges": merges, "dropout": None, "unk_token": None},
+        "model": {**model, "vocab": vocab, "merges": _as_lines(merges), "dropout": None, "unk_token": None},
     }
+
+
+def _as_lines(merges: list[list[str]]) -> list[list[str]] | list[str]:
+    """The older of the two forms, which engines read in half the time, where it says the same."""
+    lines = [" ".join(pair) for pair in merges]
+    ambiguous = any(line.count(" ") != 1 or line.startswith(_COMMENT) for line in lines)
+    return merges if ambiguous else lines
 
 
 def _check_round_trip(plain: str, where: str) -> None:

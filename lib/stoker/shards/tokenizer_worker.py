@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stoker.kit.worker_main import Report, run_worker
 from stoker.shards.one_thread import one_thread
-from stoker.shards.tokenizer import FrozenTokenizer, examine_tokenizer, train_tokenizer
+from stoker.shards.tokenizer import examine_tokenizer, train_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, write_atomic
 
@@ -26,7 +26,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Train the tokenizer, or check the given one, and put it at the target."""
     one_thread()
     if "file" in task:
-        return as_pinned(take_over(task))
+        return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
     from stoker.shards.parquet import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
@@ -41,7 +41,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         raise DataError("no text to train a tokenizer on: every row of the files given is null or empty")
     if changed := _changed(text.used, task, report):
         return {"changed": changed}
-    frozen = as_pinned(_freeze(data, "the tokenizer just trained", Path(task["target"])))
+    frozen = _freeze(data, "the tokenizer just trained", Path(task["target"]))
     return {**frozen, "trained_on": text.used, "text_bytes": text.text_bytes}
 
 
@@ -52,21 +52,11 @@ def _changed(files: list[str], task: dict[str, Any], report: Report) -> list[str
     return [file for file in files if not still_staged(Path(file), staged[file], report)]
 
 
-def take_over(task: dict[str, Any]) -> FrozenTokenizer:
-    """Check the given tokenizer and put it at the target; raises TokenizerUnsupported, OSError."""
-    return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
-
-
-def as_pinned(tokenizer: FrozenTokenizer) -> dict[str, Any]:
-    """What a dataset's pin says of its tokenizer."""
-    return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eot": tokenizer.eot}
-
-
-def _freeze(data: bytes, where: str, target: Path) -> FrozenTokenizer:
+def _freeze(data: bytes, where: str, target: Path) -> dict[str, Any]:
     tokenizer = examine_tokenizer(data, where)
     make_dir(target.parent)
     write_atomic(target, data)
-    return tokenizer
+    return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eot": tokenizer.eot}
 
 
 class TrainingText:
@@ -101,5 +91,10 @@ class TrainingText:
         return texts
 
 
-if __name__ == "__main__":
+def serve() -> NoReturn:
+    """Be the worker's process."""
     run_worker(main, stop_anywhere=True)
+
+
+if __name__ == "__main__":
+    serve()
