@@ -103,7 +103,7 @@ class ShardTasks:
         }
 
     def preload(self, tokenizer: Path | None) -> dict[str, Any]:
-        """Have a fork server load the workers' modules, or the engine that nearly every file is built with."""
+        """Have a fork server load the workers' modules, or the engine that most files are built with."""
         if tokenizer is None:
             return {"module": PRELOAD}
         engine = "tokenizers" if self._pipeline.tokenizer.engine == "tokenizers" else "fastokens"

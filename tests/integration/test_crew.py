@@ -9,35 +9,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stoker.kit.fork_server import FORK_SERVER
 from stoker.kit.process import ProcessId
 from stoker.kit.wait import Waiter
-from stoker.kit.worker import WorkerExit, WorkerNotStarted
+from stoker.kit.worker import WorkerExit
 from stokerd import crew as crew_module
 from stokerd.crew import ABANDONED, Crew
-from stokerd.fresh_start import Preparation
-from stokerd.shard_tasks import MODULES
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
 from support.processes import wait_gone
-from support.tokenizers import tokenizer_like
 from support.waiting import LONG_S, wait_until
 
 TALKING, WARM = "support.talking_worker", "support.warm_worker"
 
 
-@pytest.fixture
-def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+@pytest.fixture(params=["started", "forked"])
+def crew(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    """A crew whose warm workers are Pythons of their own, or made by a fork server."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     waiter = Waiter()
     made = Crew(str(tmp_path), waiter)
     made.told: list[tuple[str, dict[str, Any]]] = []  # type: ignore[attr-defined, misc]
     made.tell = lambda event, **fields: made.told.append((event, fields))  # type: ignore[attr-defined]
+    if request.param == "forked":
+        made.forked = (WARM,)
+        made.warm_up(FORK_SERVER)
     yield made
     monkeypatch.setattr(crew_module, "STOP_GRACE_S", 0.1)
     made.stop()
@@ -68,18 +69,24 @@ def start(crew: Crew, subject: str, task: dict[str, Any], module: str = WARM, **
     return crew.start("build", subject, module, task, **{"quiet_s": LONG_S, "warm": True, **options})
 
 
+def pids(crew: Crew) -> set[int]:
+    """Its workers, without the fork server."""
+    server = crew._pool.look(FORK_SERVER)
+    return crew.pids - ({server.pid} if server is not None else set())
+
+
 def told(crew: Crew) -> list[str]:
     return [event for event, _ in crew.told]  # type: ignore[attr-defined]
 
 
 def test_a_warm_worker_takes_the_next_task_of_its_module(crew: Crew) -> None:
-    pids = []
+    found = []
     for subject in ("a", "b", "a"):
         start(crew, subject, {"do": "pid"})
         ended = heard(crew, subject)
         assert ended.kind == "finished" and subject not in crew and not crew.busy
-        pids.append((ended.result or {})["pid"])
-    assert len(set(pids)) == 1
+        found.append((ended.result or {})["pid"])
+    assert len(set(found)) == 1
 
 
 def test_two_at_once_are_two_workers(crew: Crew) -> None:
@@ -92,103 +99,10 @@ def test_two_at_once_are_two_workers(crew: Crew) -> None:
 def test_a_worker_made_ahead_is_there_for_the_first_task(crew: Crew) -> None:
     crew.warm_up(WARM, 2)
     crew.warm_up(WARM, 2)
-    ahead = crew.pids
+    ahead = pids(crew)
     assert len(ahead) == 2 and not crew.busy
     start(crew, "a", {"do": "pid"})
     assert (heard(crew, "a").result or {})["pid"] in ahead
-
-
-def test_another_worker_is_none_of_the_idle_ones_and_is_kept_as_they_are(crew: Crew) -> None:
-    crew.warm_up(WARM)
-    ahead = crew.pids
-    start(crew, "a", {"do": "pid"}, another=True)
-    assert (heard(crew, "a").result or {})["pid"] not in ahead
-    assert crew.idle(WARM) == 2
-
-
-def test_builders_get_ready_one_after_another_and_no_more_than_are_wanted(crew: Crew, tmp_path: Path) -> None:
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_bytes(tokenizer_like("gpt2"))
-    build = MODULES["build"][0]
-    preparation = Preparation(crew, prepares(tokenizer), pinned(tokenizer))
-    preparation.begin(sampler=False, builders=2)
-    assert crew.idle(MODULES["stage"][0]) == 1
-
-    for ready in (1, 2):
-        preparation.go_on(lambda: 8)
-        preparation.go_on(lambda: 8)  # while that one loads
-        assert load_end(crew, preparation).result == {"status": "prepared"}
-        assert crew.idle(build) == ready
-    preparation.go_on(lambda: 8)
-    assert not crew.jobs
-
-
-def test_a_builder_that_does_not_load_is_not_tried_again(crew: Crew, tmp_path: Path) -> None:
-    missing = tmp_path / "tokenizer.json"
-    preparation = Preparation(crew, prepares(missing), pinned(missing))
-    preparation.begin(sampler=False, builders=4)
-    preparation.go_on(lambda: 4)
-    assert load_end(crew, preparation).result is None
-    preparation.go_on(lambda: 4)
-    assert not crew.jobs
-
-
-def test_builders_that_are_too_large_to_be_kept_are_loaded_once_each(crew: Crew, tmp_path: Path) -> None:
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_bytes(tokenizer_like("gpt2"))
-    crew.recycle_rss_bytes = 1 << 20
-    preparation = Preparation(crew, prepares(tokenizer), pinned(tokenizer))
-    preparation.begin(sampler=False, builders=2)
-    for _ in range(2):
-        preparation.go_on(lambda: 2)
-        load_end(crew, preparation)
-    preparation.go_on(lambda: 2)
-    assert not crew.jobs
-
-
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_no_builder_is_loaded_beside_those_that_build_already_or_against_memory(
-    crew: Crew, tmp_path: Path, allowed: int
-) -> None:
-    preparation = Preparation(crew, prepares(tmp_path), pinned(tmp_path))
-    preparation.begin(sampler=False, builders=2)
-    if allowed:
-        crew.start("build", "a", MODULES["build"][0], {}, quiet_s=LONG_S)
-    preparation.go_on(lambda: allowed)
-    preparation.go_on(lambda: 2)  # too late
-    assert [job.subject for job in crew.jobs] == ["a"] * allowed
-
-
-def test_without_room_for_a_process_the_first_files_wait_for_their_own_workers(
-    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*args: Any, **options: Any) -> None:
-        raise WorkerNotStarted("no room for another process")
-
-    monkeypatch.setattr(crew, "_start", no_room)
-    preparation = Preparation(crew, prepares(tmp_path), pinned(tmp_path))
-    preparation.begin(sampler=True, builders=1)
-    preparation.go_on(lambda: 1)
-    assert not crew.jobs
-
-
-def load_end(crew: Crew, preparation: Preparation) -> WorkerExit:
-    """How the only worker that loads ended, told as the loop tells it."""
-    (loading,) = crew.jobs
-    ended = heard(crew, loading.subject)
-    preparation.ended(ended)
-    return ended
-
-
-def prepares(tokenizer: Path) -> Any:
-    """Tasks, as far as preparing goes."""
-    task = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
-    return SimpleNamespace(prepare=lambda asked: task if asked == tokenizer else None)
-
-
-def pinned(tokenizer: Path) -> Any:
-    """A dataset that has its tokenizer."""
-    return SimpleNamespace(pin=object(), tokenizer_file=tokenizer)
 
 
 def test_a_recycled_worker_is_not_kept(crew: Crew) -> None:
@@ -196,7 +110,7 @@ def test_a_recycled_worker_is_not_kept(crew: Crew) -> None:
     old = (heard(crew, "a").result or {})["pid"]
     start(crew, "a", {"do": "pid"})
     assert (heard(crew, "a").result or {})["pid"] != old
-    turn_until(crew, lambda: old not in crew.pids)
+    turn_until(crew, lambda: old not in pids(crew))
     assert told(crew) == []
 
 
@@ -204,14 +118,14 @@ def test_a_worker_that_stayed_big_is_not_kept(crew: Crew) -> None:
     crew.recycle_rss_bytes = 1 << 20
     start(crew, "a", {"do": "pid"})
     old = (heard(crew, "a").result or {})["pid"]
-    turn_until(crew, lambda: old not in crew.pids)
+    turn_until(crew, lambda: old not in pids(crew))
 
 
 def test_a_worker_that_dies_idle_is_forgotten_and_told_of_only_if_a_signal_did_it(crew: Crew) -> None:
     crew.warm_up(WARM)
-    (pid,) = crew.pids
+    (pid,) = pids(crew)
     os.kill(pid, signal.SIGKILL)
-    turn_until(crew, lambda: not crew.pids)
+    turn_until(crew, lambda: not pids(crew))
     assert told(crew) == ["idle_worker_died"]
     start(crew, "a", {"do": "pid"})
     assert heard(crew, "a").kind == "finished"
@@ -221,14 +135,14 @@ def test_an_idle_worker_goes_after_its_time(crew: Crew, monkeypatch: pytest.Monk
     crew.warm_up(WARM)
     later = time.monotonic() + 61.0
     assert crew._pool.tend(later) == [] and crew._pool.idle(WARM) == 0
-    turn_until(crew, lambda: not crew.pids)
+    turn_until(crew, lambda: not pids(crew))
     assert told(crew) == []
 
 
 def test_a_failed_warm_worker_is_gone_and_the_next_is_fresh(crew: Crew) -> None:
     start(crew, "a", {"do": "segfault"})
     assert heard(crew, "a").signal == signal.SIGSEGV
-    assert not crew.pids
+    assert not pids(crew)
     start(crew, "a", {"do": "pid"})
     assert heard(crew, "a").kind == "finished"
 
@@ -276,7 +190,7 @@ def test_a_stop_does_not_wait_for_what_the_kernel_holds(crew: Crew, monkeypatch:
         held.append((worker, worker._signal_group))
         worker._signal_group = lambda signum: None
     crew.stop()
-    assert not crew.busy and not crew.pids
+    assert not crew.busy and not pids(crew)
     gone = [ProcessId.of(worker.pid) for worker, _ in held]
     for worker, real in held:
         real(signal.SIGKILL)

@@ -28,6 +28,7 @@ from stoker.store.requests import file_request, read_outcome
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, wait_gone
+from support.sites import write_site
 from support.waiting import wait_until
 
 HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
@@ -447,7 +448,7 @@ def test_a_file_that_kills_its_worker_twice_at_one_place_is_quarantined_and_the_
 ) -> None:
     data = with_files(tmp_path / "home", 1)
     write_fineweb(data.source / "cursed.parquet", 200, seed=5, row_group=50)
-    (tmp_path / "sitecustomize.py").write_text(SEGFAULT_AT_ROW_GROUP_2)
+    write_site(tmp_path, SEGFAULT_AT_ROW_GROUP_2)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     data.drain()
     assert data.states() == {

@@ -17,6 +17,7 @@ from stoker.kit.worker import Worker
 from support.mounts import apart
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.sites import write_site
 from support.waiting import wait_until
 
 TOKENIZER = {"train": {"vocab_size": 400, "train_bytes": "10KB"}}
@@ -78,7 +79,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def site(folder: Path, code: str) -> dict[str, str]:
     """The environment of Pythons that run this code as they start."""
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(code)
+    write_site(folder, code)
     return {"PYTHONPATH": str(folder)}
 
 

@@ -23,6 +23,7 @@ from stoker.store.requests import file_request, read_outcome
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import RunningDaemon
+from support.sites import write_site
 from support.waiting import wait_until
 
 EVERYTHING_OFF = {"target_free": "1000TiB", "keep_hot_sets": 0}  # evict whatever may leave
@@ -298,7 +299,7 @@ def test_a_kill_in_any_phase_of_a_move_loses_nothing(
     data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
     sets, before = data.sets(), data.sources()
     keys = [str(source.key) for source in before.values()]
-    (tmp_path / "sitecustomize.py").write_text(DIES_AT)
+    write_site(tmp_path, DIES_AT)
     points = tmp_path / "points"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("DIES_AT", str(points))
@@ -341,7 +342,7 @@ def test_what_a_killed_worker_left_of_a_set_that_nobody_wants_any_more_goes(
     want(data, [])
     with at_work(data):
         wait_until(lambda: all_evicted(data), 40.0, "an empty hot")
-    (tmp_path / "sitecustomize.py").write_text(DIES_BEFORE_THE_RENAME)
+    write_site(tmp_path, DIES_BEFORE_THE_RENAME)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     want(data, keys)
     shards = data.pipeline.hot_layout.shards(data.pipeline.dataset.name)

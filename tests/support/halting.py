@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from support.sites import write_site
 from support.waiting import wait_until
 
 # Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row,
@@ -50,7 +51,7 @@ def halts_at(directory: Path, words: Iterable[object]) -> dict[str, str]:
     directory.mkdir(exist_ok=True)
     for left in directory.glob("halt-*"):
         left.unlink()
-    (directory / "sitecustomize.py").write_text(_SITE)
+    write_site(directory, _SITE)
     for word in words:
         (directory / f"halt-{word}").touch()
     return {"PYTHONPATH": str(directory)}

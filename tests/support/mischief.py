@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.sites import write_site
+
 # Runs at the start of every Python that finds it on its path. A build worker that begins to encode a file
 # which a `<verb>-<stem>` beside this one is for does it, and counts down what that file says.
 _SITE = """
 import os, signal, sys, time
+from support.sites import write_site
 
 HERE = os.path.dirname(__file__)
 
@@ -60,7 +63,7 @@ class Mischief:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir()
-        (directory / "sitecustomize.py").write_text(_SITE)
+        write_site(directory, _SITE)
 
     def plan(self, verb: str, stem: str, number: int = 0, *, times: int = 1) -> None:
         """`fat`: hold so many MiB; `die`: by that signal; `refuse`: a MemoryError; `full`: ENOSPC."""

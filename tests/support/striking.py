@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chaos import strace
 from support.processes import has_ended
+from support.sites import write_site
 from support.waiting import wait_until
 
 _SITE = """
@@ -77,7 +78,7 @@ class Striker:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True)
-        (directory / "sitecustomize.py").write_text(_SITE)
+        write_site(directory, _SITE)
         paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environ = {"PYTHONPATH": os.pathsep.join(paths)}
 

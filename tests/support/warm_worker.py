@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from stoker.kit.worker_main import run_worker
 from support.talking_worker import main
 
-if __name__ == "__main__":
+
+def serve() -> NoReturn:
+    """Be the worker's process."""
     run_worker(main, many=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.shards import build_worker, engine_worker, fast
+from stoker.shards import engine as engine_module
+from stoker.shards import tokenizer as tokenizer_module
 from stoker.shards.engine import Engine, EngineUnsupported, HFEngine, make_engine
 from stoker.shards.fast import FastEngine, IdGuard
+from stoker.shards.preload import preload
 from stoker.shards.probes import probes
-from stoker.shards.tokenizer import FrozenTokenizer, examine_tokenizer
+from stoker.shards.tokenizer import FrozenTokenizer, examine_tokenizer, reload_tokenizer
 from support.builds import Recorder, build_task
 from support.text import damage_page, documents, write_parquet
 from support.tokenizers import FLAGS, LIKE, tokenizer_like
@@ -232,7 +235,7 @@ def count_engines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[s
     return made
 
 
-@pytest.mark.parametrize("before", ["nothing", "prepared", "took the tokenizer over"])
+@pytest.mark.parametrize("before", ["nothing", "prepared"])
 def test_both_engines_are_kept_for_the_next_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
@@ -240,18 +243,9 @@ def test_both_engines_are_kept_for_the_next_file(
     task = task_for(tmp_path, tokenizer_like("gpt2"))
     monkeypatch.setattr(engine_worker, "_kept", [])
     if before == "prepared":
-        task_before = {"prepare": "fastokens", "tokenizer_file": task["tokenizer_file"]}
+        task_before = {"prepare": True, "tokenizer_file": task["tokenizer_file"]}
         assert engine_worker.main(task_before, Recorder()) == {"status": "prepared", "reason": ""}  # type: ignore[arg-type]
         assert made == ["tokenizers", "fastokens"]
-    elif before == "took the tokenizer over":
-        given, told = Path(str(task["tokenizer_file"])), Recorder()
-        target = tmp_path / "frozen" / "tokenizer.json"
-        frozen = engine_worker.main({"file": str(given), "target": str(target)}, told)  # type: ignore[arg-type]
-        assert target.read_bytes() == given.read_bytes()
-        assert frozen["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
-        assert told.messages == [{"kind": "frozen", **frozen}]
-        assert made == ["tokenizers", "fastokens"]
-        task["tokenizer_file"] = str(target)
     first = engine_worker.main(task, Recorder())  # type: ignore[arg-type]
     assert engine_worker.main(task, Recorder()) == first  # type: ignore[arg-type]
     assert made == ["tokenizers", "fastokens"]
@@ -260,25 +254,52 @@ def test_both_engines_are_kept_for_the_next_file(
     assert len(made) == 4
 
 
-def test_a_builder_that_prepared_builds_with_what_it_loaded(
+@pytest.fixture
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has loaded no tokenizer and no engine yet."""
+    for module in (build_worker, engine_worker):
+        monkeypatch.setattr(module, "_kept", [])
+    for module in (tokenizer_module, engine_module):
+        monkeypatch.setattr(module, "_kept", {})
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_what_was_loaded_before_is_what_the_workers_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = count_engines(monkeypatch, build_worker)
-    monkeypatch.setattr(build_worker, "_kept", [])
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_bytes(tokenizer_like("gpt2"))
+    task = task_for(tmp_path, tokenizer_like("gpt2"))
+    tokenizer = Path(task["tokenizer_file"])
+    assert preload({"tokenizer_file": str(tokenizer), "engine": "fastokens"}) == {"status": "prepared"}
+    made: list[str] = []
+    whole = engine_module._make
+    monkeypatch.setattr(engine_module, "_make", lambda name, frozen: made.append(name) or whole(name, frozen))
+    monkeypatch.setattr(tokenizer_module, "_without", lambda *_: pytest.fail("it is examined again"))
     parquet = write_parquet(tmp_path / "b.parquet", documents(50, seed=3))
-    before = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
-    assert build_worker.main(before, Recorder()) == {"status": "prepared"}
-    task = {**build_task(tmp_path, parquet, tokenizer), "engine": "fastokens"}
-    assert build_worker.main(task, Recorder())["status"] == "published"
-    assert made == ["fastokens"]
+    build = {**build_task(tmp_path, parquet, tokenizer), "engine": "fastokens"}
+    assert build_worker.main(build, Recorder())["status"] == "published"
+    assert made == []
+    assert engine_worker.main(task, Recorder())["engine"] == "fastokens"  # type: ignore[arg-type]
+    assert made == ["tokenizers"]
 
 
-def test_a_tokenizer_that_the_fast_engine_does_not_take_is_no_failure_to_prepare(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("nothing_kept")
+def test_another_tokenizer_in_the_same_place_is_not_the_one_that_was_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(tokenizer_like("gpt2"))
+    preload({"tokenizer_file": str(file), "engine": "fastokens"})
+    loaded = reload_tokenizer(file)
+    file.write_bytes(tokenizer_like("llama3"))
+    other = reload_tokenizer(file)
+    assert other.vocab_size != loaded.vocab_size
+    assert make_engine("fastokens", other) is not make_engine("fastokens", loaded)
+    assert make_engine("fastokens", loaded) is make_engine("fastokens", loaded)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_tokenizer_that_the_fast_engine_does_not_take_is_no_failure_to_load(tmp_path: Path) -> None:
     definition = json.loads(tokenizer_like("gpt2"))
     definition["added_tokens"][0]["id"] = 1 << 17  # with more holes below it than can be filled
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps(definition))
-    before = {"prepare": "fastokens", "tokenizer_file": str(tokenizer)}
-    assert build_worker.main(before, Recorder())["status"] == "unsupported"
+    result = preload({"tokenizer_file": str(tokenizer), "engine": "fastokens"})
+    assert result["status"] == "unsupported" and "holes" in result["reason"]

@@ -167,6 +167,34 @@ def test_merges_in_the_older_notation_are_read() -> None:
     assert np.array_equal(ids, HFEngine(frozen()).encode(TEXTS[:5])[0])
 
 
+@pytest.mark.parametrize("word", ["#versions", "a b"])
+def test_merges_that_the_older_notation_cannot_say_are_merged_all_the_same(word: str) -> None:
+    """Its lines are split at a space, and one that begins with #version is no merge."""
+    parts = [word[:-1], word[-1]]
+
+    def merges_it(definition: dict[str, Any]) -> None:
+        model, made = definition["model"], []
+        for end in range(2, len(word)):
+            made.append([word[: end - 1], word[end - 1]])
+        model["merges"] = [*made, parts, *model["merges"]]
+        pieces = [*word, *("".join(pair) for pair in model["merges"][: len(made) + 1])]
+        model["vocab"] |= {
+            piece: 600 + place for place, piece in enumerate(pieces) if piece not in model["vocab"]
+        }
+        definition["pre_tokenizer"]["use_regex"] = False
+
+    tokenizer = frozen(changed(merges_it))
+    model = json.loads(tokenizer.definition)["model"]
+    assert parts in model["merges"]
+    if " " not in word:
+        ids, lengths = HFEngine(tokenizer).encode([word])
+        assert (ids.tolist(), lengths.tolist()) == ([model["vocab"][word]], [1])
+
+
+def test_merges_are_handed_on_in_the_notation_that_is_read_faster() -> None:
+    assert all(isinstance(merge, str) for merge in json.loads(frozen().definition)["model"]["merges"])
+
+
 def _rename_end_of_text(definition: dict[str, Any]) -> None:
     definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop(END_OF_TEXT)
     definition["added_tokens"][0]["content"] = "<stop>"

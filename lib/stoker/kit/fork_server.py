@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
-from stoker.kit.fork_server_main import CONTROL_VARIABLE, PACKET_BYTES
+from stoker.kit.fork_worker import CONTROL_VARIABLE, PACKET_BYTES
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper
 from stoker.kit.worker import Worker
 
-FORK_SERVER = "stoker.kit.fork_server_main"
+FORK_SERVER = "stoker.kit.fork_worker"
 ANSWER_S = 2.0  # a fork takes it some milliseconds
 # Room for the names of its workers, which stand where its own arguments did, and words for whoever sees it.
 _WORDS = ("forks", "the", "workers", "of", "a", "Stoker", "daemon")
@@ -37,6 +37,7 @@ class ForkServer(Worker):
     """A worker of the module FORK_SERVER; see there for its tasks."""
 
     _control: socket.socket
+    _answers = True
 
     @classmethod
     def launch(
@@ -79,6 +80,8 @@ class ForkServer(Worker):
 
     def _ask(self, request: Mapping[str, Any], descriptors: list[int]) -> int | None:
         answer: dict[str, Any] = {}
+        if not self._answers:
+            return None
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             if readable(self._control.fileno(), timeout_s=ANSWER_S):
@@ -86,6 +89,7 @@ class ForkServer(Worker):
         except OSError:
             answer = {}  # it ended
         if not answer:  # dead, or halted: what it may still fork finds its input closed
+            self._answers = False
             self.ask_to_stop(0)
         return answer.get("pid")
 
@@ -96,7 +100,7 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[F
 
 
 def reap_adopted(known: Collection[int]) -> None:
-    """Reap an ended child that nobody here waits for: the worker of a fork server that died before it told."""
+    """Reap an ended child that nobody here waits for, as a fork server that died untold may leave one."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in known:

@@ -97,10 +97,10 @@ class Worker:
     ) -> Self:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        `process` is one that a fork server made for the module. deadline_s bounds its whole life, the rest is
-        as in give(); keep_open leaves its input open for send() and give(). stacks: past a deadline it is not
-        asked to stop but ended by SIGABRT, so that its threads' stacks are the last that it writes to standard
-        error. Raises WorkerNotStarted where the system has no room for another process.
+        `process` is one that a fork server made for the module. deadline_s bounds its whole life, the rest
+        is as in give(); keep_open leaves its input open for send() and give(). stacks: past a deadline it is
+        not asked to stop but ended by SIGABRT, so that its threads' stacks are the last that it writes to
+        standard error. Raises WorkerNotStarted where the system has no room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
         with room_for(name):

@@ -1,4 +1,4 @@
-"""How a worker's process comes to be: its command, its environment, and what is said where there is no room."""
+"""How a worker's process is started: its command, its environment, what is said where there is no room."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ BUILD = tuple(("build", phase) for phase in ("task", "open", "commit", "commit",
 DAEMON = ((STAGE_SHARD, "start"), (STAGE_SHARD, ""))
 ROOMS = {
     **{"stage": "corpus", "lister": "corpus", "sweep": "corpus", "quarantine": "corpus"},
-    **{"build": "shards", "engine": "shards", "move": "shards"},
+    **{"build": "shards", "engine": "shards", "move": "shards", "fork": "kit"},
 }
 # How often a call is made from there on, where that is less than what the strikes are drawn from.
 AT_MOST = {("publish", "rename"): 1, ("seal_sums", "rename"): 2, ("task", "rename"): 1}
-ONLY_WRITE = ("engine", "lister")
+ONLY_WRITE = ("engine", "lister", "fork")
 
 
 class ShardScenario(BesiegedScenario):
@@ -87,6 +87,7 @@ class ShardScenario(BesiegedScenario):
             "sweep": self.data.pipeline.shard.release != "never",
             "move": self.data.pipeline.warm is not None,
             "lister": True,
+            "fork": seen,
         }
         return [*BUILD, *DAEMON, *((name, "task") for name, is_busy in busy.items() if is_busy)]
 

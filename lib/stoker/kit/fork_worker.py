@@ -1,4 +1,4 @@
-"""A worker that forks workers: `python -m stoker.kit.fork_server_main`, with what they need loaded already.
+"""A worker that forks workers: `python -m stoker.kit.fork_worker`, with what they need loaded already.
 
 A task {"module", ...} has that module's `preload(task)` load something, and its result is that of the task.
 Between tasks each packet on the control socket asks for a worker: {"module", "parent"} and the three
@@ -38,7 +38,7 @@ _STRUCT_PID = 8
 def load(task: dict[str, Any], _report: Report) -> dict[str, Any]:
     """Have a module load what the workers need; raises RuntimeError where that left threads running."""
     result: dict[str, Any] = importlib.import_module(str(task["module"])).preload(task)
-    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+    if (threads := len(list(os.scandir("/proc/self/task")))) != 1:
         raise RuntimeError(f"{task['module']} left {threads - 1} threads running, which no fork would copy")
     gc.collect()
     gc.freeze()  # or each look for cycles in a worker would copy the pages of all that is shared
@@ -103,7 +103,7 @@ class Forks:
             for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
             self._control.detach()
-            os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+            os.closerange(3, 1 + max(int(entry.name) for entry in os.scandir("/proc/self/fd")))
             module = str(request["module"])
             os.environ[PARENT_VARIABLE] = str(request["parent"])
             sys.argv, sys.orig_argv = [module], [*sys.orig_argv[: sys.orig_argv.index("-m") + 1], module]

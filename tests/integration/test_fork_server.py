@@ -1,0 +1,289 @@
+"""Workers made by a fork server, and what becomes of them and of their daemon when it fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.kit import fork_worker
+from stoker.kit.fork_server import FORK_SERVER
+from stoker.kit.process import ProcessId, processes_with_environment
+from stoker.kit.wait import Waiter
+from stoker.kit.worker import WorkerExit, WorkerNotStarted
+from stokerd import crew as crew_module
+from stokerd.crew import CREW_VARIABLE, Crew
+from stokerd.fresh_start import Preparation
+from stokerd.shard_tasks import FORKED, MODULES, PRELOAD
+from support.processes import wait_gone
+from support.tokenizers import tokenizer_like
+from support.waiting import LONG_S, wait_until
+
+TESTS = str(Path(__file__).parents[1])
+WARM = "support.warm_worker"
+STAGE, SAMPLE, BUILD = (MODULES[each][0] for each in ("stage", "sample", "build"))
+
+
+@pytest.fixture
+def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]))
+    waiter = Waiter()
+    made = Crew(str(tmp_path), waiter)
+    made.told: list[str] = []  # type: ignore[attr-defined, misc]
+    made.tell = lambda event, **fields: made.told.append(event)  # type: ignore[attr-defined]
+    made.forked = (WARM,)
+    yield made
+    monkeypatch.setattr(crew_module, "STOP_GRACE_S", 0.1)
+    made.stop()
+    waiter.close()
+
+
+def heard(crew: Crew, subject: str) -> WorkerExit:
+    """Wait as a daemon does until the subject's worker ended."""
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        crew.wait(0.5)
+        for job, _, ended in crew.hear():
+            if job.subject == subject and ended is not None:
+                return ended
+    raise AssertionError(f"no end of {subject}")
+
+
+def server_of(crew: Crew) -> int:
+    """The pid of a fork server that is ready."""
+    crew.warm_up(FORK_SERVER)
+    (pid,) = crew.pids
+    return pid
+
+
+def words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_a_forked_worker_is_a_child_of_its_daemon_with_a_name_and_a_group_of_its_own(
+    crew: Crew, tmp_path: Path
+) -> None:
+    server = server_of(crew)
+    job = crew.start("build", "a", WARM, {"do": "work until stopped"}, quiet_s=LONG_S, warm=True)
+    wait_until(lambda: [said for _, said, _ in crew.hear() if said], what="its first word")
+    pid = job.worker.pid
+    assert pid != server and parent(pid) == os.getpid() and os.getpgid(pid) == pid
+    assert words(pid) == [sys.executable, "-P", "-m", WARM]
+    assert words(server)[:4] == [sys.executable, "-P", "-m", FORK_SERVER]
+    marked = processes_with_environment(CREW_VARIABLE, str(tmp_path))  # how leftovers are found
+    assert {each.pid for each in marked} == {pid, server}
+    open_there = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    assert not any(name.startswith("socket:") for name in open_there)  # not the server's way to its daemon
+    job.worker.ask_to_stop(LONG_S)
+    ended = heard(crew, "a")
+    assert (ended.code, (ended.error or {})["message"]) == (75, "stopped as asked")
+    assert not Path(f"/proc/{pid}").exists()  # its daemon reaped it
+
+
+DAEMON = f"""
+import select, sys
+from stoker.kit.wait import Waiter
+from stokerd.crew import Crew
+crew = Crew(sys.argv[1], Waiter())
+crew.forked = ({WARM!r},)
+crew.warm_up({FORK_SERVER!r})
+server, = crew.pids
+job = crew.start("build", "a", {WARM!r}, {{"do": "hang"}}, quiet_s=60, warm=True)
+while not any(said for _, said, _ in crew.hear()): crew.wait(1)
+print(server, job.worker.pid, flush=True)
+select.select([], [], [])
+"""
+
+
+def test_a_forked_worker_and_its_server_die_with_a_daemon_killed_by_9(crew: Crew, tmp_path: Path) -> None:
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(tmp_path)], stdout=subprocess.PIPE)
+    assert daemon.stdout is not None
+    left = [ProcessId.of(int(pid)) for pid in daemon.stdout.readline().split()]
+    assert len(left) == 2 and all(each.alive() for each in left)
+    daemon.kill()
+    daemon.wait(LONG_S)
+    wait_gone(left)
+    daemon.stdout.close()
+
+
+def test_when_the_server_is_killed_the_next_worker_is_started_by_itself(crew: Crew) -> None:
+    os.kill(server := server_of(crew), signal.SIGKILL)
+    wait_until(lambda: not ProcessId.of(server).alive())
+    job = crew.start("build", "a", WARM, {"do": "pid"}, quiet_s=LONG_S, warm=True)
+    assert heard(crew, "a").kind == "finished"
+    list(crew.hear())
+    assert job.worker.pid in crew.pids and server not in crew.pids
+    assert crew.told == ["idle_worker_died"]  # type: ignore[attr-defined]
+
+
+def test_a_server_that_does_not_answer_is_ended_and_not_asked_again(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.kit.fork_server.ANSWER_S", 0.2)
+    server = ProcessId.of(server_of(crew))
+    os.kill(server.pid, signal.SIGSTOP)
+    for subject in ("a", "b"):
+        crew.start("build", subject, WARM, {"do": "pid"}, quiet_s=LONG_S, warm=True)
+    assert heard(crew, "a").kind == "finished"
+    wait_until(lambda: list(crew.hear()) is not None and not server.alive(), what="the end of the server")
+
+
+def test_a_server_with_threads_is_none(crew: Crew) -> None:
+    crew.start("prepare", "/s", FORK_SERVER, {"module": "support.threaded"}, quiet_s=LONG_S, warm=True)
+    ended = heard(crew, "/s")
+    assert ended.kind == "failed" and "1 threads running" in ended.reason()
+    assert not crew.idle(FORK_SERVER)
+
+
+@pytest.mark.parametrize("fork", [1, 2])
+def test_without_room_for_a_process_the_server_says_so_and_stays(
+    monkeypatch: pytest.MonkeyPatch, fork: int
+) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    forks = iter([os.fork] * (fork - 1) + [no_room])
+    monkeypatch.setattr(os, "fork", lambda: next(forks)())  # noqa: PLW0108 - another one each time
+    with near, far, Path(os.devnull).open("rb") as nothing:
+        request = json.dumps({"module": WARM, "parent": os.getpid()}).encode()
+        socket.send_fds(near, [request], [nothing.fileno()] * 3)
+        fork_worker.Forks(far).serve()
+        assert json.loads(near.recv(1000)) == {"errno": errno.EAGAIN}
+
+
+def no_room() -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+REAPS = """
+import subprocess, sys
+from pathlib import Path
+from stoker.kit.fork_server import reap_adopted
+from support.waiting import wait_until
+child = subprocess.Popen([sys.executable, "-c", ""])
+stat = Path(f"/proc/{child.pid}/stat")
+wait_until(lambda: ") Z " in stat.read_text(), what="its end")
+reap_adopted({child.pid})
+assert stat.exists()
+reap_adopted(())
+assert not stat.exists()
+reap_adopted(())
+"""
+
+
+def test_an_ended_child_that_nobody_waits_for_is_reaped_and_no_other() -> None:
+    subprocess.run([sys.executable, "-c", REAPS], env={**os.environ, "PYTHONPATH": TESTS}, check=True)
+
+
+# What the loop has loaded
+
+
+def preparation(crew: Crew, tokenizer: Path | None, *, sampler: bool = True) -> Preparation:
+    def preload(asked: Path | None) -> dict[str, Any]:
+        more = {} if asked is None else {"engine": "fastokens", "tokenizer_file": str(asked)}
+        return {"module": PRELOAD, **more}
+
+    tasks = SimpleNamespace(
+        preload=preload, prepare=lambda asked: {"prepare": True, "tokenizer_file": str(asked)}
+    )
+    pinning = SimpleNamespace(pin=None, tokenizer_file=tokenizer)
+    return Preparation(crew, tasks, pinning, sampler=sampler)  # type: ignore[arg-type]
+
+
+def loaded(crew: Crew, made: Preparation) -> WorkerExit:
+    """How the only one that loads ended, told as the loop tells it."""
+    (job,) = crew.jobs
+    ended = heard(crew, job.subject)
+    made.ended(job, ended)
+    return ended
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(tokenizer_like("gpt2"))
+    return file
+
+
+def test_modules_then_the_engine_then_the_sampler_are_loaded_once(crew: Crew, tokenizer: Path) -> None:
+    made = preparation(crew, tokenizer)
+    made.begin()
+    made.go_on()  # while it loads
+    assert made.makes_wait("stage") and not made.makes_wait("move" if "move" in MODULES else "sync")
+    assert loaded(crew, made).result == {"status": "prepared"}
+    made.go_on()
+    assert crew.idle(STAGE) == 1 and not made.makes_wait("stage")
+    assert made.makes_wait("build") and made.makes_wait("sample") and made.makes_wait("tokenizer")
+    assert loaded(crew, made).result == {"status": "prepared"}
+    made.go_on()
+    assert made.makes_wait("sample") and not made.makes_wait("build")
+    assert loaded(crew, made).result == {"status": "prepared", "reason": ""}
+    made.go_on()
+    assert not crew.jobs and crew.idle(SAMPLE) == crew.idle(FORK_SERVER) == 1
+    assert not any(made.makes_wait(each) for each in ("stage", "sample", "build"))
+
+
+def test_a_tokenizer_that_comes_later_is_loaded_then(crew: Crew, tokenizer: Path) -> None:
+    made = preparation(crew, None, sampler=False)
+    made.begin()
+    loaded(crew, made)
+    made.go_on()
+    assert not crew.jobs
+    made._pinning.tokenizer_file = tokenizer  # type: ignore[misc]
+    made.go_on()
+    assert loaded(crew, made).result == {"status": "prepared"}
+
+
+def test_a_server_that_cannot_load_is_not_tried_again(crew: Crew, tmp_path: Path) -> None:
+    made = preparation(crew, tmp_path / "missing.json")
+    made.begin()
+    loaded(crew, made)
+    made.go_on()
+    assert loaded(crew, made).result is None
+    crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
+    made.go_on()
+    assert [job.subject for job in crew.jobs] == ["a"]
+    assert not made.makes_wait("build")
+
+
+def test_a_server_that_was_idle_for_long_comes_back_with_the_next_file(crew: Crew, tokenizer: Path) -> None:
+    made = preparation(crew, tokenizer, sampler=False)
+    made.begin()
+    loaded(crew, made)
+    crew._pool.tend(time.monotonic() + 61.0)
+    made.go_on()
+    assert not crew.jobs
+    crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
+    made.go_on()
+    assert [job.activity for job in crew.jobs] == ["stage", "prepare"]
+
+
+def test_without_room_for_a_process_files_wait_for_their_own_workers(
+    crew: Crew, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*args: Any, **options: Any) -> None:
+        raise WorkerNotStarted("no room for another process")
+
+    monkeypatch.setattr(crew, "_start", nothing)
+    made = preparation(crew, tokenizer)
+    made.begin()
+    made.go_on()
+    assert not crew.jobs and not made.makes_wait("build")
+
+
+def test_what_a_server_loads_is_what_it_forks_for(crew: Crew) -> None:
+    preparation(crew, None)
+    assert set(crew.forked) == set(FORKED) == {STAGE, SAMPLE, BUILD, MODULES["tokenizer"][0]}
