@@ -219,12 +219,14 @@ class Crew:
             self.tell("worker_came_back", activity=job.activity, path=job.subject, pid=job.worker.pid)
         if gone is None:
             recycled = (ended.result or {}).get("status") == "recycled"
-            keep = not recycled and not self._too_big(job.worker)
+            keep = not recycled and not self._too_big(job)
             self._pool.put(job.module, job.worker, keep=keep)
 
-    def _too_big(self, worker: Worker) -> bool:
+    def _too_big(self, job: Job) -> bool:
         most = self.recycle_rss_bytes
-        return most is not None and sample_process(worker.pid).rss_bytes > most
+        if most is None or job.module == FORK_SERVER:  # what that holds it was told to hold, for all others
+            return False
+        return sample_process(job.worker.pid).rss_bytes > most
 
     def _abandon_if_stuck(self, job: Job, now: float) -> None:
         if job.worker.stuck_s(now) > KILL_WAIT_S:

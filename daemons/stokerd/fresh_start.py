@@ -20,6 +20,7 @@ from stokerd.source_book import SourceBook
 
 _SERVER = f"/{PREPARE}"  # no source's path begins with a slash
 _LOAD_S = 60.0  # the longest that loading may take
+_KILLS = 3  # of fork servers that are still loading, and then no other is tried
 
 
 class Preparation:
@@ -33,7 +34,8 @@ class Preparation:
     def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning, *, sampler: bool) -> None:
         self._crew, self._tasks, self._pinning = crew, tasks, pinning
         self._sampler = sampler
-        self._engine_loaded = self._sampler_loaded = self._failed = False
+        self._engine_loaded = self._sampler_loaded = False
+        self._tries = _KILLS
         crew.forked = FORKED
 
     def begin(self) -> None:
@@ -43,7 +45,7 @@ class Preparation:
 
     def go_on(self) -> None:
         """Have loaded what can be by now."""
-        if self._failed or _SERVER in self._crew:
+        if self._tries <= 0 or _SERVER in self._crew:
             return
         if not self._crew.idle(FORK_SERVER):
             if any(job.activity == "stage" for job in self._crew.jobs):
@@ -70,8 +72,9 @@ class Preparation:
             self._crew.start(PREPARE, subject, module, task, quiet_s=_LOAD_S, warm=True)
 
     def ended(self, job: Job, ended: WorkerExit) -> None:
-        """A fork server that could not load is not tried again."""
-        self._failed |= job.subject == _SERVER and ended.result is None
+        """A fork server that could not load is not tried again; one that was killed is, a few times."""
+        if job.subject == _SERVER and ended.result is None:
+            self._tries -= 1 if ended.kind == "killed" else _KILLS
 
     def makes_wait(self, activity: str) -> bool:
         """Whether a worker for it is sooner ready than one that would load for itself."""

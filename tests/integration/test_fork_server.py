@@ -259,6 +259,32 @@ def test_a_server_that_cannot_load_is_not_tried_again(crew: Crew, tmp_path: Path
     assert not made.makes_wait("build")
 
 
+def test_a_server_that_is_killed_while_it_loads_is_tried_again_a_few_times(
+    crew: Crew, tokenizer: Path
+) -> None:
+    made = preparation(crew, tokenizer, sampler=False)
+    for _ in range(3):
+        made.begin()
+        os.kill(crew["/prepare"].worker.pid, signal.SIGKILL)
+        assert loaded(crew, made).kind == "killed"
+        crew.start("stage", "a", WARM, {"do": "pid"}, quiet_s=LONG_S)
+        made.go_on()
+        begun = [job.subject for job in crew.jobs]
+        heard(crew, "a")
+        if "/prepare" in begun:
+            crew["/prepare"].worker.stop(0)
+            heard(crew, "/prepare")
+    assert begun == ["a"]
+
+
+def test_a_server_may_hold_more_than_other_idle_workers(crew: Crew, tokenizer: Path) -> None:
+    crew.recycle_rss_bytes = 1 << 20
+    made = preparation(crew, tokenizer, sampler=False)
+    made.begin()
+    loaded(crew, made)
+    assert crew.idle(FORK_SERVER) == 1
+
+
 def test_a_server_that_was_idle_for_long_comes_back_with_the_next_file(crew: Crew, tokenizer: Path) -> None:
     made = preparation(crew, tokenizer, sampler=False)
     made.begin()
