@@ -31,6 +31,8 @@ class Drain:
         idle = {job.subject for job in view.crew.jobs if job.abandoned or job.activity == PREPARE}
         if not seen or view.shelf.behind or view.crew.busy.keys() - {hot.lister, warm.lister} - idle:
             return False
+        if view.preparation.loading and view.book.sources.count(*OPEN):
+            return False  # what waits for it may find something to do
         if view.failures.holds_back:  # for a while: it says so, and gives up by itself
             return False
         situation = view.situation()

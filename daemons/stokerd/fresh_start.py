@@ -76,13 +76,17 @@ class Preparation:
         if job.subject == _SERVER and ended.result is None:
             self._tries -= 1 if ended.kind == "killed" else _KILLS
 
+    @property
+    def loading(self) -> frozenset[str]:
+        """The modules of workers that are loading now."""
+        jobs = (job for job in self._crew.jobs if job.activity == PREPARE)
+        return frozenset(job.module for job in jobs if not job.abandoned)
+
     def makes_wait(self, activity: str) -> bool:
         """Whether a worker for it is sooner ready than one that would load for itself."""
         module, _ = MODULES[activity]
-        if self._crew.idle(module):
-            return False
-        loading = (job.module for job in self._crew.jobs if job.activity == PREPARE and not job.abandoned)
-        return any(each in (module, FORK_SERVER) for each in loading) and module in FORKED
+        soon = module in FORKED and not self.loading.isdisjoint((module, FORK_SERVER))
+        return soon and not self._crew.idle(module)
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

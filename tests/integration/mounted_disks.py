@@ -160,15 +160,17 @@ def test_a_warm_disk_whose_server_died_is_waited_for(home: Path, mounts: Mounts)
     warm = mounts(home / "disk", home / "warm", halts_at="write")
     data = with_warm(home)
     with at_work(data):
-        wait_until(lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), what="a look")
+        wait_for(data, "synced")
         warm.arm()
-        warm.wait_halted()
+        write_files(data, first=FILES, count=1)
+        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+        warm.wait_halted()  # in the middle of its copy
         warm.die()
         wait_for_event(data, "warm_unavailable")
-        wait_for(data, "proven")
         still_turns(data)
+        assert data.states()[f"{FILES}.parquet"] == "proven"
         warm.come_back()
-        wait_for(data, "synced")
+        wait_for(data, "synced", FILES + 1)
     nothing_was_blamed(data)
     warm_is_whole(data)
 

@@ -10,7 +10,6 @@ from support.sites import write_site
 # which a `<verb>-<stem>` beside this one is for does it, and counts down what that file says.
 _SITE = """
 import os, signal, sys, time
-from support.sites import write_site
 
 HERE = os.path.dirname(__file__)
 

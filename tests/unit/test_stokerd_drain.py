@@ -13,11 +13,17 @@ from stokerd.shard_tasks import PREPARE
 
 
 @pytest.mark.parametrize(
-    ("activity", "abandoned", "over"),
-    [(PREPARE, False, True), ("build", False, False), ("build", True, True), ("tokenizer", False, False)],
+    ("activity", "abandoned", "open_files", "over"),
+    [
+        (PREPARE, False, 0, True),
+        (PREPARE, False, 1, False),  # it may be what they wait for
+        ("build", False, 1, False),
+        ("build", True, 1, True),
+        ("tokenizer", False, 0, False),
+    ],
 )
 def test_once_waits_for_work_and_not_for_workers_that_get_ready(
-    monkeypatch: pytest.MonkeyPatch, activity: str, abandoned: bool, over: bool
+    monkeypatch: pytest.MonkeyPatch, activity: str, abandoned: bool, open_files: int, over: bool
 ) -> None:
     for name in ("decide", "decide_moves"):
         monkeypatch.setattr(drain, name, lambda *_: ())
@@ -29,6 +35,8 @@ def test_once_waits_for_work_and_not_for_workers_that_get_ready(
         shelf=SimpleNamespace(behind=False),
         failures=SimpleNamespace(holds_back=False),
         tokenizer=SimpleNamespace(task=lambda: None),
+        preparation=SimpleNamespace(loading={"a module"} if activity == PREPARE else set()),
+        book=SimpleNamespace(sources=SimpleNamespace(count=lambda *states: open_files)),
         situation=lambda: None,
         shelves=lambda: None,
     )
