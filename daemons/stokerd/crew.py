@@ -114,6 +114,10 @@ class Crew:
         """How many workers of a module wait for a task."""
         return self._pool.idle(module)
 
+    def keep(self, module: str) -> None:
+        """Have an idle worker of a module stay for a while from now on."""
+        self._pool.look(module)
+
     def _start(
         self, module: str, task: Mapping[str, Any] | None, name: str, *, keep_open: bool, **bounds: Any
     ) -> Worker:

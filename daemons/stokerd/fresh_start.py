@@ -3,10 +3,10 @@ configuration asks for something else by now."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
@@ -20,61 +20,78 @@ from stokerd.source_book import SourceBook
 
 _SERVER = f"/{PREPARE}"  # no source's path begins with a slash
 _LOAD_S = 60.0  # the longest that loading may take
-_KILLS = 3  # of fork servers that are still loading, and then no other is tried
+_TRIES, _RETRY_S = 3, 60.0
+_PASSING = (74, 75)  # exit codes that say: another time
 
 
 class Preparation:
     """Has workers ready when the first files are: what each loads takes longer than what the others wait for.
 
-    A fork server loads it once for all of them: their modules, then the engine while files are staged; and a
-    sampler compares the engines on odd texts meanwhile. Where that fails, and when it was idle for long, each
-    worker loads for itself; a file that comes then has it begin anew.
+    A fork server loads it once for all of them: their modules, then the engine while the first file is
+    staged. Then a sampler compares the engines on odd texts. The server ends when nothing was staged or
+    begun for a while, and begins anew with the next file; without it each worker loads for itself.
     """
 
     def __init__(self, crew: Crew, tasks: ShardTasks, pinning: Pinning, *, sampler: bool) -> None:
         self._crew, self._tasks, self._pinning = crew, tasks, pinning
         self._sampler = sampler
         self._engine_loaded = self._sampler_loaded = False
-        self._tries = _KILLS
+        self._tries, self._not_before = _TRIES, 0.0
         crew.forked = FORKED
 
     def begin(self) -> None:
         """Start the fork server, while nothing is known of files and tokenizer yet."""
         self._engine_loaded = self._sampler_loaded = False
-        self._start(_SERVER, FORK_SERVER, self._tasks.preload(None))
+        self._load(_SERVER, FORK_SERVER, self._tasks.preload(None), _LOAD_S)
 
     def go_on(self) -> None:
         """Have loaded what can be by now."""
         if self._tries <= 0 or _SERVER in self._crew:
             return
+        staging = any(job.activity == "stage" and not job.abandoned for job in self._crew.jobs)
         if not self._crew.idle(FORK_SERVER):
-            if any(job.activity == "stage" for job in self._crew.jobs):
+            if staging and time.monotonic() >= self._not_before:
                 self.begin()
             return
+        if staging:  # what is built of it comes soon
+            self._crew.keep(FORK_SERVER)
         tokenizer = self._pinning.tokenizer_file
-        if tokenizer is not None and not self._engine_loaded:
+        if tokenizer is None:
+            return
+        if self._engine_is_next():
             self._engine_loaded = True
             with suppress(WorkerNotStarted):  # the first file is staged meanwhile
                 self._crew.warm_up(MODULES["stage"][0])
-            self._start(_SERVER, FORK_SERVER, self._tasks.preload(tokenizer))
-        elif tokenizer is not None and self._sampler:
-            self._load_sampler(tokenizer)
+            self._load(_SERVER, FORK_SERVER, self._tasks.preload(tokenizer), _LOAD_S)
+        elif self._sampler and not self._sampler_loaded:
+            self._sampler_loaded = True
+            module, quiet_s = MODULES["sample"]
+            if not any(job.module == module for job in self._crew.jobs):
+                self._load(f"/{PREPARE}-sampler", module, self._tasks.prepare(tokenizer), quiet_s)
 
-    def _load_sampler(self, tokenizer: Path) -> None:
-        module, _ = MODULES["sample"]
-        if self._sampler_loaded or any(job.module == module for job in self._crew.jobs):
-            return
-        self._sampler_loaded = True
-        self._start(f"/{PREPARE}-sampler", module, self._tasks.prepare(tokenizer))
+    def _engine_is_next(self) -> bool:
+        ready = self._tries > 0 and self._crew.idle(FORK_SERVER) > 0
+        return ready and not self._engine_loaded and self._pinning.tokenizer_file is not None
 
-    def _start(self, subject: str, module: str, task: Mapping[str, Any]) -> None:
+    def _load(self, subject: str, module: str, task: Mapping[str, Any], quiet_s: float) -> None:
         with suppress(WorkerNotStarted):
-            self._crew.start(PREPARE, subject, module, task, quiet_s=_LOAD_S, warm=True)
+            self._crew.start(PREPARE, subject, module, task, quiet_s=quiet_s, warm=True)
 
     def ended(self, job: Job, ended: WorkerExit) -> None:
-        """A fork server that could not load is not tried again; one that was killed is, a few times."""
-        if job.subject == _SERVER and ended.result is None:
-            self._tries -= 1 if ended.kind == "killed" else _KILLS
+        """Go on; a fork server that was killed or found its disk away is tried again, a few times."""
+        if job.subject != _SERVER:
+            return
+        if ended.result is None:
+            passing = ended.kind in ("killed", "timed_out") or ended.code in _PASSING
+            self._tries -= 1 if passing else _TRIES
+            self._not_before = time.monotonic() + _RETRY_S
+            if self._tries <= 0:
+                message = "each worker loads for itself, a second longer; a restart tries again"
+                self._crew.tell(
+                    "fork_server_given_up", level="warning", reason=ended.reason(), message=message
+                )
+        elif self._engine_loaded:
+            self._tries = _TRIES
 
     @property
     def loading(self) -> frozenset[str]:
@@ -85,8 +102,10 @@ class Preparation:
     def makes_wait(self, activity: str) -> bool:
         """Whether a worker for it is sooner ready than one that would load for itself."""
         module, _ = MODULES[activity]
-        soon = module in FORKED and not self.loading.isdisjoint((module, FORK_SERVER))
-        return soon and not self._crew.idle(module)
+        if module not in FORKED or self._crew.idle(module):
+            return False
+        soon = not self.loading.isdisjoint((module, FORK_SERVER))
+        return soon or (activity != "stage" and self._engine_is_next())
 
 
 def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:

@@ -21,6 +21,10 @@ class _Idle:
     until: float  # monotonic seconds at which it is told to go, or asked to once it was told
     leaving: bool = False
 
+    def serves(self, module: str) -> bool:
+        """Whether it can take a task of that module."""
+        return self.module == module and not self.leaving and not self.worker.ending
+
 
 class WarmPool:
     """Keeps idle workers, the longest idle first out of the door."""
@@ -40,7 +44,7 @@ class WarmPool:
     def take(self, module: str) -> Worker | None:
         """An idle worker of the module: the one that worked last, so that those not needed grow old."""
         for idle in reversed(self._kept):
-            if idle.module == module and not idle.leaving and idle.worker.poll() is None:
+            if idle.serves(module) and idle.worker.poll() is None:
                 self._forget(idle)
                 return idle.worker
         return None
@@ -54,7 +58,7 @@ class WarmPool:
 
     def idle(self, module: str) -> int:
         """How many wait for a task of the module."""
-        return sum(1 for idle in self._kept if idle.module == module and not idle.leaving)
+        return sum(1 for idle in self._kept if idle.serves(module))
 
     @property
     def pids(self) -> set[int]:

@@ -139,18 +139,20 @@ def test_a_warm_disk_that_hangs_in_mid_copy_holds_up_its_copies_alone(home: Path
     warm = mounts(home / "disk", home / "warm", halts_at="write")
     data = with_warm(home)
     with at_work(data):
-        wait_until(lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), what="a look")
+        wait_for(data, "synced")
         warm.arm()
+        write_files(data, first=FILES, count=1)
+        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
         warm.wait_halted()
         wait_for_trouble(data, "waiting for the warm directory")
         wait_for_event(data, "warm_unavailable")
-        write_files(data, first=FILES, count=1)
+        write_files(data, first=FILES + 1, count=1)
         assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
-        wait_until(lambda: data.states().get(f"{FILES}.parquet") == "proven", what="the new file's set")
+        wait_until(lambda: data.states().get(f"{FILES + 1}.parquet") == "proven", what="the new file's set")
         still_turns(data)
-        assert "synced" not in data.states().values()
+        assert data.states()[f"{FILES}.parquet"] == "proven"
         warm.go_on()
-        wait_for(data, "synced", FILES + 1)
+        wait_for(data, "synced", FILES + 2)
         wait_for_event(data, "warm_available")
     nothing_was_blamed(data)
     warm_is_whole(data)

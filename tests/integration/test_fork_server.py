@@ -23,6 +23,7 @@ from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.kit.wait import Waiter
 from stoker.kit.worker import WorkerExit, WorkerNotStarted
 from stokerd import crew as crew_module
+from stokerd import fresh_start
 from stokerd.crew import CREW_VARIABLE, Crew
 from stokerd.fresh_start import Preparation
 from stokerd.shard_tasks import FORKED, MODULES, PRELOAD
@@ -143,6 +144,15 @@ def test_a_server_that_does_not_answer_is_ended_and_not_asked_again(
     wait_until(lambda: list(crew.hear()) is not None and not server.alive(), what="the end of the server")
 
 
+def test_a_worker_that_was_asked_to_stop_is_given_no_task(crew: Crew) -> None:
+    server = server_of(crew)
+    asked = crew._pool.look(FORK_SERVER)
+    assert asked is not None and asked.pid == server
+    os.kill(server, signal.SIGSTOP)
+    asked.ask_to_stop(LONG_S)
+    assert crew._pool.take(FORK_SERVER) is None and not crew.idle(FORK_SERVER)
+
+
 def test_a_server_with_threads_is_none(crew: Crew) -> None:
     crew.start("prepare", "/s", FORK_SERVER, {"module": "support.threaded"}, quiet_s=LONG_S, warm=True)
     ended = heard(crew, "/s")
@@ -151,9 +161,10 @@ def test_a_server_with_threads_is_none(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("fork", [1, 2])
-def test_without_room_for_a_process_the_server_says_so_and_stays(
+def test_without_room_for_a_process_the_server_says_so_and_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch, fork: int
 ) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     forks = iter([os.fork] * (fork - 1) + [no_room])
     monkeypatch.setattr(os, "fork", lambda: next(forks)())  # noqa: PLW0108 - another one each time
@@ -162,6 +173,8 @@ def test_without_room_for_a_process_the_server_says_so_and_stays(
         socket.send_fds(near, [request], [nothing.fileno()] * 3)
         fork_worker.Forks(far).serve()
         assert json.loads(near.recv(1000)) == {"errno": errno.EAGAIN}
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def no_room() -> int:
@@ -205,7 +218,7 @@ def preparation(crew: Crew, tokenizer: Path | None, *, sampler: bool = True) -> 
 
 def loaded(crew: Crew, made: Preparation) -> WorkerExit:
     """How the only one that loads ended, told as the loop tells it."""
-    (job,) = crew.jobs
+    (job,) = [job for job in crew.jobs if job.activity == "prepare"]
     ended = heard(crew, job.subject)
     made.ended(job, ended)
     return ended
@@ -260,21 +273,71 @@ def test_a_server_that_cannot_load_is_not_tried_again(crew: Crew, tmp_path: Path
 
 
 def test_a_server_that_is_killed_while_it_loads_is_tried_again_a_few_times(
-    crew: Crew, tokenizer: Path
+    crew: Crew, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fresh_start, "_RETRY_S", 0.0)
     made = preparation(crew, tokenizer, sampler=False)
+    made.begin()
+    begun = []
+    crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
     for _ in range(3):
-        made.begin()
         os.kill(crew["/prepare"].worker.pid, signal.SIGKILL)
         assert loaded(crew, made).kind == "killed"
-        crew.start("stage", "a", WARM, {"do": "pid"}, quiet_s=LONG_S)
         made.go_on()
-        begun = [job.subject for job in crew.jobs]
-        heard(crew, "a")
-        if "/prepare" in begun:
-            crew["/prepare"].worker.stop(0)
-            heard(crew, "/prepare")
-    assert begun == ["a"]
+        begun.append("/prepare" in crew)
+    assert begun == [True, True, False]
+    assert crew.told == ["fork_server_given_up"]  # type: ignore[attr-defined]
+
+
+def test_a_server_that_was_killed_is_not_tried_again_at_once(crew: Crew, tokenizer: Path) -> None:
+    made = preparation(crew, tokenizer)
+    made.begin()
+    crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
+    os.kill(crew["/prepare"].worker.pid, signal.SIGKILL)
+    loaded(crew, made)
+    made.go_on()
+    assert not made.loading
+
+
+def test_a_server_stays_as_long_as_a_file_is_staged_and_not_for_one_that_hangs(
+    crew: Crew, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = preparation(crew, tokenizer, sampler=False)
+    made.begin()
+    loaded(crew, made)
+    made.go_on()
+    loaded(crew, made)
+    job = crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 50.0)
+    made.go_on()
+    crew._pool.tend(began + 70.0)
+    assert crew.idle(FORK_SERVER) == 1
+    job.abandoned = True
+    made.go_on()
+    crew._pool.tend(began + 120.0)
+    assert crew.idle(FORK_SERVER) == 0
+    made.go_on()
+    assert not made.loading
+
+
+def test_no_worker_that_needs_the_engine_begins_before_the_server_was_told_to_load_it(
+    crew: Crew, tokenizer: Path
+) -> None:
+    made = preparation(crew, tokenizer)
+    made.begin()
+    loaded(crew, made)
+    waits = [each for each in ("stage", "tokenizer", "sample", "build") if made.makes_wait(each)]
+    assert waits == ["tokenizer", "sample", "build"]
+
+
+def test_a_server_ends_at_a_term_while_it_loads(crew: Crew) -> None:
+    crew.start("prepare", "/s", FORK_SERVER, {"module": "support.endless"}, quiet_s=LONG_S, warm=True)
+    server = crew["/s"].worker
+    children = f"/proc/{server.pid}/task/{server.pid}/children"
+    wait_until(lambda: Path(children).read_text(), what="the load")
+    server.ask_to_stop(LONG_S)
+    assert heard(crew, "/s").signal == signal.SIGTERM
 
 
 def test_a_server_may_hold_more_than_other_idle_workers(crew: Crew, tokenizer: Path) -> None:
@@ -307,6 +370,19 @@ def test_without_room_for_a_process_files_wait_for_their_own_workers(
     made = preparation(crew, tokenizer)
     made.begin()
     made.go_on()
+    assert not crew.jobs and not made.makes_wait("build")
+
+
+def test_without_room_for_its_socket_it_is_as_without_room_for_a_process(
+    crew: Crew, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    made = preparation(crew, tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", nothing)
+        made.begin()
     assert not crew.jobs and not made.makes_wait("build")
 
 

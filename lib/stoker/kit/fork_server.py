@@ -15,6 +15,7 @@ from stoker.kit.fork_worker import CONTROL_VARIABLE, PACKET_BYTES
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper
 from stoker.kit.worker import Worker
+from stoker.kit.worker_launch import room_for
 
 FORK_SERVER = "stoker.kit.fork_worker"
 ANSWER_S = 2.0  # a fork takes it some milliseconds
@@ -45,7 +46,8 @@ class ForkServer(Worker):
     ) -> ForkServer:
         """Start one; from now on this process is the parent of whatever its children leave behind."""
         set_child_subreaper()
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with room_for(name):
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             server = cls.start(
                 FORK_SERVER,

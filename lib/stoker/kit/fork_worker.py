@@ -13,6 +13,7 @@ a fork copies no other, and not the locks that the others hold.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -30,14 +31,19 @@ from stoker.kit.worker_main import EXIT_AGAIN, EXIT_SOFTWARE, PARENT_VARIABLE, R
 
 CONTROL_VARIABLE = "STOKER_FORK_CONTROL"
 PACKET_BYTES = 64 << 10
-_ADOPTION_S = 10.0  # the longest that a worker waits to become its daemon's child
 _ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, counted after the command name (proc(5))
-_STRUCT_PID = 8
+_PID_BYTES = 8
+_STREAMS = 3
 
 
 def load(task: dict[str, Any], _report: Report) -> dict[str, Any]:
-    """Have a module load what the workers need; raises RuntimeError where that left threads running."""
+    """Have a module load what the workers need; raises RuntimeError where that left threads running.
+
+    A TERM ends it at once: native code hears of none, and there is nothing to put in order.
+    """
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     result: dict[str, Any] = importlib.import_module(str(task["module"])).preload(task)
+    signal.signal(signal.SIGTERM, handler)
     if (threads := len(list(os.scandir("/proc/self/task")))) != 1:
         raise RuntimeError(f"{task['module']} left {threads - 1} threads running, which no fork would copy")
     gc.collect()
@@ -53,12 +59,11 @@ class Forks:
 
     def serve(self) -> None:
         """Fork the worker that is asked for, and answer; in the worker this does not return."""
-        data, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, _STREAMS)
         if not data:  # the daemon holds no end of it any more
             os._exit(0)
-        request = json.loads(data)
         try:
-            answer = {"pid": self._fork(request, descriptors)}
+            answer = {"pid": self._fork(json.loads(data), descriptors)}
         except OSError as error:
             answer = {"errno": error.errno or 0}
         for descriptor in descriptors:
@@ -67,38 +72,45 @@ class Forks:
             self._control.send(json.dumps(answer).encode())
 
     def _fork(self, request: Mapping[str, Any], descriptors: list[int]) -> int:
+        if len(descriptors) != _STREAMS:  # there was no room for them here
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         told, tell = os.pipe2(os.O_CLOEXEC)
-        try:
-            between = os.fork()
-            if between == 0:
-                self._fork_again(request, descriptors, tell)
-        finally:
-            os.close(tell)
+        # A TERM that comes before the worker has handlers of its own must not be taken by this server's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         with os.fdopen(told, "rb", buffering=0) as answer:
-            said = int.from_bytes(answer.read(_STRUCT_PID), "little", signed=True)
+            try:
+                between = os.fork()
+                if between == 0:
+                    self._fork_again(request, descriptors, tell)
+            finally:
+                os.close(tell)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            said = int.from_bytes(answer.read(_PID_BYTES), "little", signed=True)
         os.waitpid(between, 0)  # from here on the worker is the daemon's
         if said <= 0:
             raise OSError(-said, os.strerror(-said))
         return said
 
     def _fork_again(self, request: Mapping[str, Any], descriptors: list[int], tell: int) -> NoReturn:
+        between = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            self._become(request, descriptors)
+            self._become(request, descriptors, between)
         if pid > 0:
             with suppress(OSError):  # it did so itself, or ended
                 os.setpgid(pid, pid)
-        os.write(tell, pid.to_bytes(_STRUCT_PID, "little", signed=True))
+        os.write(tell, pid.to_bytes(_PID_BYTES, "little", signed=True))
         os._exit(0)
 
-    def _become(self, request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
+    def _become(self, request: Mapping[str, Any], descriptors: list[int], between: int) -> NoReturn:
         """Be the worker: with a group, standard descriptors, name and environment of its own."""
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.setpgid(0, 0)
             for number, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, number)
@@ -108,7 +120,7 @@ class Forks:
             os.environ[PARENT_VARIABLE] = str(request["parent"])
             sys.argv, sys.orig_argv = [module], [*sys.orig_argv[: sys.orig_argv.index("-m") + 1], module]
             show_as(sys.orig_argv)
-            wait_for_parent(int(request["parent"]))
+            wait_for_parent(int(request["parent"]), between)
             importlib.import_module(module).serve()
         except BaseException:  # noqa: BLE001 - nothing may go on as the fork server that it was
             traceback.print_exc()
@@ -116,11 +128,10 @@ class Forks:
         os._exit(EXIT_SOFTWARE)
 
 
-def wait_for_parent(pid: int) -> None:
-    """Wait until that process is the parent; ends this one where it is not soon."""
-    give_up = time.monotonic() + _ADOPTION_S
-    while os.getppid() != pid:
-        if time.monotonic() > give_up:
+def wait_for_parent(pid: int, between: int) -> None:
+    """Wait until that process is the parent, once `between` ended; ends this one where another is."""
+    while (parent := os.getppid()) != pid:
+        if parent != between:
             os._exit(EXIT_AGAIN)
         time.sleep(0.0002)
 

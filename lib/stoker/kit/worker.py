@@ -136,6 +136,11 @@ class Worker:
         self._result, self._peak_rss = None, 0
         self._pipes.send(task)
 
+    @property
+    def ending(self) -> bool:
+        """Whether it was asked to stop, or is past a bound."""
+        return self._kill_at is not None
+
     def fileno(self) -> int:
         """A descriptor for the daemon's wait: readable whenever messages() or poll() has something to do."""
         return self._pipes.fileno()

@@ -1,7 +1,8 @@
 """What a fork server loads for the workers of shards: their modules, then a tokenizer and its engine.
 
-Task: {} for the modules alone; with {"tokenizer_file", "engine"} these too. Result: `status` prepared, or
-unsupported with the `reason` where the engine does not take the tokenizer: each worker then finds out itself.
+Task: {"module"} for the modules alone; with "tokenizer_file" and "engine" these too. Result: `status`
+prepared, or unsupported with the `reason` where the engine does not take the tokenizer: each worker then
+finds out itself.
 """
 
 from __future__ import annotations
