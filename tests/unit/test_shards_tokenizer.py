@@ -21,6 +21,8 @@ from stoker.shards.tokenizer import (
     FrozenTokenizer,
     TokenizerUnsupported,
     examine_tokenizer,
+    read_frozen,
+    reload_tokenizer,
     train_tokenizer,
 )
 from stoker.store.errors import ConfigError, DataError
@@ -238,3 +240,9 @@ def test_a_tokenizer_that_would_change_text_is_refused_with_the_reason(
 def test_what_is_no_json_is_refused_as_such() -> None:
     with pytest.raises(TokenizerUnsupported, match=r"not a tokenizer\.json"):
         frozen(b"\x00\x01")
+
+
+def test_one_that_is_gone_is_told_with_what_to_do(tmp_path: Path) -> None:
+    for read in (read_frozen, reload_tokenizer):
+        with pytest.raises(FileNotFoundError, match=r"restore it, or raise dataset\.version.*gone\.json"):
+            read(tmp_path / "gone.json")

@@ -27,7 +27,7 @@ from stoker.shards.parquet import BadParquet
 from stoker.shards.probes import probes
 from stoker.shards.readers import READERS
 from stoker.shards.sealing import still_staged
-from stoker.shards.tokenizer import FrozenTokenizer, reload_tokenizer
+from stoker.shards.tokenizer import FrozenTokenizer, read_frozen, reload_tokenizer
 
 PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
 LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
@@ -92,7 +92,7 @@ _kept: list[_Engines] = []  # one at most
 
 
 def _engines_for(tokenizer_file: Path) -> _Engines:
-    fingerprint = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
+    fingerprint = hashlib.sha256(read_frozen(tokenizer_file)).hexdigest()
     if not _kept or _kept[0].fingerprint != fingerprint:
         _kept.clear()
         _kept.append(_load(reload_tokenizer(tokenizer_file)))

@@ -82,6 +82,15 @@ def load_tokenizer(path: Path) -> FrozenTokenizer:
     return examine_tokenizer(path.read_bytes(), str(path))
 
 
+def read_frozen(path: Path) -> bytes:
+    """The bytes of a dataset's tokenizer; raises OSError, with what to do where it is gone."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        advice = "the dataset's tokenizer is gone; restore it, or raise dataset.version to build anew"
+        raise FileNotFoundError(error.errno, advice, str(path)) from error
+
+
 _kept: dict[str, FrozenTokenizer] = {}  # by fingerprint
 
 
@@ -90,7 +99,7 @@ def reload_tokenizer(path: Path, *, keep: bool = False) -> FrozenTokenizer:
 
     The caller compares the fingerprint. With `keep` this process, and those it forks, need not do it again.
     """
-    tokenizer = _examine(path.read_bytes(), str(path))
+    tokenizer = _examine(read_frozen(path), str(path))
     if keep:
         _kept[tokenizer.sha256] = tokenizer
     return tokenizer
