@@ -309,16 +309,17 @@ def test_a_server_stays_as_long_as_a_file_is_staged_and_not_for_one_that_hangs(
     loaded(crew, made)
     job = crew.start("stage", "a", WARM, {"do": "burn"}, quiet_s=LONG_S)
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + 50.0)
-    made.go_on()
-    crew._pool.tend(began + 70.0)
-    assert crew.idle(FORK_SERVER) == 1
-    job.abandoned = True
-    made.go_on()
-    crew._pool.tend(began + 120.0)
-    assert crew.idle(FORK_SERVER) == 0
-    made.go_on()
-    assert not made.loading
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic", lambda: began + 50.0)
+        made.go_on()
+        crew._pool.tend(began + 70.0)
+        stayed = crew.idle(FORK_SERVER)
+        job.abandoned = True
+        made.go_on()
+        crew._pool.tend(began + 120.0)
+        left = crew.idle(FORK_SERVER)
+        made.go_on()
+    assert (stayed, left, made.loading) == (1, 0, frozenset())
 
 
 def test_no_worker_that_needs_the_engine_begins_before_the_server_was_told_to_load_it(
