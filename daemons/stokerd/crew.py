@@ -12,16 +12,15 @@ from typing import Any
 
 from stoker.kit.backoff import Backoff
 from stoker.kit.fork_server import FORK_SERVER, ForkServer, reap_adopted
-from stoker.kit.process import processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.kit.sampler import sample_process
 from stoker.kit.wait import Event, FdEvent, Waiter
 from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
-from stoker.kit.worker_launch import room_for
+from stoker.kit.worker_launch import CREW_VARIABLE, room_for
 from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
 from stokerd.warm_pool import WarmPool
 
-CREW_VARIABLE = "STOKER_CREW"
 STOP_GRACE_S = 5.0
 DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
 ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
@@ -104,6 +103,16 @@ class Crew:
         self._waiter.add_fd(job.descriptor, subject)
         self.on_start(job)
         return job
+
+    def adopt(self, activity: str, subject: str, module: str, worker: Worker) -> None:
+        """Take over a warm worker that was started before there was a crew, and its task."""
+        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm=True)
+        self._waiter.add_fd(job.descriptor, subject)
+
+    @property
+    def name(self) -> str:
+        """What marks its processes in their environment."""
+        return self._name
 
     def warm_up(self, module: str, count: int = 1) -> None:
         """Have so many idle workers of a module, its imports done, for tasks that are about to come."""
@@ -263,7 +272,7 @@ class Crew:
         """
         found = 0
         deadline = time.monotonic() + _LEFTOVERS_END_S
-        while left := processes_with_environment(CREW_VARIABLE, self._name):
+        while left := self._strangers():
             found = max(found, len(left))
             for process in left:
                 with contextlib.suppress(PermissionError):
@@ -276,6 +285,10 @@ class Crew:
                 )
             time.sleep(0.02)
         return found
+
+    def _strangers(self) -> list[ProcessId]:
+        marked = processes_with_environment(CREW_VARIABLE, self._name)
+        return [process for process in marked if process.pid not in self.pids]
 
 
 class Patience:

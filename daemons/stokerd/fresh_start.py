@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, former_name
-from stoker.kit.fork_server import FORK_SERVER
+from stoker.kit.fork_server import FORK_SERVER, ForkServer
 from stoker.kit.worker import WorkerExit, WorkerNotStarted
 from stokerd.crew import Crew, Job
 from stokerd.hot_yard import HotYard
+from stokerd.loads import LOAD_S
 from stokerd.pinning import Pinning
 from stokerd.shard_tasks import FORKED, MODULES, PREPARE, ShardTasks
 from stokerd.source_book import SourceBook
 
 _SERVER = f"/{PREPARE}"  # no source's path begins with a slash
-_LOAD_S = 60.0  # the longest that loading may take
 _TRIES, _RETRY_S = 3, 60.0
 _PASSING = (74, 75)  # exit codes that say: another time
 
@@ -39,10 +39,21 @@ class Preparation:
         self._tries, self._not_before = _TRIES, 0.0
         crew.forked = FORKED
 
+    def adopt(self, server: ForkServer | None) -> None:
+        """Take over a server that was started before the configuration was read, if it is this crew's."""
+        if server is None:
+            return
+        if server.crew != self._crew.name:
+            server.stop(0.0)
+            return
+        self._crew.adopt(PREPARE, _SERVER, FORK_SERVER, server)
+
     def begin(self) -> None:
         """Start the fork server, while nothing is known of files and tokenizer yet."""
+        if _SERVER in self._crew:
+            return
         self._engine_loaded = self._sampler_loaded = False
-        self._load(_SERVER, FORK_SERVER, self._tasks.preload(None), _LOAD_S)
+        self._load(_SERVER, FORK_SERVER, self._tasks.preload(None), LOAD_S)
 
     def go_on(self) -> None:
         """Have loaded what can be by now."""
@@ -62,7 +73,7 @@ class Preparation:
             self._engine_loaded = True
             with suppress(WorkerNotStarted):  # the first file is staged meanwhile
                 self._crew.warm_up(MODULES["stage"][0])
-            self._load(_SERVER, FORK_SERVER, self._tasks.preload(tokenizer), _LOAD_S)
+            self._load(_SERVER, FORK_SERVER, self._tasks.preload(tokenizer), LOAD_S)
         elif self._sampler and not self._sampler_loaded:
             self._sampler_loaded = True
             module, quiet_s = MODULES["sample"]

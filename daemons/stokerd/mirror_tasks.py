@@ -11,8 +11,9 @@ from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.worker import WorkerExit
+from stoker.kit.worker_launch import CREW_VARIABLE
 from stoker.store.layout import WarmLayout
-from stokerd.crew import CREW_VARIABLE, Crew
+from stokerd.crew import Crew
 from stokerd.turns import Turns
 
 WORKER = "stoker.checkpoints.mirror_worker"

@@ -15,6 +15,7 @@ from stoker.shards.identity import Filters
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import WarmLayout
 from stoker.store.names import new_id, record_name
+from stokerd.loads import PRELOAD
 
 READ_ROWS = 250  # the batch that read fastest and peaked lowest
 ON_HOT = {"staged", "building", *PUBLISHED}
@@ -41,8 +42,8 @@ MODULES: Mapping[str, tuple[str, float]] = {
 
 
 PREPARE = "prepare"  # the activity of a worker that loads what the next files need
-PRELOAD = "stoker.shards.preload"  # what a fork server loads,
-FORKED = frozenset(MODULES[each][0] for each in ("stage", "tokenizer", "sample", "build"))  # for these
+# Whose modules a fork server loads.
+FORKED = frozenset(MODULES[each][0] for each in ("stage", "tokenizer", "sample", "build"))
 
 # Done by workers that go on to the next task.
 WARM = frozenset(("stage", "sample", "build", "release", "sweep"))

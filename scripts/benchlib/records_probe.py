@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import stokerd.stage_shard  # noqa: F401 - what the daemon has loaded before it reads a record
+import stokerd.stage_shard_loop  # noqa: F401 - what the daemon has loaded before it reads a record
 from stoker.config.load import load_pipeline
 from stoker.corpus.catalog import Catalog, KeySet
 from stoker.corpus.receipts import Receipt, receipt_shelf, write_receipt

@@ -33,9 +33,9 @@ FILES = 2
 _SITE = """
 import sys
 if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
-    from stokerd import stage_shard, warm_yard, yard
+    from stokerd import stage_shard_loop, warm_yard, yard
     yard.ANSWERS_WITHIN_S = warm_yard.ANSWERS_WITHIN_S = 1.5
-    yard.MEASURE_EVERY_S = stage_shard.LONGEST_WAIT_S = 0.5
+    yard.MEASURE_EVERY_S = stage_shard_loop.LONGEST_WAIT_S = 0.5
 """
 
 

@@ -18,15 +18,18 @@ from typing import Any
 import pytest
 
 from stoker.kit import fork_worker
-from stoker.kit.fork_server import FORK_SERVER
+from stoker.kit.fork_server import FORK_SERVER, ForkServer
 from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.kit.wait import Waiter
 from stoker.kit.worker import WorkerExit, WorkerNotStarted
+from stoker.kit.worker_launch import CREW_VARIABLE
 from stokerd import crew as crew_module
 from stokerd import fresh_start
-from stokerd.crew import CREW_VARIABLE, Crew
+from stokerd.crew import Crew
 from stokerd.fresh_start import Preparation
-from stokerd.shard_tasks import FORKED, MODULES, PRELOAD
+from stokerd.loads import PRELOAD, crew_name
+from stokerd.shard_tasks import FORKED, MODULES
+from stokerd.stage_shard import early_server
 from support.processes import wait_gone
 from support.tokenizers import tokenizer_like
 from support.waiting import LONG_S, wait_until
@@ -385,6 +388,74 @@ def test_without_room_for_its_socket_it_is_as_without_room_for_a_process(
         patch.setattr(socket, "socketpair", nothing)
         made.begin()
     assert not crew.jobs and not made.makes_wait("build")
+
+
+# A server that is there before its daemon
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ("name: a\nstate: /x/y\n", "/x/y"),
+        ('state:   "/x/a b"  # here\n', "/x/a b"),
+        ("state: /x # there\n", "/x"),
+        ("other:\n  state: /x\n", None),
+        ("state:\n", None),
+        ("", None),
+    ],
+)
+def test_the_state_directory_is_guessed_from_the_file(tmp_path: Path, lines: str, state: str | None) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(lines)
+    server = early_server(["--once", str(file)])
+    assert (server and server.crew) == (state and crew_name(state))
+    if server is not None:
+        server.stop(0.0)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["missing.yaml"], ["."], [".yaml"]])
+def test_where_no_file_is_named_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".yaml").mkdir()
+    assert early_server(words) is None
+
+
+def early(tmp_path: Path, state: str) -> ForkServer:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"state: {state}\n")
+    server = early_server([str(file)])
+    assert server is not None
+    return server
+
+
+def test_a_server_of_this_crew_is_adopted_and_no_leftover(crew: Crew, tmp_path: Path) -> None:
+    server = early(tmp_path, "/x")
+    crew._name = server.crew
+    made = preparation(crew, None)
+    made.adopt(server)
+    assert crew.end_leftovers() == 0
+    made.begin()  # it has begun
+    assert loaded(crew, made).result == {"status": "prepared"} and crew.pids == {server.pid}
+    assert crew.idle(FORK_SERVER) == 1
+
+
+def test_a_server_for_another_state_directory_is_ended(crew: Crew, tmp_path: Path) -> None:
+    server = early(tmp_path, "/x")
+    made = preparation(crew, None)
+    made.adopt(server)
+    assert not crew.jobs and not Path(f"/proc/{server.pid}").exists()
+
+
+def test_a_daemon_that_is_refused_leaves_no_server(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"state: {tmp_path}/state\nmisspelt: 1\n")
+    command = [sys.executable, "-c", "import sys; from stokerd.stage_shard import main; sys.exit(main())"]
+    ended = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 78 and "misspelt" in ended.stderr
+    name = crew_name(tmp_path / "state")
+    wait_until(lambda: not processes_with_environment(CREW_VARIABLE, name), what="the server's end")
 
 
 def test_what_a_server_loads_is_what_it_forks_for(crew: Crew) -> None:

@@ -15,7 +15,7 @@ from stoker.kit.fork_worker import CONTROL_VARIABLE, PACKET_BYTES
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper
 from stoker.kit.worker import Worker
-from stoker.kit.worker_launch import room_for
+from stoker.kit.worker_launch import CREW_VARIABLE, room_for
 
 FORK_SERVER = "stoker.kit.fork_worker"
 ANSWER_S = 2.0  # a fork takes it some milliseconds
@@ -37,6 +37,7 @@ class Forked:
 class ForkServer(Worker):
     """A worker of the module FORK_SERVER; see there for its tasks."""
 
+    crew: str  # whose it is, by its environment
     _control: socket.socket
     _answers = True
 
@@ -60,7 +61,7 @@ class ForkServer(Worker):
                 keep_open=True,
                 **bounds,
             )
-        server._control = near
+        server.crew, server._control = environ.get(CREW_VARIABLE, ""), near
         return server
 
     def fork(self, module: str) -> Forked | None:
