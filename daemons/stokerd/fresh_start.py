@@ -37,6 +37,7 @@ class Preparation:
         self._sampler = sampler
         self._engine_loaded = self._sampler_loaded = False
         self._tries, self._not_before = _TRIES, 0.0
+        self._wanted = False  # there are files, or were
         crew.forked = FORKED
 
     def adopt(self, server: ForkServer | None) -> None:
@@ -49,8 +50,9 @@ class Preparation:
         self._crew.adopt(PREPARE, _SERVER, FORK_SERVER, server)
 
     def begin(self) -> None:
-        """Start the fork server, while nothing is known of files and tokenizer yet."""
-        if _SERVER in self._crew:
+        """Have the fork server load: there are files. Nothing need be known of hot and the tokenizer yet."""
+        self._wanted = True
+        if _SERVER in self._crew or self._crew.idle(FORK_SERVER):
             return
         self._engine_loaded = self._sampler_loaded = False
         self._load(_SERVER, FORK_SERVER, self._tasks.preload(None), LOAD_S)
@@ -66,8 +68,9 @@ class Preparation:
             return
         if staging:  # what is built of it comes soon
             self._crew.keep(FORK_SERVER)
+        self._wanted |= staging
         tokenizer = self._pinning.tokenizer_file
-        if tokenizer is None:
+        if tokenizer is None or not self._wanted:
             return
         if self._engine_is_next():
             self._engine_loaded = True
@@ -81,7 +84,7 @@ class Preparation:
                 self._load(f"/{PREPARE}-sampler", module, self._tasks.prepare(tokenizer), quiet_s)
 
     def _engine_is_next(self) -> bool:
-        ready = self._tries > 0 and self._crew.idle(FORK_SERVER) > 0
+        ready = self._wanted and self._tries > 0 and self._crew.idle(FORK_SERVER) > 0
         return ready and not self._engine_loaded and self._pinning.tokenizer_file is not None
 
     def _load(self, subject: str, module: str, task: Mapping[str, Any], quiet_s: float) -> None:
@@ -103,6 +106,7 @@ class Preparation:
                 )
         elif self._engine_loaded:
             self._tries = _TRIES
+        self.go_on()
 
     @property
     def loading(self) -> frozenset[str]:

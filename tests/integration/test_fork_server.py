@@ -240,11 +240,9 @@ def test_modules_then_the_engine_then_the_sampler_are_loaded_once(crew: Crew, to
     made.go_on()  # while it loads
     assert made.makes_wait("stage") and not made.makes_wait("move" if "move" in MODULES else "sync")
     assert loaded(crew, made).result == {"status": "prepared"}
-    made.go_on()
     assert crew.idle(STAGE) == 1 and not made.makes_wait("stage")
     assert made.makes_wait("build") and made.makes_wait("sample") and made.makes_wait("tokenizer")
     assert loaded(crew, made).result == {"status": "prepared"}
-    made.go_on()
     assert made.makes_wait("sample") and not made.makes_wait("build")
     assert loaded(crew, made).result == {"status": "prepared", "reason": ""}
     made.go_on()
@@ -328,9 +326,11 @@ def test_a_server_stays_as_long_as_a_file_is_staged_and_not_for_one_that_hangs(
 def test_no_worker_that_needs_the_engine_begins_before_the_server_was_told_to_load_it(
     crew: Crew, tokenizer: Path
 ) -> None:
-    made = preparation(crew, tokenizer)
+    made = preparation(crew, None)
     made.begin()
     loaded(crew, made)
+    assert not made.makes_wait("sample")
+    made._pinning.tokenizer_file = tokenizer  # type: ignore[misc]
     waits = [each for each in ("stage", "tokenizer", "sample", "build") if made.makes_wait(each)]
     assert waits == ["tokenizer", "sample", "build"]
 
@@ -344,16 +344,16 @@ def test_a_server_ends_at_a_term_while_it_loads(crew: Crew) -> None:
     assert heard(crew, "/s").signal == signal.SIGTERM
 
 
-def test_a_server_may_hold_more_than_other_idle_workers(crew: Crew, tokenizer: Path) -> None:
+def test_a_server_may_hold_more_than_other_idle_workers(crew: Crew) -> None:
     crew.recycle_rss_bytes = 1 << 20
-    made = preparation(crew, tokenizer, sampler=False)
+    made = preparation(crew, None)
     made.begin()
     loaded(crew, made)
     assert crew.idle(FORK_SERVER) == 1
 
 
-def test_a_server_that_was_idle_for_long_comes_back_with_the_next_file(crew: Crew, tokenizer: Path) -> None:
-    made = preparation(crew, tokenizer, sampler=False)
+def test_a_server_that_was_idle_for_long_comes_back_with_the_next_file(crew: Crew) -> None:
+    made = preparation(crew, None)
     made.begin()
     loaded(crew, made)
     crew._pool.tend(time.monotonic() + 61.0)
@@ -439,6 +439,21 @@ def test_a_server_of_this_crew_is_adopted_and_no_leftover(crew: Crew, tmp_path: 
     made.begin()  # it has begun
     assert loaded(crew, made).result == {"status": "prepared"} and crew.pids == {server.pid}
     assert crew.idle(FORK_SERVER) == 1
+
+
+def test_an_adopted_server_loads_no_engine_before_there_are_files(
+    crew: Crew, tmp_path: Path, tokenizer: Path
+) -> None:
+    server = early(tmp_path, "/x")
+    crew._name = server.crew
+    made = preparation(crew, tokenizer)
+    made.adopt(server)
+    loaded(crew, made)
+    made.go_on()
+    assert not crew.jobs and not made.makes_wait("build")
+    made.begin()
+    made.go_on()
+    assert made.loading == {FORK_SERVER}
 
 
 def test_a_server_for_another_state_directory_is_ended(crew: Crew, tmp_path: Path) -> None:
