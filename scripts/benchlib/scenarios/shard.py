@@ -108,6 +108,8 @@ class ShardScenario(Scenario):
             yield from _least("pipeline, 200 MB: times datatrove", peer / whole, LEAST_OF_PEER)
         start = series["one worker's start"]["first_commit_s"].median
         yield from _least("one worker's start: 1 s to", 1 / start, 1 / MOST_START_S)
+        start = series["pipeline"]["first_commit_s"].median
+        yield from _least("the whole loop's start: 1 s to", 1 / start, 1 / MOST_START_S)
         for name in ("pipeline", "random words", "one row group"):
             held = series[name]["builder_rss_bytes"].median
             if held > MOST_BYTES:
