@@ -21,6 +21,7 @@ class LateWorker:
     """A warm worker of which each task's last word is read with its end, and not before."""
 
     pid = 0
+    ending = False
 
     def __init__(self) -> None:
         self.ours, its = os.pipe()
