@@ -16,9 +16,9 @@ import pytest
 from stoker.kit.fork_server import FORK_SERVER
 from stoker.kit.process import ProcessId
 from stoker.kit.wait import Waiter
-from stoker.kit.worker import WorkerExit
 from stokerd import crew as crew_module
 from stokerd.crew import ABANDONED, Crew
+from support.crews import heard
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
 from support.processes import wait_gone
@@ -43,17 +43,6 @@ def crew(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(crew_module, "STOP_GRACE_S", 0.1)
     made.stop()
     waiter.close()
-
-
-def heard(crew: Crew, subject: str) -> WorkerExit:
-    """Wait as a daemon does until the subject's worker ended."""
-    deadline = time.monotonic() + LONG_S
-    while time.monotonic() < deadline:
-        crew.wait(0.5)
-        for job, _, ended in crew.hear():
-            if job.subject == subject and ended is not None:
-                return ended
-    raise AssertionError(f"no end of {subject}")
 
 
 def turn_until(crew: Crew, condition: Callable[[], bool]) -> None:

@@ -30,6 +30,7 @@ from stokerd.fresh_start import Preparation
 from stokerd.loads import PRELOAD, crew_name
 from stokerd.shard_tasks import FORKED, MODULES
 from stokerd.stage_shard import early_server
+from support.crews import heard
 from support.processes import wait_gone
 from support.tokenizers import tokenizer_like
 from support.waiting import LONG_S, wait_until
@@ -51,17 +52,6 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
     monkeypatch.setattr(crew_module, "STOP_GRACE_S", 0.1)
     made.stop()
     waiter.close()
-
-
-def heard(crew: Crew, subject: str) -> WorkerExit:
-    """Wait as a daemon does until the subject's worker ended."""
-    deadline = time.monotonic() + LONG_S
-    while time.monotonic() < deadline:
-        crew.wait(0.5)
-        for job, _, ended in crew.hear():
-            if job.subject == subject and ended is not None:
-                return ended
-    raise AssertionError(f"no end of {subject}")
 
 
 def server_of(crew: Crew) -> int:

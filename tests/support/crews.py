@@ -1,0 +1,20 @@
+"""Hearing a crew's workers as their daemon does."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.kit.worker import WorkerExit
+from stokerd.crew import Crew
+from support.waiting import LONG_S
+
+
+def heard(crew: Crew, subject: str) -> WorkerExit:
+    """Wait as a daemon does until the subject's worker ended."""
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        crew.wait(0.5)
+        for job, _, ended in crew.hear():
+            if job.subject == subject and ended is not None:
+                return ended
+    raise AssertionError(f"no end of {subject}")
