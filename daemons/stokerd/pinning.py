@@ -185,21 +185,22 @@ class Pinning:
         if kept is not None and kept[0] is listing and kept[1] == changes and kept[2] is self.pin:
             return
         paths: tuple[str, ...] = ()
-        whole = ended = False
+        known = whole = ended = False
         if listing is None:
             pass  # what was imported does not wait for one
         elif (part := self.slice(listing, sources)) is not None:
-            paths, whole = part.paths, part.full or (part.settled and listing.complete)
+            paths, known = part.paths, part.full or part.settled
+            whole = part.full or (part.settled and listing.complete)
             paths = tuple(sorted((*paths, *self._formers(sources, paths))))
             ended = whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
             self._tell_stayed(part)
         else:  # with every path that already came to its end, though the source may no longer list it
             paths, ended = self._whole(listing, sources)
-            whole = listing.complete
+            known, whole = True, listing.complete
         limit = self._pipeline.dataset.limit.model_dump(exclude_none=True)
         imports = self._imports(sources)
         complete = whole and ended and all(sources[path].state in TERMINAL for path in imports)
-        pin = replace(self.pin, listing=(*paths, *imports), complete=complete, limit=limit)
+        pin = replace(self.pin, listing=(*paths, *imports), complete=complete, whole=known, limit=limit)
         if pin != self.pin:
             write_pin(self._layout, pin)
             if complete and not self.pin.complete:

@@ -9,7 +9,8 @@ from typing import Any
 from stoker.corpus.dataset import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.kit.worker import WorkerExit
-from stoker.plan.log import Segment
+from stoker.plan.growth import MISSING
+from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
 from stoker.supervise.asked import gate_wants, growth_policy
@@ -108,6 +109,15 @@ class Provisions:
             if isinstance(entry, Segment):
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
             self.events.record("plan_grown", **words)
+            if isinstance(entry, Passed) and entry.reason == MISSING:
+                self.events.record(
+                    "source_passed_over",
+                    "warning",
+                    path=entry.path,
+                    hold_s=self.policy.hold_s,
+                    message="the plan waited for it for plan.hold and goes on without it; it joins the plan "
+                    "once it is a shard set. `stoker status` says what the other daemons know of it",
+                )
         self._rest_until = now + RESTS * (time.monotonic() - now)
 
     def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> None:

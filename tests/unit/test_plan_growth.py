@@ -30,6 +30,7 @@ def grow(
     plan: Plan | None = None,
     *,
     complete: bool = False,
+    whole: bool = False,
     consumed: int = 0,
     horizon: int = FAR,
     policy: GrowthPolicy = POLICY,
@@ -42,6 +43,7 @@ def grow(
         plan or plan_of(),
         sources,
         complete=complete,
+        whole=whole,
         consumed=consumed,
         horizon=horizon,
         policy=policy,
@@ -62,7 +64,7 @@ def keys(names: str) -> tuple[str, ...]:
 
 def names(growth: Growth) -> list[object]:
     """Segments as lists of set names, passed as (path, reason), the end as 'end'."""
-    paths = {fake_set(name)[0]: name for name in "abcdefgh"}
+    paths = {fake_set(name)[0]: name for name in "abcdefghm"}
     return [
         [paths[key] for key, _ in entry.sets]
         if isinstance(entry, Segment)
@@ -359,3 +361,55 @@ def test_however_sources_arrive_each_set_is_in_each_epoch_once(
     if isinstance(plan.entries[-1] if plan.entries else None, End):
         first = [key for entry in plan.segments if entry.epoch == 0 for key, _ in entry.sets]
         assert set(first) == {one.key for one in final if one.standing == "ready"}
+
+
+def test_the_hold_ends_before_the_sets_behind_a_missing_source_are_proven() -> None:
+    sources = [ready("a"), pending("m"), *(replace(ready(name), standing="unproven") for name in "bc")]
+    first = grow(sources, now=100.0, hopeful=True)
+    assert (names(first), first.waiting) == ([], {"m": 100.0})
+    later = grow(sources, now=160.0, waiting=dict(first.waiting), hopeful=True)
+    assert names(later) == [("m", "missing"), ["a", "b"]]
+    strict = grow(sources, now=160.0, waiting=dict(first.waiting))
+    assert (names(strict), strict.why) == ([], "proving the shard set of b")
+
+
+def test_what_is_waited_for_is_the_missing_source_and_not_a_set_that_nobody_needs_to_prove_yet() -> None:
+    unproven = replace(ready("a"), standing="unproven")
+    assert grow([unproven, pending("m"), ready("b")]).why == "waiting for m"
+    assert grow([unproven, cold("b"), ready("c")]).why == "proving the shard set of a"
+    assert grow([ready("a"), replace(ready("b"), standing="unproven")]).why == "proving the shard set of b"
+
+
+def test_a_whole_listing_goes_round_without_the_sources_that_were_waited_for_long_enough() -> None:
+    sources = [ready("a"), pending("m"), ready("b"), ready("c")]
+    found = grow(sources, whole=True, now=60.0, waiting={"m": 0.0}, consumed=90)
+    assert names(found) == [("m", "missing"), ["a", "b"], ["c"], ["a", "b"]]
+    assert names(grow(sources, now=60.0, waiting={"m": 0.0}, consumed=90)) == [("m", "missing"), ["a", "b"]]
+    arrived = [ready("a"), ready("m"), ready("b"), ready("c")]
+    late = grow(arrived, appended(plan_of(), found), whole=True, consumed=240)
+    assert names(late)[0] == ["m", "c"]
+
+
+def test_no_plan_ends_for_want_of_a_source_that_may_still_come() -> None:
+    policy = replace(POLICY, epochs=1)
+    sources = [ready("a"), pending("m"), ready("b")]
+    found = grow(sources, whole=True, now=60.0, waiting={"m": 0.0}, consumed=90, policy=policy)
+    assert (names(found), found.why) == ([("m", "missing"), ["a", "b"]], "waiting for m")
+    plan = appended(plan_of(), found)
+    came = [ready("a"), ready("m"), ready("b")]
+    assert names(grow(came, plan, complete=True, whole=True, consumed=90, policy=policy)) == [["m"], "end"]
+
+
+def test_the_last_source_of_a_whole_listing_is_waited_for_like_an_overtaken_one() -> None:
+    for order in ("listing", "arrival"):
+        policy = replace(POLICY, order=order)
+        sources = [ready("a"), ready("b"), pending("m")]
+        first = grow(sources, whole=True, now=5.0, policy=policy, consumed=90)
+        assert (names(first), first.waiting) == ([["a", "b"]], {"m": 5.0})
+        plan = appended(plan_of(), first)
+        later = grow(
+            sources, plan, whole=True, now=65.0, waiting=dict(first.waiting), policy=policy, consumed=90
+        )
+        assert names(later) == [("m", "missing"), ["a", "b"]]
+        more = [*sources, pending("o")]  # much may still come: a slow download is no dead one
+        assert grow(more, plan, whole=True, now=65.0, policy=policy, consumed=90).waiting == {}

@@ -13,7 +13,7 @@ from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.listing import Listing, write_listing
 from stoker.corpus.sources import Source, write_source
 from stoker.plan.growth import GrowthPolicy
-from stoker.plan.log import End, Plan, Segment
+from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.gates import GateWants, start_gate
@@ -156,6 +156,46 @@ def test_a_set_that_could_not_be_proven_is_tried_again_later_and_holds_its_place
     assert sha("keya") not in planner.to_prove(pin, OUTLOOK, POLICY, 1.0)
     assert planner.grow(pin, OUTLOOK, POLICY, 1.0) == ()  # b comes after a in the listing
     assert sha("keya") in planner.to_prove(pin, OUTLOOK, POLICY, RETRY_S + 1)
+
+
+def waiting_for(planner: Planner, path: str, now: float) -> list[str]:
+    """What the plan passes over once everything is proven that it asks for, where a path's record is gone."""
+    pin = planner.pin()
+    assert pin is not None
+    pin = replace(pin, listing=(path, *pin.listing), complete=False)
+    for key, digest in planner.to_prove(pin, OUTLOOK, SHORT, now).items():
+        planner.proven(key, digest)
+    return [entry.path for entry in planner.grow(pin, OUTLOOK, SHORT, now) if isinstance(entry, Passed)]
+
+
+SHORT = replace(POLICY, segment_tokens=500, hold_s=100.0)
+
+
+def test_a_hold_goes_on_where_it_was_with_another_supervisor(planner: Planner, tmp_path: Path) -> None:
+    assert waiting_for(planner, "0.parquet", now=1000.0) == []
+    assert waiting_for(planner, "0.parquet", now=1060.0) == []
+    layout = StateLayout(tmp_path)
+    again = Planner(layout, "prose", layout.run("main").plan)  # on a machine that was started anew
+    assert waiting_for(again, "0.parquet", now=5.0) == []
+    assert waiting_for(again, "0.parquet", now=44.0) == []
+    assert waiting_for(again, "0.parquet", now=45.0) == ["0.parquet"]
+
+
+def test_a_set_whose_proof_always_fails_is_waited_for_no_longer_than_one_that_never_comes(
+    planner: Planner,
+) -> None:
+    pin = planner.pin()
+    assert pin is not None
+    passed: list[str] = []
+    for now in range(0, 200, 10):
+        for key, digest in planner.to_prove(pin, OUTLOOK, SHORT, float(now)).items():
+            if key == sha("keya"):
+                planner.not_proven(key, float(now))
+            else:
+                planner.proven(key, digest)
+        entries = planner.grow(pin, OUTLOOK, replace(SHORT, segment_tokens=200), float(now))
+        passed += [entry.path for entry in entries if isinstance(entry, Passed)]
+    assert passed == ["a.parquet"]
 
 
 def test_what_is_in_view_and_what_is_held_out_come_from_the_books(planner: Planner) -> None:

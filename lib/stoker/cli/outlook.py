@@ -102,6 +102,7 @@ def _waits_for(
         plan,
         [_standing(path, sources.get(path)) for path in pin.listing],
         complete=pin.complete,
+        whole=pin.whole,
         consumed=last.windows,
         horizon=horizon_windows(
             consumed=last.windows,

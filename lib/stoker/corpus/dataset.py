@@ -28,8 +28,9 @@ class DatasetPin:
     `build` holds every parameter that changes bytes, `asked` what the configuration wanted of the tokenizer,
     `tokenizer_trained_on` the (path, sha256) pairs it was trained on, None for a given one.
     `listing` are the dataset's paths in training order; `complete` says that no more of them will come and
-    each has reached its end (a shard set, quarantine, or being another's duplicate). `limit` is what bounded
-    the listing: the configured files, rows and tokens that are not None.
+    each has reached its end (a shard set, quarantine, or being another's duplicate); `whole` only that what
+    is known of the source holds no other that would be taken. `limit` is what bounded the listing: the
+    configured files, rows and tokens that are not None.
     """
 
     dataset: str
@@ -41,6 +42,7 @@ class DatasetPin:
     tokenizer_trained_on: tuple[tuple[str, str], ...] | None = None
     listing: tuple[str, ...] = ()
     complete: bool = False
+    whole: bool = False
     limit: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -61,6 +63,7 @@ class DatasetPin:
             else tuple((str(path), str(sha256)) for path, sha256 in trained_on),
             listing=tuple(sys.intern(str(path)) for path in record["listing"]),
             complete=bool(record["complete"]),
+            whole=bool(record.get("whole", record["complete"])),
             limit={str(name): int(most) for name, most in record.get("limit", {}).items()},
         )
 

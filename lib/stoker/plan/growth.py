@@ -12,8 +12,11 @@ from stoker.plan.packed import SetPair
 
 AHEAD_BATCHES = 32  # global batches kept planned beyond the trainer, unless the horizon is nearer
 ENOUGH = "far enough ahead"
+MISSING = "missing"  # why a source is passed over that did not come within the hold
 
-SourceStanding = Literal["pending", "cold", "ready", "quarantined", "duplicate"]
+SourceStanding = Literal["pending", "cold", "unproven", "ready", "quarantined", "duplicate"]
+_AWAY = frozenset(("cold", "unproven"))  # ready, but for where it lies or for its proof
+_THERE = _AWAY | {"ready"}
 _STANDING: Mapping[str, SourceStanding] = {
     "proven": "ready",
     "synced": "ready",
@@ -27,9 +30,9 @@ _STANDING: Mapping[str, SourceStanding] = {
 class PlanSource:
     """A listed source as the plan sees it.
 
-    A ready one has a proven shard set with that many train tokens on the hot disk; a cold one has it on warm
-    only, or about to leave. `arrived` says in which order sets became ready (any unit; read for arrival order
-    only, ties go by the listing).
+    A ready one has a proven shard set with that many train tokens on the hot disk; an unproven one has it
+    there and still to be proven; a cold one has it on warm only, or about to leave. `arrived` says in which
+    order sets became ready (any unit; read for arrival order only, ties go by the listing).
     """
 
     path: str
@@ -48,6 +51,7 @@ class PlanSource:
         train_tokens: int,
         *,
         hot: bool = True,
+        proven: bool = True,
         arrived: float = 0.0,
     ) -> PlanSource:
         """From a source record's state (None: no record yet) and what it says of its shard set."""
@@ -56,6 +60,8 @@ class PlanSource:
             standing = "pending"
         elif standing == "ready" and not hot:
             standing = "cold"
+        elif standing == "ready" and not proven:
+            standing = "unproven"
         return PlanSource(path, standing, key or "", manifest_sha256 or "", train_tokens, arrived)
 
 
@@ -79,7 +85,7 @@ class GrowthPolicy:
 
 @dataclass(frozen=True)
 class Growth:
-    """Entries to append now, why there are no more, and since when missing sources have been overtaken.
+    """Entries to append now, why there are no more, and since when the plan has waited for missing sources.
 
     `cold`: keys of the sets that the entries due by now lack because they are on warm only, in the order in
     which they will be named.
@@ -101,6 +107,7 @@ def decide(
     sources: Sequence[PlanSource],
     *,
     complete: bool,
+    whole: bool = False,
     consumed: int,
     horizon: int,
     policy: GrowthPolicy,
@@ -111,27 +118,31 @@ def decide(
 ) -> Growth:
     """What to append so that the plan stays ahead of the trainer.
 
-    `sources` stand in listing order; `complete` says that no more will come and each of them is settled;
+    `sources` stand in listing order; `complete` says that no more will come and each of them is settled,
+    `whole` only that no more will be listed: then what was waited for long enough is missing for good, as far
+    as anybody can tell, and the other sets are all there is, but it is no reason to end the plan.
     `consumed` are the plan's windows before the newest position, `horizon` those before the run's end (see
     `horizon_windows`); `now` is monotonic seconds; `waiting` is what the last decision gave back. The plan is
     to reach `ahead` windows beyond the trainer (see `residency.ahead_windows`), never fewer than 32 global
-    batches. `hopeful` takes cold sets for ready ones: what would be named if all were hot, not to be
-    appended.
+    batches. `hopeful` takes cold and unproven sets for ready ones: what would be named if all were hot and
+    proven, not to be appended.
     """
     target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
-    pending = any(source.standing == "pending" for source in sources)
+    pending = [source.path for source in sources if source.standing == "pending"]
     if plan.windows >= target and not pending:
         return Growth((), ENOUGH)
     draft = Draft(plan)
-    since = _overtaken(draft, sources, policy, now, waiting or {})
-    held = frozenset(path for path, start in since.items() if now - start >= policy.hold_s)
-    rules = _Rules(policy, complete and not pending, held)
-    cold = frozenset(source.key for source in sources if source.standing == "cold")
-    thawed = [replace(one, standing="ready") if one.standing == "cold" else one for one in sources]
-    why = _extend(draft, target, thawed if hopeful else sources, rules)
+    since = _missing(draft, sources, policy, now, waiting or {}, whole=whole)
+    held = draft.spoken.union(path for path, start in since.items() if now - start >= policy.hold_s)
+    settled = held.issuperset(pending) and (whole if pending else complete)
+    rules = _Rules(policy, complete and not pending, settled, frozenset(held), hopeful)
+    why = _extend(draft, target, sources, rules)
     entries = tuple(draft.fresh)
-    if cold and not hopeful:
-        _extend(draft, target, thawed, rules)
+    cold = frozenset(source.key for source in sources if source.standing == "cold")
+    if not hopeful and any(source.standing in _AWAY for source in sources):
+        beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
+        if len(draft.fresh) == len(entries):  # those that are away are not what is lacking
+            why = beyond
     named = (key for entry in draft.fresh if isinstance(entry, Segment) for key, _ in entry.sets)
     return Growth(entries, why, since, tuple(dict.fromkeys(key for key in named if key in cold)))
 
@@ -145,11 +156,14 @@ def horizon_windows(
 
 @dataclass(frozen=True)
 class _Rules:
-    """What holds for one decision: `held` are paths that were waited for long enough."""
+    """What holds for one decision: `held` are paths that were waited for long enough; `settled`: the plan has
+    nothing to wait for but those, if anything."""
 
     policy: GrowthPolicy
     complete: bool
+    settled: bool
     held: frozenset[str]
+    hopeful: bool
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,8 @@ class _Scan:
         """What there is to wait for."""
         if self.blocked is None:
             return "waiting for more shard sets"
+        if self.blocked.standing == "unproven":
+            return f"proving the shard set of {self.blocked.path}"
         back = " to be brought back from warm" if self.blocked.standing == "cold" else ""
         return f"waiting for {self.blocked.path}{back}"
 
@@ -186,10 +202,13 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     policy, epoch = rules.policy, draft.epoch
     wanted = _wanted(policy, first=draft.first)
     scan = _scan(sources, draft.named, wanted, rules, epoch)
-    if rules.complete and not scan.chosen and scan.blocked is None:
+    if rules.settled and not scan.chosen and scan.blocked is None:
         if not sources:
             return "the listing is empty"
         if draft.epoch_windows == 0 or (policy.epochs is not None and epoch + 1 >= policy.epochs):
+            if not rules.complete:
+                missing = (path for path, reason in scan.passed if reason == MISSING)
+                return next((f"waiting for {path}" for path in missing), scan.why)
             if not draft.ended:
                 draft.pass_over(scan.passed)
                 draft.end()
@@ -200,7 +219,7 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
         scan = _scan(sources, frozenset(), wanted, rules, epoch)
         scan = replace(scan, passed=behind + scan.passed)
     short = scan.tokens < wanted
-    if not scan.chosen or (short and (scan.blocked is not None or not rules.complete)):
+    if not scan.chosen or (short and (scan.blocked is not None or not rules.settled)):
         return scan.why
     draft.pass_over(scan.passed)
     pairs = [(source.key, source.manifest_sha256) for source in scan.chosen]
@@ -231,52 +250,60 @@ def _scan(
     """Go through the sources in order until a segment is full or one is met that must not be overtaken.
 
     A source of which the epoch has the set is behind, whatever became of it since. In arrival order nobody
-    waits for a pending source, and in its first epoch for a cold one only to fill a segment.
+    waits for a pending source, and in its first epoch for a cold or unproven one only to fill a segment.
     """
     tokens, strict = 0, rules.policy.order == "listing"
     chosen: list[PlanSource] = []
     passed: list[tuple[str, str]] = []
-    cold: PlanSource | None = None
+    away: PlanSource | None = None
     taken = set(named)
     for source in _in_order(sources, rules.policy, epoch):
         if tokens >= wanted:
             break
         if source.key and source.key in taken:
             continue
-        if source.standing == "ready":
+        if source.standing == "ready" or (rules.hopeful and source.standing in _AWAY):
             chosen.append(source)
             taken.add(source.key)
             tokens += source.train_tokens
-        elif source.standing == "cold":
-            cold = cold or source
+        elif source.standing in _AWAY:
+            away = away or source
             if strict or epoch > 0:
                 break
         elif source.standing != "pending":
             passed.append((source.path, source.standing))
         elif source.path in rules.held:
-            passed.append((source.path, "missing"))
+            passed.append((source.path, MISSING))
         elif strict:
             return _Scan(tuple(chosen), tuple(passed), source)
-    return _Scan(tuple(chosen), tuple(passed), cold if tokens < wanted else None)
+    return _Scan(tuple(chosen), tuple(passed), away if tokens < wanted else None)
 
 
-def _overtaken(
+def _missing(
     draft: Draft,
     sources: Sequence[PlanSource],
     policy: GrowthPolicy,
     now: float,
     waiting: Mapping[str, float],
+    *,
+    whole: bool,
 ) -> dict[str, float]:
-    """Since when a shard set that comes later in the listing has been ready before each missing source.
+    """Since when the plan could go on without each missing source.
 
-    Passing a source over helps only then. One that an entry has passed over already is not waited for again.
+    It could once a shard set that comes later in the listing is there, or once only one source is missing of
+    all that will be listed. One that an entry has passed over already is not waited for again.
     """
-    if policy.order == "arrival":
-        return {}
-    usable = (source.standing in {"ready", "cold"} and source.key not in draft.named for source in sources)
-    last = max((index for index, ready in enumerate(usable) if ready), default=0)
-    return {
-        source.path: now - policy.hold_s if source.path in draft.spoken else waiting.get(source.path, now)
-        for source in sources[:last]
-        if source.standing == "pending" and source.key not in draft.named
-    }
+    last = 0
+    if policy.order == "listing":
+        there = (one.standing in _THERE and one.key not in draft.named for one in sources)
+        last = max((index for index, ready in enumerate(there) if ready), default=0)
+    missing = [
+        (index, one.path)
+        for index, one in enumerate(sources)
+        if one.standing == "pending" and one.key not in draft.named and one.path not in draft.spoken
+    ]
+    at_the_end = [path for index, path in missing if index >= last]
+    overtaken = [path for index, path in missing if index < last]
+    if whole and len(at_the_end) == 1:
+        overtaken += at_the_end
+    return {path: waiting.get(path, now) for path in overtaken}

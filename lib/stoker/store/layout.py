@@ -183,6 +183,11 @@ class RunLayout:
         return self.root / "mirror.json"
 
     @property
+    def waiting(self) -> Path:
+        """How long the plan has waited for files that are missing."""
+        return self.root / "waiting.json"
+
+    @property
     def heldout(self) -> Path:
         return self.root / "heldout.bin"
 

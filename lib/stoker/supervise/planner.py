@@ -28,9 +28,10 @@ from stoker.plan.packed import SetPair
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.plan.reconciliation import restore
 from stoker.plan.residency import reach_from, reaching
-from stoker.store.layout import StateLayout
+from stoker.store.layout import RunLayout, StateLayout
 from stoker.store.record import RecordDamaged
 from stoker.supervise.gates import DataInView
+from stoker.supervise.hold_clock import HoldClock
 
 SETTLED_NS = 1_000_000_000  # a folder's time stamp stands still for some milliseconds while it changes
 MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
@@ -71,7 +72,7 @@ class Planner:
         self._proven: dict[str, str] = {}
         self._trust_the_plan()
         self._refused: dict[str, float] = {}  # key -> when it may be tried again
-        self._waiting: Mapping[str, float] = {}
+        self._clock = HoldClock(RunLayout(plan.parent).waiting, layout.quarantine)
         self._known: dict[str, Source] = {}
         self._stamp = -1  # of the folder of records, when they were read last and it was at rest
         self.why = ""
@@ -139,11 +140,19 @@ class Planner:
     def to_prove(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> dict[str, str]:
         """The sets, key to manifest sha256, that the next entries would name and that are not proven yet.
 
-        Those on warm are left out, and named in `wants`.
+        Those on warm are left out, and named in `wants`. One whose proof failed is as good as missing until
+        it is proven after all, and is among them whenever it may be tried again.
         """
-        hopeful = self._decide(pin, outlook, policy, now, trust=True, hopeful=True)
+        hopeful = self._decide(pin, outlook, policy, now, hopeful=True)
         self._named = hopeful.sets
-        return {key: digest for key, digest in hopeful.sets if key not in self._proven and self.is_hot(key)}
+        again = {key for key, due in self._refused.items() if due <= now}
+        sources = self._known.values() if again else ()
+        known = ((one.key, one.manifest_sha256) for one in sources if one.key in again)
+        return {
+            key: digest
+            for key, digest in (*known, *hopeful.sets)
+            if key and digest and key not in self._proven and self.is_hot(key)
+        }
 
     def proven(self, key: str, manifest_sha256: str) -> None:
         """A proof of this set succeeded."""
@@ -219,10 +228,11 @@ class Planner:
     def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
         """Append what is due of proven sets, durably, and return it."""
         with shared_lock(self._layout.shard_sets_lock):
-            decision = self._decide(pin, outlook, policy, now, trust=False, hopeful=False)
+            decision = self._decide(pin, outlook, policy, now, hopeful=False)
             for entry in decision.entries:
                 self._writer.append(entry)
-        self._waiting, self.why = decision.waiting, decision.why
+        self._clock.keep(decision.waiting, now, policy.hold_s)
+        self.why = decision.why
         appended = {key for key, _ in decision.sets}
         self._named = tuple(pair for pair in self._named if pair[0] not in appended)
         return decision.entries
@@ -255,37 +265,39 @@ class Planner:
         policy: GrowthPolicy,
         now: float,
         *,
-        trust: bool,
         hopeful: bool,
     ) -> growth.Growth:
         sources = self._sources()
-        standings = [self._standing(path, sources.get(path), now, trust=trust) for path in pin.listing]
+        standings = [self._standing(path, sources.get(path), now) for path in pin.listing]
         self._decided = True
         return growth.decide(
             self.plan,
             standings,
             complete=pin.complete,
+            whole=pin.whole,
             consumed=outlook.consumed,
             horizon=outlook.horizon,
             policy=replace(policy, run_id=self._run_id or ""),
             now=now,
-            waiting=self._waiting,
+            waiting=self._clock.since(now),
             ahead=outlook.ahead,
             hopeful=hopeful,
         )
 
-    def _standing(self, path: str, source: Source | None, now: float, *, trust: bool) -> PlanSource:
+    def _standing(self, path: str, source: Source | None, now: float) -> PlanSource:
         if source is None:
             return PlanSource.of(path, None, None, None, 0)
-        tokens, arrived = stream_tokens(source, "train"), self._arrival(source, now)
-        if source.state in PUBLISHED and not source.hot:
-            digest = source.manifest_sha256
-            return PlanSource.of(path, source.state, source.key, digest, tokens, hot=False, arrived=arrived)
         digest = self._proven.get(source.key or "")
-        if digest is None and trust and self._refused.get(source.key or "", now) <= now:
-            digest = source.manifest_sha256
-        state = source.state if digest or source.state not in PUBLISHED else None
-        return PlanSource.of(path, state, source.key, digest, tokens, arrived=arrived)
+        return PlanSource.of(
+            path,
+            None if source.key in self._refused else source.state,
+            source.key,
+            digest or source.manifest_sha256,
+            stream_tokens(source, "train"),
+            hot=source.hot or source.state not in PUBLISHED,
+            proven=digest is not None,
+            arrived=self._arrival(source, now),
+        )
 
     def _arrival(self, source: Source, now: float) -> float:
         """When a set was first seen published; at a start all that are there have arrived together."""
