@@ -16,9 +16,8 @@ from stoker.corpus.sources import PUBLISHED, TERMINAL, Source
 from stoker.corpus.training_set import TrainingSet, choose
 from stoker.kit.events import Events
 from stoker.shards.identity import BuildParameters, build_id, parameters_for, set_key
+from stoker.shards.pinned import another_build, asked_tokenizer
 from stoker.store.errors import ConfigError
-from stoker.store.files import canonical_json
-from stoker.store.hashing import hash_file
 from stoker.store.record import RecordDamaged, set_aside
 
 
@@ -59,35 +58,8 @@ class Pinning:
 
     def refuse_another_build(self) -> None:
         """Raise ConfigError when the configuration asks for another build than the pinned one."""
-        if self.pin is None:
-            return
-        advice = (
-            f"set dataset.version to {self.pin.version + 1} to build the dataset anew, or undo the change"
-        )
-        if self._version < self.pin.version:
-            raise ConfigError(
-                f"{self._pipeline.file}: dataset.version is {self._version}, but {self._dataset} is pinned "
-                f"at version {self.pin.version}: set it to {self.pin.version}, or higher to build anew"
-            )
-        asked = self._asked()
-        given = asked.get("file")
-        if asked != self.pin.asked and given != self.pin.tokenizer.sha256:
-            raise ConfigError(
-                f"{self._pipeline.file}: tokenizer: {self._dataset} version {self._version} is pinned to "
-                f"{_plain(self.pin.asked)}, the configuration asks for {_plain(asked)}; {advice}"
-            )
-        wanted = self._parameters(self.pin.tokenizer)
-        if build_id(wanted) != self.pin.build_id:
-            changed = ", ".join(
-                f"{name} {_plain(value)}, pinned {_plain(self.pin.build.get(name))}"
-                for name, value in wanted.to_mapping().items()
-                if value != self.pin.build.get(name)
-            )
-            raise ConfigError(
-                f"{self._pipeline.file}: {self._dataset} version {self._version} is pinned to build "
-                f"{self.pin.build_id}, the configuration yields build {build_id(wanted)} ({changed}); "
-                f"{advice}"
-            )
+        if self.pin is not None and (why := another_build(self._pipeline, self.pin)):
+            raise ConfigError(why)
 
     def key_of(self) -> Callable[[str], str] | None:
         """How a content's shard set is called in this build, None before there is one."""
@@ -163,7 +135,7 @@ class Pinning:
             build_id=build_id(parameters),
             build=parameters.to_mapping(),
             tokenizer=tokenizer,
-            asked=self._asked(),
+            asked=asked_tokenizer(self._pipeline),
             tokenizer_trained_on=trained_on,
         )
         write_pin(self._layout, pin)
@@ -275,18 +247,6 @@ class Pinning:
         # The record of the pin is lost, the frozen tokenizer is not: it is the one the sets were built with.
         return str(self.target) if self._lost and self.target.exists() else None
 
-    def _asked(self) -> dict[str, Any]:
-        file, train = self._pipeline.tokenizer.file, self._pipeline.tokenizer.train
-        if file is not None:
-            try:
-                return {"file": hash_file(file, past_cache=False).sha256}
-            except FileNotFoundError:
-                raise ConfigError(
-                    f"{self._pipeline.file}: tokenizer.file: {file} is not there; correct the path"
-                ) from None
-        assert train is not None  # the configuration holds exactly one of the two
-        return {"train": {"vocab_size": train.vocab_size, "train_bytes": train.train_bytes}}
-
     def _parameters(self, tokenizer: TokenizerPin) -> BuildParameters:
         return parameters_for(
             self._pipeline,
@@ -294,7 +254,3 @@ class Pinning:
             vocab_size=tokenizer.vocab_size,
             eot=tokenizer.eot,
         )
-
-
-def _plain(value: Any) -> str:
-    return canonical_json(value).decode()

@@ -12,9 +12,10 @@ from stoker.kit.worker import WorkerExit
 from stoker.plan.growth import MISSING
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip
+from stoker.shards.pinned import not_yet_pinned
 from stoker.store.errors import DataError
 from stoker.supervise.asked import gate_wants, growth_policy
-from stoker.supervise.gates import start_gate
+from stoker.supervise.gates import Gate, start_gate
 from stoker.supervise.planner import RETRY_S, Outlook, Planner
 from stoker.supervise.record import Heldout, Identity
 from stokerd.repairs import Repairs, SetLost
@@ -43,13 +44,15 @@ class Provisions:
         self._rest_until = 0.0  # with 50,000 sets a look takes a second
         self.strange: dict[str, str] = {}  # whole sets that are not those the plan names
         self.policy = growth_policy(self.pipeline)
+        self._judged: tuple[tuple[int, str], str] | None = None
 
     def wait_at_gate(self) -> DatasetPin:
         """Wait until a new run may begin; DataError when the data is complete and will never do."""
         wants = gate_wants(self.pipeline)
         while True:
             pin = self.planner.pin()
-            gate = start_gate(self.planner.in_view(pin), wants)
+            other = "" if pin is None else self._other(pin)
+            gate = Gate("closed", other) if other else start_gate(self.planner.in_view(pin), wants)
             if gate.state == "open" and pin is not None:
                 self.events.record("start_gate_open", message=gate.why)
                 return pin
@@ -57,6 +60,13 @@ class Provisions:
                 raise DataError(gate.why)
             self.turns.doing = f"waiting for data: {gate.why}"
             self.turns.turn_or_stop()
+
+    def _other(self, pin: DatasetPin) -> str:
+        """Why this pin is not that of the configured dataset; the answer stays until the pin is another."""
+        seen = pin.version, pin.build_id
+        if self._judged is None or self._judged[0] != seen:
+            self._judged = seen, not_yet_pinned(self.pipeline, pin)
+        return self._judged[1]
 
     def heldout_sets(self, pin: DatasetPin, seq_len: int) -> dict[str, str]:
         """The sets whose val streams are held out, key to manifest sha256; none where nothing is."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.record import read_record
 from stoker.supervise.audit import audit_run
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -97,3 +99,40 @@ def test_a_plan_that_was_changed_is_refused_and_one_that_lost_its_end_is_healed(
         assert run.run.plan.read_bytes() != whole  # nothing was guessed at
         shutil.copy(run.run.checkpoints / run.checkpoints()[-1] / "plan.jsonl", run.run.plan)
         assert run.once().returncode == 0
+
+
+def test_a_new_run_begins_with_the_new_version_of_its_dataset_and_not_before_it_is_there(
+    shard_sets: Path, finished: TrainPipeline, tmp_path: Path
+) -> None:
+    changed: dict[str, Any] = {
+        "dataset__source__path": str(shard_sets / "source"),
+        "tokenizer__train": {"vocab_size": 350, "train_bytes": "60KB"},
+        "train__steps": 10,
+    }
+    home = tmp_path / "version"
+    run = make_training(finished.data.home, home, **changed)
+    refused = run.data.once(STAGE_SHARD)
+    assert refused.returncode == 78
+    assert "dataset.version to 2 and train.run (now main) to a new name" in refused.stderr
+
+    run = make_training(home, home, **changed, dataset__version=2, train__run="second")
+    second = run.data.pipeline.layout.run("second")
+    daemons = [run.start()]
+    try:
+        doing = wait_until(
+            lambda: (
+                (told := run.data.status(TRAIN_SUPERVISOR).get("doing", "")).startswith("waiting") and told
+            ),
+            what="the wait for version 2",
+        )
+        assert "pinned at version 1" in doing and not second.record.exists()
+        daemons.append(run.data.start(STAGE_SHARD))
+        wait_until(
+            lambda: second.record.exists() and read_record(second.record)["finished"], what="the run's end"
+        )
+    finally:
+        for daemon in daemons:
+            assert daemon.stop() == 0
+    record, pin = read_record(second.record), run.data.pin()
+    assert (record["dataset_version"], record["build_id"]) == (2, pin.build_id)
+    assert pin.tokenizer.vocab_size == record["vocab_size"] == 350

@@ -19,6 +19,7 @@ from stoker.plan.growth import PlanSource, horizon_windows
 from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
 from stoker.plan.positions import Accounts, at, books, left_after
 from stoker.plan.residency import Floors, ShardSet, due_s, next_use, planned, to_evict, urgency
+from stoker.shards.pinned import not_yet_pinned
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.asked import gate_wants, growth_policy
 from stoker.supervise.gates import DataInView, start_gate
@@ -94,6 +95,8 @@ def _waits_for(
     if pin is None:
         return "the dataset's pin: no file is ready that the tokenizer could be made with"
     if not plan.entries:
+        if why := not_yet_pinned(pipeline, pin):
+            return f"the start gate: {why}"
         gate = start_gate(_in_view(pin, sources), gate_wants(pipeline))
         if gate.state != "open":
             return f"the start gate: {gate.why}"
