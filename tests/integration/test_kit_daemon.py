@@ -24,6 +24,7 @@ from support.processes import RunningDaemon, start_daemon
 from support.waiting import LONG_S, wait_until
 
 NAME = "stage_shard"
+STOKER = str(Path(sys.executable).parent / "stoker")
 DAEMON = f"""
 import sys
 from pathlib import Path
@@ -130,6 +131,25 @@ def test_a_daemon_starts_quickly_stays_small_shows_itself_and_stops(house: House
     assert status["body"]["state"] == "stopped" and status["body"]["exit_code"] == 0
     assert house.events() == ["daemon_started", "daemon_stopped"]
     assert "Traceback" not in daemon.said()
+
+
+def test_a_state_directory_is_one_pipelines_and_an_old_one_without_its_name_is_taken_up(house: House) -> None:
+    house.layout.create()  # as it was before anybody wrote a name into it
+    house.layout.run("main").create()
+    assert house.run("--once").returncode == 0
+    events = house.events()
+    ours, house.file = house.file, house.root / "guest.yaml"
+    house.file.write_text(ours.read_text().replace("name: house", "name: guest"))
+    refused = house.run("--once")
+    assert refused.returncode == 78 and house.events() == events
+    assert "is that of pipeline house" in refused.stderr and str(house.layout.owner_lock) in refused.stderr
+    for command in (["run", str(house.file)], ["rollback", str(house.file), "1"]):
+        ended = subprocess.run([STOKER, *command], capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, "pipeline house" in ended.stderr) == (78, True), ended.stderr
+    house.layout.owner_lock.unlink()  # the same pipeline under a new name
+    assert house.run("--once").returncode == 0
+    house.file = ours
+    assert house.run("--once").returncode == 78
 
 
 def test_a_second_copy_exits_75_and_names_the_first(house: House) -> None:

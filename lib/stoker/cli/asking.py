@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ import click
 from stoker.config.schema import Pipeline
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock
+from stoker.kit.state_owner import require_own_state
 from stoker.store.errors import LockHeld
 from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
 
@@ -35,7 +35,7 @@ def see_to(
 
     A daemon that ends before it has answered leaves the request to us.
     """
-    become_owner(pipeline.state)
+    become_owner(pipeline)
     layout = pipeline.layout
     asked = file_request(layout, daemon, verb, args, condition)
     told = False
@@ -58,11 +58,15 @@ def see_to(
                     finish_request(layout, daemon, request, do_it(request))
 
 
-def become_owner(state: Path) -> None:
-    """Root writes in a state directory as its owner does: what root owns, the daemons could not change."""
+def become_owner(pipeline: Pipeline) -> None:
+    """Root writes in a state directory as its owner does: what root owns, the daemons could not change.
+
+    ConfigError where the directory is another pipeline's.
+    """
+    require_own_state(pipeline)
     if os.geteuid() != 0:
         return
-    found = state.stat()
+    found = pipeline.state.stat()
     if found.st_uid != 0:
         os.setgroups([])
         os.setgid(found.st_gid)

@@ -130,7 +130,7 @@ def _see_to(
     """
     if not pipeline.layout.run(pipeline.train.run).root.exists():
         read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun
-    become_owner(pipeline.state)
+    become_owner(pipeline)
     asked: str | None = None
     while True:
         if asked is not None and (outcome := read_outcome(pipeline.layout, asked)) is not None:

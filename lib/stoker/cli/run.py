@@ -14,6 +14,7 @@ from stoker.cli.options import pipeline_file
 from stoker.cli.progress import Progress
 from stoker.config.load import load_pipeline
 from stoker.kit.lock import Lock
+from stoker.kit.state_owner import take_up_state
 
 COLOURS = {"warning": "yellow", "error": "red"}
 
@@ -30,7 +31,7 @@ def run(context: click.Context, file: Path, until_done: bool, headless: bool) ->
     Exit code 75: this pipeline is running already. 78: its configuration is wrong.
     """
     pipeline = load_pipeline(file)
-    pipeline.layout.create()
+    take_up_state(pipeline)
     pipeline.runtime.create()
     say = Speaker(colour=not headless and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     with Lock.acquire(pipeline.layout.run_lock, purpose="stoker run") as lock:

@@ -60,7 +60,7 @@ def downloads(file: Path, dispute: bool) -> int:
     if not pipeline.layout.receipts.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; nothing is here to verify")
     if dispute:
-        become_owner(pipeline.state)
+        become_owner(pipeline)
     damaged: list[Path] = []
     check = Check(pipeline, _receipts(pipeline, damaged), dispute=dispute)
     if check.files:

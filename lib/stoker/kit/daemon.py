@@ -24,6 +24,7 @@ from stoker.kit.log import Log
 from stoker.kit.metrics import PORT_KEYS, Metrics
 from stoker.kit.notify import Notifier
 from stoker.kit.open_files import allow_open_files
+from stoker.kit.state_owner import take_up_state
 from stoker.kit.wait import Waiter
 from stoker.store.errors import LockHeld, StokerError, storage_errors
 from stoker.store.files import sweep_temporaries
@@ -63,7 +64,7 @@ def daemon_main(name: str, story: Story, argv: Sequence[str], own: Sequence[Opti
     try:
         allow_open_files()
         pipeline = load_pipeline(options.file)
-        pipeline.layout.create()
+        take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
             return _run(name, story, pipeline, lock, waiter, once=options.once, options=given)
     except StokerError as error:

@@ -131,6 +131,11 @@ class StateLayout:
         """A run's own directory."""
         return RunLayout(self.runs / name)
 
+    @property
+    def owner_lock(self) -> Path:
+        """Names the pipeline whose state this is."""
+        return self.state / ".stoker-owner.lock"
+
     def ballast(self, daemon: str) -> Path:
         """Room that this daemon keeps for a full disk."""
         return self.state / f".ballast-{_known(daemon)}"
