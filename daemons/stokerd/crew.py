@@ -16,6 +16,7 @@ from stoker.kit.process import ProcessId, processes_with_environment, signal_pro
 from stoker.kit.sampler import sample_process
 from stoker.kit.wait import Event, FdEvent, Waiter
 from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
+from stoker.kit.worker_exit import raise_unknown_format
 from stoker.kit.worker_launch import CREW_VARIABLE, room_for
 from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
@@ -221,6 +222,7 @@ class Crew:
                 self._waiter.remove_fd(job.descriptor)  # closed by now, so it is known by its number
                 del self._jobs[job.subject]
                 self._put_back(job, gone, ended)
+                raise_unknown_format(ended)
             elif not job.abandoned:
                 self._abandon_if_stuck(job, now)
             if messages or ended is not None:

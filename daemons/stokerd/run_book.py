@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from stoker.checkpoints.format import BODY
 from stoker.config.schema import Pipeline
 from stoker.corpus.dataset import DatasetPin
 from stoker.store.errors import ConfigError, DataError
@@ -35,7 +37,7 @@ class RunBook:
         body = read_or_set_aside(self.path, self.pipeline.layout.quarantine)
         if body is None:
             return
-        self.record = self._parsed(body)
+        self.record = self._parsed(body, self.path)
         self._refuse_changes(self._configured())
         # One more try, whatever was counted: somebody started us, and may have mended what was wrong.
         most = self.pipeline.supervise.no_progress_launches
@@ -43,7 +45,7 @@ class RunBook:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Make run.json anew from what a checkpoint carries of it."""
-        self.record = self._parsed(checkpoint.body["run_record"])
+        self.record = self._parsed(checkpoint.body["run_record"], checkpoint.path / BODY)
         self._refuse_changes(self._configured())
         self.change(best_step=checkpoint.step)
 
@@ -109,11 +111,11 @@ class RunBook:
                 "move the checkpoints of the other run away"
             )
 
-    def _parsed(self, body: Mapping[str, Any]) -> RunRecord:
+    def _parsed(self, body: Mapping[str, Any], where: Path) -> RunRecord:
         try:
-            return parse_record(body)
+            return parse_record(body, where)
         except ValueError as problem:
-            raise DataError(f"{self.path}: {problem}; was it written by a newer Stoker?") from problem
+            raise DataError(f"{where}: {problem}") from problem
 
     def _configured(self) -> dict[str, Any]:
         """What of a run's identity the configuration says."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.kit.lock import read_holder
-from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import read_record
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.record import read_record, write_record
+from support.checkpoint_data import DEEP, with_body
 from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training
 from support.waiting import LONG_S, wait_until
@@ -141,3 +145,71 @@ def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(
     assert {key: run.record()[key] for key in ("run_id", "heldout", "seed")} == {
         key: before[key] for key in ("run_id", "heldout", "seed")
     }
+
+
+def newer(checkpoint: Path) -> None:
+    with_body(checkpoint, (checkpoint / "checkpoint.json").read_bytes().replace(b'"v":1,"val', b'"v":2,"val'))
+
+
+def newer_record(file: Path) -> None:
+    write_record(file, {**read_record(file), "v": 2})
+
+
+def newer_manifest(shards: Path) -> None:
+    for manifest in shards.glob("*/*/manifest.json"):
+        data = manifest.read_bytes().replace(b'"v":1}', b'"v":2}')
+        sums = manifest.with_name("SHA256SUMS")
+        before, after = (hashlib.sha256(one).hexdigest() for one in (manifest.read_bytes(), data))
+        sums.write_text(sums.read_text().replace(before, after))
+        manifest.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("below", "name", "make"),
+    [
+        ("state/runs/main/checkpoints/step-000000060", "checkpoint.json", newer),
+        ("state/runs/main/run.json", "run.json", newer_record),
+        ("hot/shards", "manifest.json", newer_manifest),
+    ],
+)
+def test_what_a_newer_stoker_wrote_stops_the_run_and_stays_as_it_is(
+    finished: TrainPipeline, tmp_path: Path, below: str, name: str, make: Callable[[Path], None]
+) -> None:
+    run = copy_of(finished, tmp_path / "newer", train__steps=70)
+    make(run.data.home / below)
+    before = run.checkpoints()
+    ended = run.once()
+    assert ended.returncode == 78, ended.stderr
+    assert f"{name} is of format version 2, this Stoker reads version 1" in ended.stderr
+    assert run.checkpoints() == before
+    assert list(run.data.pipeline.layout.quarantine.iterdir()) == []
+
+
+def test_what_a_newer_stoker_wrote_stops_the_data_daemons_too(shard_sets: Path, tmp_path: Path) -> None:
+    data = make_training(shard_sets, tmp_path / "newer").data
+    layout = data.pipeline.layout
+    for daemon, file in (
+        (STAGE_SHARD, layout.dataset("prose")),
+        (DOWNLOAD_WATCHDOG, layout.listing("prose")),
+    ):
+        newer_record(file)
+        written = file.read_bytes()
+        ended = data.once(daemon)
+        assert ended.returncode == 78, ended.stderr
+        assert f"{file} is of format version 2, this Stoker reads version 1" in ended.stderr
+        assert file.read_bytes() == written
+
+
+def test_a_checkpoint_nested_too_deep_is_passed_over_for_the_whole_one_before(
+    finished: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy_of(finished, tmp_path / "deep")
+    with_body(run.run.checkpoints / "step-000000060", DEEP)
+    assert exit_code(["audit", str(run.data.file)]) == 1
+    assert "step-000000060: invalid: checkpoint.json is not JSON: nested deeper" in capsys.readouterr().out
+    daemon = run.start()
+    try:
+        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="a launch after the finding")
+        assert launched[0]["resume_step"] == 50
+    finally:
+        assert daemon.stop() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from stoker.checkpoints.seal import CheckpointWriter
 
 TRAINER_FILES = ("model-00001.safetensors", "optimizer-00001.safetensors", "trainer.json", "plan.jsonl")
+
+DEEP = b"[" * 100_000 + b"]" * 100_000  # JSON that no interpreter follows to its end
 
 
 def body_of(step: int, **changes: Any) -> dict[str, Any]:
@@ -49,3 +52,12 @@ def seal(
         for name, data in {"trainer.json": b'{"rng":1}\n', "plan.jsonl": b"", **extra}.items():
             writer.add(name, [data])
         return writer.seal(body_of(step, **changes))
+
+
+def with_body(checkpoint: Path, data: bytes) -> Path:
+    """Give a sealed checkpoint another checkpoint.json, its sum in SHA256SUMS with it."""
+    body, sums = checkpoint / "checkpoint.json", checkpoint / "SHA256SUMS"
+    before = hashlib.sha256(body.read_bytes()).hexdigest()
+    body.write_bytes(data)
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
+    return checkpoint

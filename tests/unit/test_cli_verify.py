@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import exit_code
-from support.checkpoint_data import seal
+from support.checkpoint_data import DEEP, seal, with_body
 from support.parquet import flip_page, truncate, write_fineweb
 from support.plan_data import write_set
 
@@ -128,3 +128,32 @@ def test_a_set_without_its_manifest_is_found(tmp_path: Path, capsys: pytest.Capt
     (path / "manifest.json").unlink()
     assert exit_code(["verify", "shards", str(path)]) == 1
     assert lines_of(capsys)[0].startswith(f"{path}: invalid: ")
+
+
+def test_what_is_nested_too_deep_is_a_finding_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = with_body(seal(tmp_path / "checkpoints", 10), DEEP)
+    assert exit_code(["verify", "checkpoint", str(checkpoint)]) == 1
+    assert f"{checkpoint}: invalid: checkpoint.json is not JSON: nested deeper than 64" in lines_of(capsys)[0]
+    shards = tmp_path / "shards" / "90aa867ef55a7e73"
+    shards.mkdir(parents=True)
+    (shards / "manifest.json").write_bytes(DEEP)
+    (shards / "SHA256SUMS").write_text(f"{hashlib.sha256(DEEP).hexdigest()}  manifest.json\n")
+    # Where the file system lets nothing past its cache, what only its content tells convicts nothing.
+    assert exit_code(["verify", "shards", str(shards)]) in (1, 74)
+    assert "manifest.json: does not parse: ValueError('nested deeper than 64" in lines_of(capsys)[0]
+
+
+def test_a_newer_format_is_unreadable_and_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (seal(tmp_path / "checkpoints", step) for step in (10, 20))
+    body = (first / "checkpoint.json").read_bytes()
+    with_body(first, body.replace(b'"v":1,', b'"v":2,'))
+    assert exit_code(["verify", "checkpoint", str(tmp_path)]) == 78
+    told = lines_of(capsys)
+    assert told[0].startswith(f"{first}: unreadable: {first}/checkpoint.json is of format version 2, this")
+    assert f"{second}: proven" in told
+    (first / "checkpoint.json").write_bytes(body.replace(b'"v":1,', b'"v":3,'))  # but what rotted has rotted
+    assert exit_code(["verify", "checkpoint", str(first)]) == 1

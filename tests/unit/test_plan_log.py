@@ -14,7 +14,7 @@ from crash import Crash, acknowledge, check_crashes
 from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, segment_key
 from stoker.plan.packed import PackedSets
 from stoker.plan.reconciliation import reconcile, restore
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.log import GENESIS
 from support.plan_data import fake_set, segment
 
@@ -90,7 +90,7 @@ def test_a_lost_line_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 7), ("n", True), ("epoch", -1), ("windows", 1.5), ("windows", None), ("seq_len", 0), ("v", 2),
+        ("n", 7), ("n", True), ("epoch", -1), ("windows", 1.5), ("windows", None), ("seq_len", 0),
         ("sets", []), ("sets", [["k", "m"]]), ("key", "ab"), ("permutation", "feistel6-v1"),
     ],
 )  # fmt: skip
@@ -99,6 +99,13 @@ def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, field: str, val
     body = {**segment(0, 5).body(), "prev": "0" * 64, field: value}
     path.write_text(json.dumps(body) + "\n")
     with pytest.raises(DataError, match="entry 0"):
+        read_plan(path)
+
+
+def test_an_entry_of_an_unknown_version_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "plan.jsonl"
+    path.write_text(json.dumps({**segment(0, 5).body(), "prev": "0" * 64, "v": 2}) + "\n")
+    with pytest.raises(UnknownFormat, match=r"plan\.jsonl, line 1, is of format version 2"):
         read_plan(path)
 
 

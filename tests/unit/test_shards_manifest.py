@@ -66,7 +66,7 @@ def test_it_has_the_fields_that_others_read() -> None:
     assert body["files"]["train-00001.idx"] == {"size": 24, "sha256": SHA}
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b'{"v":1}', b"\xff", b'{"v":2}'])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b'{"v":1}', b"\xff"])
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(ManifestInvalid):
         Manifest.parse(data)

@@ -19,7 +19,7 @@ import stoker.shards.proof
 from stoker.shards.build_worker import main
 from stoker.shards.inspection import inspect_set
 from stoker.shards.proof import prove_set
-from stoker.store.errors import StorageError
+from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import canonical_json
 from stoker.store.hashing import FileHash, hash_file
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
@@ -127,7 +127,6 @@ def test_a_set_that_is_consistently_another_is_not_the_one_asked_for(shard_set: 
         (lambda body: body["books"].update(rows=body["books"]["rows"] + 1), "rows are not"),
         (lambda body: body["files"].pop("train-00000.idx"), "without a gap"),
         (lambda body: body["files"]["val-00000.bin"].update(sha256="0" * 64), "disagree on val-00000.bin"),
-        (lambda body: body.update(v=2), "version 2"),
     ],
 )
 def test_a_manifest_edited_with_its_sum_is_found_too(
@@ -137,6 +136,18 @@ def test_a_manifest_edited_with_its_sum_is_found_too(
     proof = prove_set(shard_set)
     assert proof.verdict == "invalid"
     assert words in proof.reason
+
+
+def test_a_newer_manifest_is_no_verdict_unless_its_sum_is_wrong(shard_set: Path) -> None:
+    rewrite(shard_set, lambda body: body.update(v=2))
+    for look in (prove_set, inspect_set):
+        with pytest.raises(UnknownFormat, match=rf"{shard_set}/manifest\.json is of format version 2"):
+            look(shard_set)
+    manifest = shard_set / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"v":2', b'"v":3'))
+    assert prove_set(shard_set).verdict in ("invalid", "unreadable")
+    assert "its sha256 is not the one" in prove_set(shard_set).reason
+    assert any(finding.startswith("SHA256SUMS") for finding in inspect_set(shard_set).findings)
 
 
 def test_a_document_dropped_from_the_index_with_everything_else_made_to_agree_is_found(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.format import CheckpointBody
 from stoker.store.errors import DataError
+from stoker.store.parsing import parse_json
 
 CHUNK_BYTES = 1 << 20
 TENSORS = ("model-", "optimizer-")
@@ -53,7 +53,7 @@ def _places(file: Path) -> Iterator[tuple[str, Place]]:
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size))
+            header = parse_json(stream.read(size))
             for name, told in header.items():
                 if name != "__metadata__":
                     first, last = told["data_offsets"]

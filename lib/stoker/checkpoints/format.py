@@ -6,14 +6,15 @@ has a line for every file but itself.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
+from stoker.store.parsing import parse_json, require_version
 
 BODY = "checkpoint.json"
 SUMS = "SHA256SUMS"
@@ -74,14 +75,18 @@ def write_body(body: Mapping[str, Any], files: Mapping[str, FileEntry]) -> bytes
     return data
 
 
-def read_body(data: bytes) -> CheckpointBody:
-    """checkpoint.json from its bytes; raises DataError saying what is wrong with it."""
+def read_body(data: bytes, where: Path | str = BODY) -> CheckpointBody:
+    """checkpoint.json from its bytes; raises DataError saying what is wrong with it.
+
+    Raises UnknownFormat naming `where` for another version: true only of bytes whose sum is right.
+    """
     try:
-        raw = json.loads(data)
+        raw = parse_json(data)
     except ValueError as problem:
         raise DataError(f"{BODY} is not JSON: {problem}") from problem
-    if not isinstance(raw, dict) or raw.get("v") != 1:
-        raise DataError(f"{BODY} has no format version known here")
+    if not isinstance(raw, dict) or "v" not in raw:
+        raise DataError(f"{BODY} says no format version")
+    require_version(raw, where)
     numbers = {field: _count(raw, field) for field in ("step", "tokens", "timeline")}
     position = raw.get("position")
     if not (isinstance(position, list) and len(position) == 2 and all(_is_count(part) for part in position)):

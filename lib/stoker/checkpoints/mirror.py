@@ -20,7 +20,7 @@ from stoker.checkpoints.format import BODY, TEMPORARY, CheckpointBody, checkpoin
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
 from stoker.checkpoints.select import History, counts
 from stoker.kit.lock import read_contents
-from stoker.store.errors import DataError, UnavailableError, storage_errors
+from stoker.store.errors import DataError, UnavailableError, UnknownFormat, storage_errors
 from stoker.store.layout import WarmLayout
 
 MARK_HEX = 8
@@ -181,7 +181,7 @@ def _timelines(root: Path) -> list[tuple[str, int]]:
 def _look(path: Path, timeline: int, step: int, mark: str) -> Mirrored:
     try:
         body = read_body((path / BODY).read_bytes())
-    except (FileNotFoundError, DataError):
+    except (FileNotFoundError, DataError, UnknownFormat):
         return Mirrored(timeline, step, mark)
     loss = body.raw.get("val_loss")
     return Mirrored(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.format import BODY, checkpoint_name, read_body, step_of
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, UnknownFormat
 
 History = Sequence[tuple[int, int | None]]  # (timeline, last step of it that counts or None), newest first
 
@@ -58,5 +58,5 @@ def counts(timeline: int, step: int, history: History) -> bool:
 def _timeline(path: Path) -> int | None:
     try:
         return read_body((path / BODY).read_bytes()).timeline
-    except (OSError, DataError):
+    except (OSError, DataError, UnknownFormat):
         return None  # its proof will say what is wrong

@@ -224,7 +224,7 @@ def read_checkpoints(run: RunLayout) -> Iterator[CheckpointBody]:
     for folder in (run.checkpoints, *sorted(run.abandoned.glob("t*"))):
         for found in find_checkpoints(folder):
             try:
-                yield read_body((found.path / BODY).read_bytes())
+                yield read_body((found.path / BODY).read_bytes(), found.path / BODY)
             except (OSError, DataError):
                 continue  # pruned just now, or damaged: `stoker verify` and the supervisor tell which
 

@@ -22,7 +22,7 @@ def read_identity(layout: StateLayout, name: str) -> Identity:
     """What a run is; raises UsageError for one that has not begun, DataError for a damaged record."""
     run = layout.run(name)
     try:
-        return parse_record(read_record(run.record)).identity
+        return parse_record(read_record(run.record), run.record).identity
     except FileNotFoundError:
         raise UsageError(f"{run.root}: no run of this name has begun{_known(layout, name)}") from None
     except ValueError as error:

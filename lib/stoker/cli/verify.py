@@ -12,7 +12,7 @@ import click
 
 from stoker.cli.options import PATH, one_line
 from stoker.cli.verify_downloads import downloads
-from stoker.store.errors import UsageError
+from stoker.store.errors import UnknownFormat, UsageError
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
 SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory, even one that was emptied
@@ -33,7 +33,8 @@ class Finding:
 def verify() -> None:
     """Prove shard sets, parquet files, checkpoints or downloads, reading every byte.
 
-    Exit codes: 1 something is not what it says it is; 74 something could not be read, which proves nothing.
+    Exit codes: 1 something is not what it says it is; 74 something could not be read, which proves nothing;
+    78 a newer Stoker wrote it.
     """
 
 
@@ -95,9 +96,13 @@ def _each(paths: Iterable[Path], expand: Callable[[Path], Sequence[Path]]) -> li
 
 def _report(paths: Iterable[Path], prove: Callable[[Path], Finding]) -> int:
     """Print a line for each path as soon as it is known, and give the exit code."""
-    verdicts = set()
+    verdicts, unknown = set(), False
     for path in paths:
-        finding = prove(path)
+        try:
+            finding = prove(path)
+        except UnknownFormat as newer:
+            finding = Finding(path, "unreadable", str(newer))
+            unknown = True
         verdicts.add(finding.verdict)
         told = f"{path}: {finding.verdict}" + (f": {finding.reason}" if finding.reason else "")
         click.echo(one_line(told))
@@ -105,6 +110,8 @@ def _report(paths: Iterable[Path], prove: Callable[[Path], Finding]) -> int:
             click.echo(one_line(f"{path}: note: {remark}"))
     if "invalid" in verdicts:
         return EXIT_FINDING
+    if unknown:
+        return UnknownFormat.exit_code
     return EXIT_UNREADABLE if "unreadable" in verdicts else 0
 
 

@@ -48,8 +48,6 @@ class DatasetPin:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DatasetPin:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        if record["v"] != 1:
-            raise ValueError(f"version {record['v']}")
         trained_on = record["tokenizer_trained_on"]
         return cls(
             dataset=str(record["dataset"]),

@@ -57,8 +57,6 @@ class PartRecord:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PartRecord:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        if record["v"] != 1:
-            raise ValueError(f"version {record['v']}")
         total = record["total"]
         return cls(
             dataset=str(record["dataset"]),

@@ -31,8 +31,6 @@ class Listing:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Listing:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        if record["v"] != 1:
-            raise ValueError(f"version {record['v']}")
         return cls(
             dataset=str(record["dataset"]),
             files=tuple((sys.intern(str(path)), int(size)) for path, size in record["files"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +12,7 @@ from stoker.corpus.listing import Listing
 from stoker.store.errors import storage_errors
 from stoker.store.files import canonical_json, write_atomic
 from stoker.store.layout import StateLayout
+from stoker.store.parsing import parse_each, parse_json
 from stoker.store.record import SUM_HEX, RecordDamaged, read_record
 
 _STRETCH = 1000  # files that are put into JSON at a time
@@ -42,10 +42,7 @@ class ListingBook:
         """The files that were written, with their sizes."""
         if (found := self._read()) is None:
             return
-        text, at, decoder = found[1], 0, json.JSONDecoder()
-        while at < len(text):
-            (path, size), at = decoder.raw_decode(text, at)
-            at += 1  # the comma
+        for path, size in parse_each(found[1]):
             yield str(path), int(size)
 
     def write(
@@ -78,7 +75,7 @@ class ListingBook:
         ):
             return self._read_otherwise()
         # A quotation mark within a text is never bare, so that these were the record's own.
-        about = json.loads(data[:begin] + b"," + data[end + len(_AFTER) : sum_at] + b"}")
+        about = parse_json(data[:begin] + b"," + data[end + len(_AFTER) : sum_at] + b"}")
         files = data[begin + len(_BEFORE) : end].decode("utf-8", "surrogatepass")
         return _head(about, found), files
 

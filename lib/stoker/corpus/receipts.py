@@ -41,8 +41,6 @@ class Receipt:
 
         `share` may take words that are there already.
         """
-        if record["v"] != 1:
-            raise ValueError(f"version {record['v']}")
         state = _STATES.get(record["state"])
         if state is None:
             raise ValueError(f"state {record['state']!r}")

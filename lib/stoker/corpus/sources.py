@@ -93,8 +93,6 @@ class Source:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        if record["v"] != 1:
-            raise ValueError(f"version {record['v']}")
         state = _STATES.get(record["state"])
         if state is None:
             raise ValueError(f"state {record['state']!r}")

@@ -16,6 +16,7 @@ from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper
 from stoker.kit.worker import Worker
 from stoker.kit.worker_launch import CREW_VARIABLE, room_for
+from stoker.store.parsing import parse_json
 
 FORK_SERVER = "stoker.kit.fork_worker"
 ANSWER_S = 2.0  # a fork takes it some milliseconds
@@ -88,7 +89,7 @@ class ForkServer(Worker):
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             if readable(self._control.fileno(), timeout_s=ANSWER_S):
-                answer = json.loads(self._control.recv(PACKET_BYTES) or b"{}")
+                answer = parse_json(self._control.recv(PACKET_BYTES) or b"{}")
         except OSError:
             answer = {}  # it ended
         if not answer:  # dead, or halted: what it may still fork finds its input closed

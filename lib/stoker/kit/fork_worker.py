@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from stoker.kit.worker_main import EXIT_AGAIN, EXIT_SOFTWARE, PARENT_VARIABLE, Report, run_worker
+from stoker.store.parsing import parse_json
 
 CONTROL_VARIABLE = "STOKER_FORK_CONTROL"
 PACKET_BYTES = 64 << 10
@@ -63,7 +64,7 @@ class Forks:
         if not data:  # the daemon holds no end of it any more
             os._exit(0)
         try:
-            answer = {"pid": self._fork(json.loads(data), descriptors)}
+            answer = {"pid": self._fork(parse_json(data), descriptors)}
         except OSError as error:
             answer = {"errno": error.errno or 0}
         for descriptor in descriptors:

@@ -16,6 +16,7 @@ from typing import Any
 from stoker.kit.process import ProcessId
 from stoker.store.errors import LockHeld, StorageError
 from stoker.store.names import utc_now
+from stoker.store.parsing import parse_json
 
 CONTENTS_LIMIT = 1 << 16
 # read_holder() locks for an instant; that alone must not make a daemon refuse to start.
@@ -135,7 +136,7 @@ def read_contents(path: Path) -> Holder:
     contents: Any = {}
     try:
         with path.open("rb") as stream:
-            contents = json.loads(stream.read(CONTENTS_LIMIT).split(b"\n", 1)[0])
+            contents = parse_json(stream.read(CONTENTS_LIMIT).split(b"\n", 1)[0])
     except (OSError, ValueError):  # missing, or caught between two writes
         pass
     known: dict[str, Any] = contents if isinstance(contents, dict) else {}

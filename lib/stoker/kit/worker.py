@@ -6,7 +6,6 @@ Start workers from the main thread only: their death signal comes when the threa
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -26,6 +25,7 @@ from stoker.kit.worker_launch import (
     room_for,
 )
 from stoker.kit.worker_pipes import Pipes
+from stoker.store.parsing import parse_json
 
 __all__ = [
     "Worker",
@@ -303,7 +303,7 @@ class Worker:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = parse_json(line)
         except ValueError:
             message = None
         if isinstance(message, dict) and message.get("kind") == "sample":

@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stoker.store.errors import UnknownFormat
+
 ExitKind = Literal["finished", "failed", "killed", "timed_out", "over_memory"]
 # Why the daemon itself ended a worker: its whole time was up, it said nothing, it neither spoke nor computed.
 Cause = Literal["", "deadline", "silent", "stalled", "over_memory"]
@@ -44,6 +46,14 @@ class WorkerExit:
         if self.signal is not None:
             return f"killed by {signal_name(self.signal)}"
         return str(self.error["message"]) if self.error else f"exit code {self.code}"
+
+
+def raise_unknown_format(ended: WorkerExit) -> None:
+    """Raise what a worker ended with where it met a format version that is not known here: a daemon that
+    tried again, or took it for damage, would be wrong each time."""
+    error = ended.error or {}
+    if error.get("type") == UnknownFormat.__name__:
+        raise UnknownFormat(str(error["message"]))
 
 
 def signal_name(signum: int) -> str:

@@ -28,6 +28,7 @@ from stoker.kit.lines import LineBuffer
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_death_signal
 from stoker.kit.sampler import Sample, Sampler
+from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
@@ -85,7 +86,7 @@ class Report:
                 self._beside[1]()
             elif not ready:
                 return None
-        message = json.loads(self._received.pop(0))
+        message = parse_json(self._received.pop(0))
         if not isinstance(message, dict):
             raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
         return message

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from stoker.kit.lock import Holder, read_contents, read_holder
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, RuntimeLayout, StateLayout
+from stoker.store.parsing import parse_json
 
 SNAPSHOT_LIMIT = 4 << 20  # bytes
 
@@ -49,7 +49,7 @@ def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:
         return {}
     try:
         with RuntimeLayout(Path(root)).status(daemon).open("rb") as stream:
-            body = json.loads(stream.read(SNAPSHOT_LIMIT))
+            body = parse_json(stream.read(SNAPSHOT_LIMIT))
     except (OSError, ValueError):  # a reboot forgot it, or it is another user's private directory
         return {}
     return body if isinstance(body, dict) else {}

@@ -16,6 +16,7 @@ from stoker.plan.packed import PackedSets, SetPair
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.log import ChainedLog, LogScan
+from stoker.store.parsing import require_version
 
 PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"
@@ -143,7 +144,7 @@ def read_plan(path: Path, run_id: str | None = None) -> Plan:
     for body, digest in scan:
         if not trouble:
             try:
-                entries.append(_entry(body, len(entries), run_id))
+                entries.append(_entry(body, len(entries), run_id, f"{path}, line {scan.line},"))
             except ValueError as problem:
                 trouble = f"entry {len(entries)}, line {scan.line}: {problem}"
         hashes.append(digest)
@@ -157,10 +158,14 @@ def read_plan(path: Path, run_id: str | None = None) -> Plan:
     return Plan(tuple(entries), scan.head, tuple(hashes))
 
 
-def parse_entry(body: Mapping[str, Any]) -> Entry:
-    """One line's body as an entry; raises ValueError saying which field is wrong."""
-    if body.get("v") != 1:
-        raise ValueError(f"format version {body.get('v')!r} is not known here")
+def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entry:
+    """One line's body as an entry; raises ValueError saying which field is wrong.
+
+    Raises UnknownFormat, naming `where`, for a version that is not known here.
+    """
+    if "v" not in body:
+        raise ValueError("it says no format version")
+    require_version(body, where)
     n = _count(body, "n")
     if "passed" in body:
         return Passed(n, *_words(body["passed"]))
@@ -208,8 +213,8 @@ class PlanWriter:
         return self._plan
 
 
-def _entry(body: Mapping[str, Any], number: int, run_id: str | None) -> Entry:
-    entry = parse_entry(body)
+def _entry(body: Mapping[str, Any], number: int, run_id: str | None, where: str) -> Entry:
+    entry = parse_entry(body, where)
     if entry.n != number:
         raise ValueError(f"it has n={entry.n}: a line is missing or doubled")
     _check_run(entry, run_id)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
 from stoker.store.log import ChainedLog, LogReading, read_log
+from stoker.store.parsing import require_version
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ def parse_timelines(reading: LogReading, path: str) -> Timelines:
     forks: list[Timeline] = []
     for index, body in enumerate(reading.entries):
         try:
-            fork = _parse(body)
+            fork = _parse(body, f"{path}, entry {index},")
         except (DataError, ValueError) as problem:
             raise DataError(f"{path}: entry {index}: {problem}") from problem
         if fork.number != index + 1 or not 0 <= fork.parent < fork.number:
@@ -165,9 +166,10 @@ def _path(timelines: Timelines, number: int) -> list[Timeline]:
     return path
 
 
-def _parse(body: Mapping[str, Any]) -> Timeline:
-    if body.get("v") != 1:
-        raise ValueError(f"format version {body.get('v')!r} is not known here")
+def _parse(body: Mapping[str, Any], where: str) -> Timeline:
+    if "v" not in body:
+        raise ValueError("it says no format version")
+    require_version(body, where)
     numbers = [body.get(field) for field in ("timeline", "parent", "from")]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("timeline, parent and from are not all whole numbers")

@@ -6,7 +6,6 @@ Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, where
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from stoker.plan.log import Segment
 from stoker.plan.permutation import permute
 from stoker.store.errors import DataError
+from stoker.store.parsing import parse_json, require_version
 
 MOST_MAPS = 256  # a process may hold 65,530 maps (vm.max_map_count); a reader keeps far below
 
@@ -169,7 +169,11 @@ def _manifest(directory: Path, digest: str) -> tuple[Path, Mapping[str, Any]]:
     found = hashlib.sha256(raw).hexdigest()
     if found != digest:
         raise DataError(f"{path} has sha256 {found}, the plan names {digest}")
-    manifest = json.loads(raw)
+    try:
+        manifest = parse_json(raw)
+        require_version(manifest, path)
+    except (ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"{path}: {problem!r}") from problem
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise DataError(f"{path} lists no files")
     return directory, manifest

@@ -6,7 +6,6 @@ Reads only. When records change while it looks it looks again: a pipeline at wor
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from stoker.shards.places import Places
 from stoker.shards.record_audit import Records, record_findings, source_findings
 from stoker.shards.set_audit import audit_set
 from stoker.store.layout import HotLayout
+from stoker.store.parsing import parse_json
 
 LOOKS = 3  # at records that keep changing
 IMPORTED = ("sets", "tokens", "documents", "documents_not_known")
@@ -219,7 +219,7 @@ class _Look:
         if self.pin is None or self.pin.version == 1:
             return False
         try:
-            told = json.loads((directory / MANIFEST).read_bytes())
+            told = parse_json((directory / MANIFEST).read_bytes())
             build, source = str(told["build_id"]), str(told["source"]["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
             return False

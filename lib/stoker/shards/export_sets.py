@@ -187,7 +187,7 @@ def agree(sets: Sequence[OfferedSet]) -> None:
 def _agreed(place: Path, manifest: bytes, sums: bytes) -> tuple[Manifest, str]:
     digest = hashlib.sha256(manifest).hexdigest()
     try:
-        parsed, listed = Manifest.parse(manifest), parse_sums(sums)
+        parsed, listed = Manifest.parse(manifest, place / MANIFEST), parse_sums(sums)
     except ManifestInvalid as error:
         raise DataError(f"{place}: {error}; restore this shard set") from error
     if listed != {MANIFEST: digest, **{name: file.sha256 for name, file in parsed.files.items()}}:

@@ -7,7 +7,6 @@ Two forms are known. *predecessor*: {train,val}_%06d.bin without header, and a m
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from stoker.shards.manifest import SPLITS, SUMS, TOKEN_BYTES
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
+from stoker.store.parsing import parse_json
 
 PREDECESSOR_MANIFEST, EXPORT_NOTE = "manifest.json", "meta.json"
 HEADER_BYTES = 1024
@@ -219,8 +219,8 @@ def _note(path: Path) -> dict[str, Any]:
     with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
         data = b"".join(_chunks(descriptor))
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        body = parse_json(data)
+    except ValueError as error:
         raise ImportRefused(f"{path}: does not parse: {error}") from error
     if not isinstance(body, dict):
         raise ImportRefused(f"{path}: no object of JSON")

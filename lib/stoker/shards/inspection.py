@@ -25,6 +25,7 @@ from stoker.shards.manifest import (
     beside,
     parse_sums,
 )
+from stoker.store.errors import UnknownFormat
 from stoker.store.files import opened
 from stoker.store.hashing import hash_file
 
@@ -41,7 +42,10 @@ class Inspection:
 
 
 def inspect_set(path: Path) -> Inspection:
-    """Compare manifest, SHA256SUMS, sizes, indices and sampled document ends; raises OSError."""
+    """Compare manifest, SHA256SUMS, sizes, indices and sampled document ends; raises OSError.
+
+    Raises UnknownFormat where its manifest, true to its sum, is of a version that is not known here.
+    """
     names = {entry.name for entry in path.iterdir()}
     missing = [f"{name}: missing" for name in (MANIFEST, SUMS) if name not in names]
     if MANIFEST not in names:
@@ -49,9 +53,11 @@ def inspect_set(path: Path) -> Inspection:
     data = (path / MANIFEST).read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     try:
-        manifest = Manifest.parse(data)
-    except ManifestInvalid as error:
+        manifest = Manifest.parse(data, path / MANIFEST)
+    except (ManifestInvalid, UnknownFormat) as error:
         unlisted = tuple(_sums_findings(path, names, {MANIFEST: sha256}))
+        if isinstance(error, UnknownFormat) and not (unlisted or missing):
+            raise  # it is what was written: no finding
         return Inspection(None, sha256, (f"{MANIFEST}: {error}", *unlisted, *missing))
     listed = {name: file.sha256 for name, file in manifest.files.items()} | {MANIFEST: sha256}
     findings = [*missing, *_sums_findings(path, names, listed), *_file_findings(path, names, manifest)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from stoker.shards.identity import dtype_for, set_key
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
+from stoker.store.parsing import parse_json, require_version
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
@@ -171,12 +172,14 @@ class Manifest:
     imported: Imported | None = None
 
     @classmethod
-    def parse(cls, data: bytes) -> Manifest:
-        """Read a manifest; raises ManifestInvalid unless it is canonical and agrees in itself."""
+    def parse(cls, data: bytes, where: Path | str = MANIFEST) -> Manifest:
+        """Read a manifest; raises ManifestInvalid unless it is canonical and agrees in itself.
+
+        Raises UnknownFormat naming `where` for another version: true only of bytes whose sum is right.
+        """
         try:
-            body = json.loads(data)
-            if body["v"] != 1:
-                raise ManifestInvalid(f"format version {body['v']}, this one reads 1")
+            body = parse_json(data)
+            require_version(body, where)
             manifest = cls(
                 dataset=str(body["dataset"]),
                 key=_hex64(body["key"]),

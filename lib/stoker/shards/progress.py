@@ -70,7 +70,7 @@ def recover(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress
 def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress:
     try:
         record = read_record(directory / PROGRESS)
-        if record["v"] == 1 and record["key"] == key and tuple(record["origin"]) == origin:
+        if record["key"] == key and tuple(record["origin"]) == origin:
             return Progress(
                 key=key,
                 origin=origin,

@@ -61,7 +61,7 @@ def prove_set(path: Path, *, key: str | None = None, progress: Progress | None =
     """Prove the shard set in a directory, against the key it should have if one is given.
 
     Reads every byte of it; `progress` is told the bytes read. Raises nothing for a set that is bad or cannot
-    be read: that is the verdict.
+    be read: that is the verdict. Only a format version that is not known here is none: UnknownFormat.
     """
     examination = _Examination(path, progress)
     try:
@@ -89,7 +89,7 @@ class _Examination:
         if sums.get(MANIFEST) != manifest_sha256:
             raise _Invalid(f"{MANIFEST}: its sha256 is not the one in {SUMS}", hashed=True)
         try:
-            manifest = Manifest.parse(data)
+            manifest = Manifest.parse(data, self.path / MANIFEST)
         except ManifestInvalid as error:
             raise _Invalid(f"{MANIFEST}: {error}", hashed=True) from error
         if key is not None and manifest.key != key:

@@ -24,7 +24,7 @@ class ShardSet:
     def __init__(self, path: Path) -> None:
         self.path = path
         with storage_errors("read", path):
-            self.manifest = Manifest.parse((path / MANIFEST).read_bytes())
+            self.manifest = Manifest.parse((path / MANIFEST).read_bytes(), path / MANIFEST)
             for name, file in self.manifest.files.items():
                 if (size := (path / name).stat().st_size) != file.size:
                     raise DataError(f"{path / name}: {size} bytes, the manifest says {file.size}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.store.errors import DataError
+from stoker.store.parsing import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
@@ -117,7 +118,7 @@ def _examine(data: bytes, where: str) -> FrozenTokenizer:
     if sha256 in _kept:
         return _kept[sha256]
     try:
-        definition = json.loads(data)
+        definition = parse_json(data)
         _check_kind(definition, where)
         ids = _all_ids(definition)
         eot = _end_of_text(ids, where)

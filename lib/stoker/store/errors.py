@@ -58,6 +58,12 @@ class ConfigError(Fatal):
     exit_code = 78
 
 
+class UnknownFormat(Fatal):
+    """A file is of a format version that is not known here: unreadable, never wrong, and left as it is."""
+
+    exit_code = 78
+
+
 class LockHeld(Transient):
     """Another process holds the lock."""
 

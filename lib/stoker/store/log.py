@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 
 from stoker.store.errors import storage_errors
 from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, opened, write_all
+from stoker.store.parsing import parse_json
 
 GENESIS = "0" * 64
 _CHUNK = 1 << 16
@@ -230,8 +230,8 @@ class _Chain:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = parse_json(line)
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("prev"), str) else None
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import canonical_json, make_dir, move_durably, opened, write_atomic
 from stoker.store.names import new_id, utc_now
+from stoker.store.parsing import MOST_BYTES, parse_json, require_version
 
 SUM_HEX = 16
 
@@ -25,25 +25,31 @@ def write_record(path: Path, body: Mapping[str, Any]) -> None:
     if "v" not in body:
         raise ValueError(f"the record {path} lacks its format version `v`")
     # Through JSON and back first: 1 and "1" as keys sort differently before they are both text.
-    plain = json.loads(canonical_json({key: value for key, value in body.items() if key != "sum"}))
+    plain = parse_json(canonical_json({key: value for key, value in body.items() if key != "sum"}))
     write_atomic(path, canonical_json({**plain, "sum": _sum(plain)}) + b"\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record's body (without `sum`); RecordDamaged says what is wrong, FileNotFoundError passes."""
+    """Read a record's body (without `sum`); raises as parse_record does, FileNotFoundError passes."""
     with storage_errors("read", path):
         data = _read_file(path)
     return parse_record(data, path)
 
 
 def parse_record(data: bytes, path: Path | str) -> dict[str, Any]:
-    """The body (without `sum`) of the record that path holds; RecordDamaged says what is wrong with it."""
+    """The body (without `sum`) of the record that path holds; RecordDamaged says what is wrong with it.
+
+    Raises UnknownFormat where its sum is right and its version is not known here.
+    """
+    body = _summed(data, path)
+    require_version(body, path)
+    return body
+
+
+def _summed(data: bytes, path: Path | str) -> dict[str, Any]:
     try:
-        text = data.decode("utf-8", "surrogatepass").strip()
-        body, end = _DECODER.raw_decode(text)
-        if end != len(text):
-            raise ValueError(f"something follows at character {end}")  # noqa: TRY301 - one sentence for all
-    except (ValueError, RecursionError) as error:
+        body = parse_json(data)
+    except ValueError as error:
         raise RecordDamaged(f"{path} is not JSON ({error}); it is moved aside and rebuilt") from error
     if not isinstance(body, dict) or "v" not in body:
         raise RecordDamaged(f"{path} is no record: it lacks `v`; it is moved aside and rebuilt")
@@ -107,18 +113,14 @@ def _sum_as_written(data: bytes) -> str | None:
     return hashlib.sha256(data[:at] + data[after:].rstrip(b"\n")).hexdigest()[:SUM_HEX]
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _SUM_KEY = b',"sum":"'
 
 
 def _read_file(path: Path) -> bytes:
     # Without O_NONBLOCK a fifo left in a shared directory would hang whoever reads it.
     with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
-        pieces = []
-        while piece := os.read(descriptor, 1 << 20):
+        pieces, left = [], MOST_BYTES + 1
+        while left and (piece := os.read(descriptor, min(left, 1 << 20))):
             pieces.append(piece)
+            left -= len(piece)
     return b"".join(pieces)

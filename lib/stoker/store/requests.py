@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.store.errors import StorageError, storage_errors
+from stoker.store.errors import StorageError, UnknownFormat, storage_errors
 from stoker.store.files import unlink_durably
 from stoker.store.layout import StateLayout
 from stoker.store.names import new_id, utc_now
@@ -74,7 +74,7 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
     found = []
     for name in names:
         # What cannot be read is for its owner to judge.
-        with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError):
+        with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
             if not _done(layout, name.removesuffix(".json")).exists():
                 found.append(_read(directory / name))
     return found
@@ -113,6 +113,9 @@ def _take(layout: StateLayout, path: Path) -> Request | None:
         return _read(path)
     except FileNotFoundError:
         return None  # whoever filed it took it back
+    except UnknownFormat as newer:
+        # Who asks may be newer than who is asked, which is no reason to end: it is refused, as a verb is.
+        return Request(path.stem, f"({newer})", {}, None, "unknown")
     except (RecordDamaged, StorageError) as error:
         if isinstance(error, StorageError) and error.errno != errno.EACCES:
             raise  # the disk's fault, not the request's

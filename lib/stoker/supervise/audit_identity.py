@@ -20,7 +20,7 @@ ID_BYTES = {"uint16": 2, "uint32": 4}
 def read_run_record(where: Path, body: Mapping[str, Any], findings: list[str]) -> RunRecord | None:
     """The run's record out of run.json's body; None where there is none, or it is a finding."""
     try:
-        return parse_record(body) if body else None
+        return parse_record(body, where) if body else None
     except ValueError as problem:
         findings.append(f"{where}: {problem}")
         return None

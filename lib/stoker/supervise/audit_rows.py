@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,6 +12,7 @@ from stoker.plan.log import Plan
 from stoker.plan.positions import START, Accounts, Position
 from stoker.plan.timelines import Timelines, ancestry, committed, skips
 from stoker.store.errors import DataError
+from stoker.store.parsing import parse_json
 from stoker.supervise.launches import Launched, Makers
 
 Key = tuple[int, int]  # (timeline, step)
@@ -66,7 +66,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     rows, findings = [], []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            rows.append(_row(number, json.loads(line)))
+            rows.append(_row(number, parse_json(line)))
         except (DataError, ValueError, KeyError, TypeError) as problem:
             findings.append(f"line {number} is no row: {problem!s}")
     return rows, findings

@@ -5,7 +5,6 @@ it was interrupted. Whoever does this holds the run's trainer.lock, or nothing o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from stoker.store.files import make_dir, move_durably, remove_tree, unlink_durab
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
+from stoker.store.parsing import parse_json
 from stoker.supervise.launches import Makers, read_launches
 from stoker.supervise.rollback import RollbackRefused, Standing
 
@@ -178,7 +178,7 @@ def _row_of(metrics: Path, history: History, step: int) -> Position | None:
             first.setdefault(number, made)
             if made == step:
                 with contextlib.suppress(ValueError, KeyError, DataError):
-                    rows[number] = Position.parse(json.loads(line)["position"])
+                    rows[number] = Position.parse(parse_json(line)["position"])
     before: int | None = None
     for number, upto in history:
         limit = min((one for one in (upto, before) if one is not None), default=None)

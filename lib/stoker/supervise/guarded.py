@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.kit.lock import Lock
+from stoker.store.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class GuardedTrainer:
                 return
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
-                self._reported(json.loads(line))
+                self._reported(parse_json(line))
 
     def _reported(self, report: Mapping[str, Any]) -> None:
         self._keep_lock_no_longer()

@@ -14,6 +14,7 @@ from typing import Any
 
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.log import ChainedLog, read_log
+from stoker.store.parsing import require_version
 
 SETTINGS = (
     "steps",
@@ -69,6 +70,7 @@ def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
     launches, damage = [], list(reading.damage)
     for number, body in enumerate(reading.entries):
         try:
+            require_version(body, path)
             launches.append(_parse(body))
         except (KeyError, TypeError, ValueError) as problem:
             damage.append(f"entry {number} is no launch: {problem!r}")
@@ -112,6 +114,6 @@ def launch_of(
 
 def _parse(body: Mapping[str, Any]) -> Launched:
     timeline, step, settings = body["timeline"], body["resume_step"], body["settings"]
-    if body["v"] != 1 or type(timeline) is not int or type(step) is not int:
-        raise ValueError("version, timeline or resume_step is not known here")
+    if type(timeline) is not int or type(step) is not int:
+        raise ValueError("timeline or resume_step is no number")
     return Launched(str(body["launch"]), timeline, step, dict(settings), str(body["time"]))

@@ -9,7 +9,7 @@ from stoker.checkpoints.select import History, candidates, find_checkpoints
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position
 from stoker.plan.residency import low_water
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, UnknownFormat
 
 
 def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, newest: int) -> Position:
@@ -22,7 +22,7 @@ def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int,
     later = sum(one.step > newest for one in found)
     try:
         return low_water(plan, [_position(one.path) for one in found[: later + keep_last]])
-    except (OSError, DataError):
+    except (OSError, DataError, UnknownFormat):
         return START
 
 

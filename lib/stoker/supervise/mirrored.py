@@ -30,7 +30,7 @@ class MirrorBook:
         self.begun: Mirrored | None = None
         self._copies: dict[str, Mirrored] = {}
         body = read_or_set_aside(path, quarantine)
-        if body is not None and body.get("v") == 1:
+        if body is not None:
             self.ever = True
             found = [Mirrored(**copy) for copy in body["copies"]]
             self.begun = Mirrored(**body["begun"]) if body["begun"] else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.store.errors import DataError
+from stoker.store.parsing import require_version
 from stoker.store.record import read_record, write_record
 
 RunState = Literal["waiting", "running", "finished", "failed"]
@@ -86,11 +87,13 @@ class RunRecord:
         return replace(self, **changes)
 
 
-def parse_record(body: Mapping[str, Any]) -> RunRecord:
-    """A run record from run.json or a checkpoint's `run_record`; ValueError names what is wrong."""
-    if body.get("v") != 1:
-        raise ValueError(f"format version {body.get('v')!r} is not known here")
+def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
+    """A run record from run.json or a checkpoint's `run_record`; ValueError names what is wrong.
+
+    Raises UnknownFormat, naming `where`, for a version that is not known here.
+    """
     try:
+        require_version(body, where)
         identity = Identity(**{item.name: body[item.name] for item in fields(Identity)})
         held = body["heldout"]
         heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
@@ -129,7 +132,7 @@ def reset_record(path: Path, step: int, *, write: bool = False) -> RunRecord:
     DataError where there is none, or none that can be read.
     """
     try:
-        record = parse_record(read_record(path))
+        record = parse_record(read_record(path), path)
     except FileNotFoundError as problem:
         raise DataError(f"{path} is not there: the run has not begun") from problem
     except ValueError as problem:

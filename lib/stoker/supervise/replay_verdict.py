@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
 from stoker.store.errors import ConfigError, DataError, StorageError
+from stoker.store.parsing import parse_json
 from stoker.supervise.replay import forbids
 from stoker.supervise.replay_site import Site
 
@@ -132,7 +132,7 @@ def _proof(directory: Path) -> Proof:
 
 def _trainer(path: Path) -> dict[str, Any]:
     try:
-        body = json.loads(path.read_bytes())
+        body = parse_json(path.read_bytes())
     except (FileNotFoundError, ValueError) as problem:
         raise DataError(f"{path}: {problem}") from problem
     return body if isinstance(body, dict) else {}
@@ -150,7 +150,7 @@ def _raw_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as lines:
         for line in lines:
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError:
                 continue
             whole = (

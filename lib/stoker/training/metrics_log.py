@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.plan.timelines import on_history
 from stoker.store.files import make_dir, write_atomic
+from stoker.store.parsing import parse_json
 
 
 class MetricsLog:
@@ -90,7 +91,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     whole = isinstance(row, dict) and type(row.get("step")) is int and type(row.get("timeline")) is int

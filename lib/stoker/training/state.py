@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
+from stoker.store.parsing import parse_json
 from stoker.training.launch import Launch
 from stoker.training.optimizer import AdamW
 
@@ -147,7 +147,7 @@ def _copy_all(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], directo
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; raises DataError naming the file when it is none."""
     try:
-        body = json.loads(path.read_bytes())
+        body = parse_json(path.read_bytes())
     except ValueError as problem:
         raise DataError(f"{path}: {problem}") from problem
     if not isinstance(body, dict):
