@@ -36,7 +36,7 @@ class CheckpointDesk:
         if warm is not None and context.pipeline.train.checkpoint.mirror:
             self.mirror = MirrorDesk(context, turns, meters, shelf=self.shelf, book=book, warm=warm)
             self.fallback = MirrorFallback(self.mirror)
-        self._convicted = False  # in the selection under way
+        self.convicted = False  # whether one was, in the last selection
         self._proving: Path | None = None
         self._proven_at: float | None = None
 
@@ -59,11 +59,11 @@ class CheckpointDesk:
         self.shelf.kept.clear()
         for name in self.shelf.sweep():
             self.events.record("leftover_removed", path=f"checkpoints/{name}")
-        self._convicted = False
+        self.convicted = False
         here = self._newest_here(history)
         if self.mirror is None or self.fallback is None:
             return here
-        while self.fallback.look(here, history, convicted=self._convicted):
+        while self.fallback.look(here, history, convicted=self.convicted):
             history = self.mirror.history()  # rollbacks that this disk had lost
             here = self._newest_here(history)
         if (brought := self.fallback.bring_newer(here, history)) is not None:
@@ -173,7 +173,7 @@ class CheckpointDesk:
             self.events.record("checkpoint_proven", path=f"checkpoints/{path.name}", step=checkpoint.step)
 
     def _convict(self, path: Path, reason: str) -> None:
-        self._convicted = True
+        self.convicted = True
         if self.mirror is not None:
             self.mirror.cancel()
         moved = self.shelf.convict(path, reason)

@@ -133,7 +133,7 @@ class TrainSupervisor:
         checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
         if not self.accounts.counts(checkpoint):
             return None  # it could not be told before: it is past a fork, and is moved away now
-        self.accounts.settle(checkpoint)
+        self.accounts.settle(checkpoint, convicted=self.desk.convicted)
         self.desk.see_to_heldout()
         self.keep_books(checkpoint)
         if (code := self.follow(checkpoint)) is not None:

@@ -147,6 +147,29 @@ def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(
     }
 
 
+def test_a_run_whose_every_checkpoint_is_bad_begins_anew_only_when_told_to(
+    finished: TrainPipeline, tmp_path: Path
+) -> None:
+    run = copy_of(finished, tmp_path / "none-left", quarantine__keep_checkpoints=2)
+    for model in run.run.checkpoints.glob("*/model-00001.safetensors"):
+        model.write_bytes(model.read_bytes()[:-1] + b"X")
+    for _ in range(2):  # not the second time either
+        ended = run.once()
+        assert ended.returncode == 65, ended.stderr
+        assert "has trained to step 60, and none of its checkpoints is left whole" in ended.stderr
+        assert f"stoker rollback {run.data.file} 0" in ended.stderr
+    kept = sorted(path.parent.name for path in run.data.pipeline.layout.quarantine.glob("*/*/SHA256SUMS"))
+    assert kept == ["step-000000050", "step-000000060"]
+    assert len(run.events("trainer_launched")) == 1
+    assert exit_code(["rollback", str(run.data.file), "0"]) == 0
+    daemon = run.start()
+    try:
+        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="a launch as it was told")
+        assert launched[0]["resume_step"] == 0
+    finally:
+        assert daemon.stop() == 0
+
+
 def newer(checkpoint: Path) -> None:
     with_body(checkpoint, (checkpoint / "checkpoint.json").read_bytes().replace(b'"v":1,"val', b'"v":2,"val'))
 

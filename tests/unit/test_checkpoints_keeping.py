@@ -135,6 +135,18 @@ def test_the_quarantine_keeps_to_its_count_and_drops_the_oldest(tmp_path: Path) 
     assert [place.name for place in quarantined(tmp_path / "quarantine")] == places[2:]
 
 
+def test_the_quarantine_drops_the_lowest_step_first_whatever_was_convicted_first(tmp_path: Path) -> None:
+    dropped: list[str] = []
+    for run, step in (("old", 90), ("main", 30), ("main", 20), ("main", 10)):
+        path = seal(tmp_path / run / "checkpoints", step)
+        moved = quarantine_checkpoint(tmp_path / "quarantine", path, "bad", keep=3, keep_bytes=1 << 30)
+        dropped += [name.rsplit("-", 2)[0] for name in moved.dropped]
+    assert dropped == ["checkpoint-step-000000090"]  # of a run that nothing was convicted of since
+    for left in (["step-000000020", "step-000000030"], ["step-000000030"]):
+        drop_over_budget(tmp_path / "quarantine", keep=len(left), keep_bytes=1 << 30)
+        assert sorted(path.parent.name for path in tmp_path.glob("quarantine/*/*/SHA256SUMS")) == left
+
+
 def test_the_quarantine_keeps_to_its_bytes_but_for_the_newest(tmp_path: Path) -> None:
     oldest, middle, newest = (f"checkpoint-step-00000000{n}-20260101T00000{n}Z-aa" for n in (1, 2, 3))
     for name in (oldest, middle, newest):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoints.format import step_of
+from stoker.store.errors import DataError
 from stoker.store.files import make_dir, move_durably, remove_tree
 from stoker.store.names import new_id, utc_now
-from stoker.store.record import write_record
+from stoker.store.record import read_record, write_record
 
-PREFIX = "checkpoint-"
+PREFIX, REASON = "checkpoint-", "reason.json"
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,14 @@ def quarantine_checkpoint(
 ) -> Quarantined:
     """Move a checkpoint into `<quarantine>/checkpoint-<name>-<time>/` with a reason.json beside it.
 
-    Then the oldest places go until at most `keep` places of `keep_bytes` in sum are left; the newest stays
-    whatever its size, unless `keep` is 0. Both directories must be on one file system.
+    Then places go until at most `keep` of `keep_bytes` in sum are left, as drop_over_budget has it. Both
+    directories must be on one file system.
     """
     place = quarantine / f"{PREFIX}{checkpoint.name}-{new_id()}"
     make_dir(place)
     # The reason first: a crash in between leaves the checkpoint in place, to be convicted again, and a note.
     write_record(
-        place / "reason.json",
+        place / REASON,
         {
             **(detail or {}),
             "v": 1,
@@ -56,8 +58,11 @@ def quarantine_checkpoint(
 
 
 def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[str, ...]:
-    """Remove the oldest places until both limits hold, as far as the newest allows; returns their names."""
-    places = quarantined(quarantine)
+    """Remove places until both limits hold, the newest checkpoint's last; returns their names.
+
+    That one stays whatever its size, unless `keep` is 0.
+    """
+    places = _newest_last(quarantined(quarantine))
     sizes = {place: _tree_bytes(place) for place in places}
     dropped: list[str] = []
     while len(places) > keep or (len(places) > 1 and sum(sizes[place] for place in places) > keep_bytes):
@@ -75,6 +80,27 @@ def quarantined(quarantine: Path) -> list[Path]:
         return []
     ours = [name for name in names if name.startswith(PREFIX)]
     return [quarantine / name for name in sorted(ours, key=lambda name: name.rsplit("-", 2)[1:])]
+
+
+def _newest_last(places: Sequence[Path]) -> list[Path]:
+    """The run that a checkpoint was convicted of last comes last, and in each run the highest step.
+
+    Where all of a run's are bad the newest is convicted first: when that was says nothing of its worth.
+    """
+    runs = [_run_of(place) for place in places]
+    convicted = {run: number for number, run in enumerate(runs)}
+    order = sorted(
+        range(len(places)),
+        key=lambda at: (convicted[runs[at]], step_of(places[at].name.removeprefix(PREFIX)) or 0, at),
+    )
+    return [places[at] for at in order]
+
+
+def _run_of(place: Path) -> str:
+    try:
+        return str(Path(read_record(place / REASON)["path"]).parent)
+    except (OSError, DataError, KeyError):
+        return ""  # whatever it was of, it is held against its like
 
 
 def _tree_bytes(path: Path) -> int:
