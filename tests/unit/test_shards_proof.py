@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import stoker.shards.proof
+from stoker.cli.main import exit_code
 from stoker.shards.build_worker import main
 from stoker.shards.inspection import inspect_set
 from stoker.shards.proof import prove_set
@@ -167,8 +168,45 @@ def test_a_document_dropped_from_the_index_with_everything_else_made_to_agree_is
 
     rewrite(shard_set, drop)
     proof = prove_set(shard_set)
-    assert (proof.verdict, "train-00000.bin" in proof.reason) == ("invalid", True)
+    assert (proof.verdict, "train-00000.idx" in proof.reason) == ("invalid", True)
     assert any(finding.startswith("train-00000.idx") for finding in inspect_set(shard_set).findings)
+
+
+def backwards(ends: np.ndarray) -> None:
+    ends[:-1] = ends[-2::-1]
+
+
+def one_twice(ends: np.ndarray) -> None:
+    ends[0] = ends[1]
+
+
+def short(ends: np.ndarray) -> None:
+    ends[-1] -= 1
+
+
+def from_nothing(ends: np.ndarray) -> None:
+    ends[0] = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (backwards, "do not rise from document 0 on"),
+        (one_twice, "do not rise"),
+        (from_nothing, "do not rise"),
+        (short, "the manifest says"),
+    ],
+)
+def test_document_ends_that_cannot_be_right_are_found_though_every_sum_agrees(
+    shard_set: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[np.ndarray], None], words: str
+) -> None:
+    ends = np.fromfile(shard_set / "train-00000.idx", "<u8")
+    spoil(ends)
+    replace_file(shard_set, "train-00000.idx", ends.tobytes())
+    assert exit_code(["verify", "shards", str(shard_set)]) == 1
+    told = capsys.readouterr().out
+    assert f"{shard_set}: invalid: train-00000.idx: " in told
+    assert words in told
 
 
 def swapped_rows(rows: np.ndarray) -> None:
