@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.fetch import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
-from stoker.observe.download_progress import progress_line, progress_parts
+from stoker.observe.download_progress import DONE, progress_line, progress_parts
 from stokerd.progress_teller import ProgressTeller
 from stokerd.receipt_book import ReceiptBook
 
@@ -121,7 +121,7 @@ class FetchGauges:
 
 def _text(status: Mapping[str, Any]) -> str:
     counts = status["files"]
-    here = sum(counts.get(state, 0) for state in ("verified", "released", "given_up"))
+    here = sum(counts.get(state, 0) for state in DONE)
     left = sum(counts.values()) - here
     text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified, "
     text += "all there is" if status["complete"] else f"{left:,} to go"
@@ -129,6 +129,8 @@ def _text(status: Mapping[str, Any]) -> str:
         text += f", {counts['released']} released"
     if counts.get("given_up"):
         text += f", {counts['given_up']} given up; stoker events says why"
+    if counts.get("rotten"):
+        text += f", {counts['rotten']} rotten; stoker audit says what to do"
     if waits := status.get("paused") or status.get("waits"):
         text += f"; {waits}"
     elif status.get("rate_bytes_per_second"):

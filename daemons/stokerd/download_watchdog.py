@@ -116,6 +116,8 @@ class DownloadWatch:
         path, sha256 = str(request.args.get("path")), request.args.get("sha256")
         if request.verb == "dispute":
             return self._dispute(path, sha256, request.by)
+        if request.verb == "accept":
+            return self._accept(path, sha256, request.by)
         if request.verb == "release":
             return self.source.release(path, str(sha256), str(request.args.get("owner") or path))
         if request.verb == "fetch":
@@ -129,10 +131,19 @@ class DownloadWatch:
             return {"refused": f"no receipt for {path}"}
         if receipt.sha256 != sha256 or receipt.state not in ("verified", "disputed"):
             return {"receipt": receipt.state, "sha256": receipt.sha256}  # looked at again since, or not here
-        if receipt.state != "disputed":
-            self.book.write(replace(receipt, state="disputed"))
-            self.events.record("receipt_disputed", level="warning", path=path, by=by)
+        self.book.dispute(receipt, by)
         return {"receipt": "disputed"}
+
+    def _accept(self, path: str, sha256: Any, by: str) -> dict[str, Any]:
+        """Somebody takes a rotten file as it is."""
+        receipt = self.book.receipts.get(path)
+        if receipt is None or not receipt.rotten or receipt.found != sha256:
+            return {"refused": f"{path} is not rotten with that content"}
+        self.book.write(replace(receipt, state="verified", sha256=receipt.found, found=""))
+        self.events.record(
+            "source_changed", level="warning", path=path, sha256=sha256, before=receipt.sha256, by=by
+        )
+        return {"receipt": "verified"}
 
     # Hearing, telling, waiting
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.arrivals import WATCHED, Desk, Look, Unproven, Watched, file_of, vanished, watch
+from stoker.corpus.arrivals import WATCHED, Desk, Look, Unproven, Watched, file_of, is_rot, vanished, watch
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing_book import ListingBook, ListingHead
@@ -20,7 +20,7 @@ from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.crew import Job
 from stokerd.hashing_pace import HashingPace
-from stokerd.source_kind import Desktop
+from stokerd.source_kind import Desktop, some
 from stokerd.source_lister import LISTER, SourceLister
 
 LOOK_TRIES_ONCE = 3
@@ -216,6 +216,9 @@ class FolderSource:
 
     def _vouch(self, file: FileSeen, sha256: str, *, cached: bool) -> None:
         before = self.book.receipts.get(file.path)
+        if before is not None and is_rot(before, file, sha256):
+            self._tell_rot(before, sha256, cached=cached)
+            return
         receipt = Receipt(
             dataset=self.dataset,
             path=file.path,
@@ -235,6 +238,26 @@ class FolderSource:
             self.events.record(
                 "source_changed", level="warning", path=file.path, sha256=sha256, before=before.sha256
             )
+
+    def _tell_rot(self, receipt: Receipt, sha256: str, *, cached: bool) -> None:
+        path = receipt.path
+        self.book.write(replace(receipt, file=file_of(self.root, path), state="disputed", found=sha256))
+        self.events.record(
+            "source_rotten",
+            level="error",
+            path=path,
+            sha256=sha256,
+            before=receipt.sha256,
+            cached=cached,
+            reason="its content changed, its size, time and inode did not; nothing is built of it: put a "
+            f"good copy in its place, or take it as it is with stoker verify downloads --accept {path}",
+        )
+
+    def rotten(self) -> list[str]:
+        """The files that are rotten now."""
+        return [
+            path for path in self.book.in_state("disputed") if path in self.meant and path not in self.open
+        ]
 
     # Books
 
@@ -269,9 +292,8 @@ class FolderSource:
         receipt = self.book.receipts.get(path)
         if path not in self.watched:
             return {"refused": f"{path} is not in {self.root}; put it there"}
-        if receipt is not None and receipt.state != "disputed":
-            self.book.write(replace(receipt, state="disputed"))
-            self.events.record("receipt_disputed", level="warning", path=path, by=by)
+        if receipt is not None:
+            self.book.dispute(receipt, by)
         return {"receipt": "disputed"}
 
     # Hearing and telling
@@ -295,7 +317,8 @@ class FolderSource:
         """How many files are in which state."""
         disputed = self.book.in_state("disputed")
         counts = self.open.counts(time.monotonic(), self.settle_s, self.crew.busy, disputed)
-        return {**counts, "verified": len(self.meant) - len(self.open)}
+        rotten = len(self.rotten())
+        return {**counts, "verified": len(self.meant) - len(self.open) - rotten, "rotten": rotten}
 
     def status(self) -> dict[str, Any]:
         """How far the hashing is; why changes are not told of; how many files others have not finished."""
@@ -334,5 +357,7 @@ class FolderSource:
         verified = self.counts()["verified"]
         left = sum(1 for path in self.open if self.files.takes(path))
         still = f", {left} left: they kept changing or could not be read" if left else ""
-        self.context.log.info("drained", message=f"{verified} files verified{still}")
-        return 0
+        rotten = self.rotten()
+        rot = f", {len(rotten)} rotten: {some(rotten)}; stoker audit says what to do" if rotten else ""
+        self.context.log.info("drained", message=f"{verified} files verified{still}{rot}")
+        return 1 if rotten else 0

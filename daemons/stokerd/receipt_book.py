@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,12 @@ class ReceiptBook:
         self._count(receipt)
         self.changes += 1
         self.on_write(receipt)
+
+    def dispute(self, receipt: Receipt, by: str) -> None:
+        """Have a file looked at again, and brought again where it is not what its receipt says."""
+        if receipt.state != "disputed" or receipt.found:
+            self.write(replace(receipt, state="disputed", found=""))
+            self._events.record("receipt_disputed", level="warning", path=receipt.path, by=by)
 
     def in_state(self, state: Literal["releasing", "disputed", "given_up"]) -> list[str]:
         """The paths of the receipts in one of the rare states."""

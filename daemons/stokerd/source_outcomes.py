@@ -10,7 +10,7 @@ from typing import Any
 from stoker.corpus.fullness import LOOK_S
 from stoker.corpus.quarantine import open_folder
 from stoker.corpus.receipts import Receipt
-from stoker.corpus.sources import DOWNLOAD_FAILED, PUBLISHED, Source
+from stoker.corpus.sources import DOWNLOAD_FAILED, PUBLISHED, SOURCE_ROTTEN, Source
 from stoker.corpus.verdict import Verdict, convicted
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
@@ -27,6 +27,12 @@ FOOTER = -1  # stands for the row group where the footer is what was being read
 RETRY_S = 1.0  # where nobody is to blame
 DOUBT_S = 5.0  # time for a look at the disk
 SAMPLE_FAILURES = ("died", "over_memory", "out_of_memory", "stalled", "silent")
+
+_NOTHING_COMES = {
+    DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
+    "and then",
+    SOURCE_ROTTEN: "the event source_rotten says what the file has now; it begins anew with a good copy",
+}
 
 
 @dataclass(frozen=True)
@@ -278,17 +284,15 @@ class SourceOutcomes:
             self._disputed[source.path] = receipt
 
     def given_up(self, receipt: Receipt) -> None:
-        """The file could not be fetched: its source is quarantined, so that everything else goes on.
+        """The file could not be fetched, or is rotten: its source is quarantined, all else goes on.
 
         There is nothing to set aside: the finding alone is written, for people to see and to release.
         """
         dataset, path = receipt.dataset, receipt.path
         source = self._book.sources.get(path) or Source(dataset, path, receipt.size, receipt.sha256)
-        detail = (
-            "the event download_given_up says why it could not be fetched; it is tried again now and then"
-        )
-        finding = {"reason": DOWNLOAD_FAILED, "row_group": None, "column": None, "detail": detail}
-        self._book.write(source.moved("quarantined", reason=DOWNLOAD_FAILED, column=None))
+        reason = SOURCE_ROTTEN if receipt.rotten else DOWNLOAD_FAILED
+        finding = {"reason": reason, "row_group": None, "column": None, "detail": _NOTHING_COMES[reason]}
+        self._book.write(source.moved("quarantined", reason=reason, column=None))
         about = {"path": path, "sha256": source.sha256, **finding}
         directory = self._context.layout.quarantine
         folder = open_folder(directory, "parquet", record_name(dataset, path), about)

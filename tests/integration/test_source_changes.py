@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
+from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
 from stoker.corpus.sources import PUBLISHED, Source, former_name, write_source
 from stoker.shards.audit import audit_sets
@@ -22,6 +25,17 @@ def audited_rows(data: DataPipeline) -> int:
     audit = audit_sets(data.pipeline)
     assert audit.findings == ()
     return audit.rows
+
+
+def rot(file: Path) -> None:
+    """Flip bits in a page of a file without a trace in its size, its time or its inode."""
+    about = file.stat()
+    flip_page(file, row_group=0)
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def verify(data: DataPipeline, *options: str) -> int:
+    return exit_code(["verify", "downloads", str(data.file), *options])
 
 
 def again(data: DataPipeline) -> None:
@@ -185,3 +199,55 @@ def test_equal_names_in_two_datasets_do_not_meet(tmp_path: Path) -> None:
     assert formers(other) == []
     assert audited_rows(other) == 90 + 120
     assert set(data.states()) == {FILE, OTHER}
+
+
+def test_rot_in_a_built_file_is_no_edit_and_nothing_is_made_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = drained(tmp_path)
+    receipt, sources, sets = data.receipts()[FILE], data.sources(), data.sets()
+    rot(data.source / FILE)
+
+    assert verify(data, "--dispute") == 1
+    for _ in range(2):  # told once, restart or not
+        ended = data.once("download_watchdog")
+        assert (ended.returncode, f"1 rotten: {FILE}" in ended.stderr) == (1, True), ended.stderr
+    (event,) = data.events("download_watchdog", "source_rotten")
+    rotten = data.receipts()[FILE]
+    assert (rotten.state, rotten.sha256, rotten.found) == ("disputed", receipt.sha256, event["sha256"])
+    assert data.status("download_watchdog")["files"]["rotten"] == 1
+    again(data)
+    assert (data.sources(), data.sets()) == (sources, sets)
+    assert data.pin().complete, "nobody waits for it"
+    (finding,) = audit_sets(data.pipeline).findings
+    assert finding.startswith(f"{data.source / FILE}: rotten: its sha256 is {rotten.found[:16]}")
+
+    assert verify(data, "--accept", OTHER) == 64, "only what was found rotten is accepted"
+    assert verify(data, "--accept", FILE) == 0
+    data.drain()
+    assert data.receipts()[FILE] == replace(rotten, state="verified", sha256=rotten.found, found="")
+    assert [one.sha256 for one in formers(data)] == [receipt.sha256]
+    assert audited_rows(data) >= 240, "what was accepted is judged like any other content"
+    capsys.readouterr()
+    assert exit_code(["audit", str(data.file)]) == 0
+    assert f"changed      1 file after its set was built: {FILE}" in capsys.readouterr().out
+
+
+def test_what_rots_before_it_is_built_is_set_aside_until_a_good_copy_comes(tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path)
+    for number, name in enumerate((FILE, OTHER)):
+        write_fineweb(data.source / name, 120, seed=number)
+    good = (data.source / FILE).read_bytes()
+    assert data.once("download_watchdog").returncode == 0
+    rot(data.source / FILE)
+    again(data)  # finds it while staging, and disputes it
+    assert data.once("download_watchdog").returncode == 1
+    again(data)
+    source = data.sources()[FILE]
+    assert (source.state, source.reason) == ("quarantined", "source_rotten")
+    assert (data.states()[OTHER], data.pin().complete) == ("released", True), "the others go on"
+
+    (data.source / FILE).write_bytes(good)
+    data.drain()
+    assert set(data.states().values()) <= PUBLISHED
+    assert audited_rows(data) == 240

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.arrivals import Desk, Unproven, Watched, vanished, watch
+from stoker.corpus.arrivals import Desk, Unproven, Watched, is_rot, vanished, watch
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing
@@ -79,6 +79,26 @@ def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
     assert now.next_to_hash(10.0) == [files[1]]
     assert replace(now, not_before={"b": 11.0}).next_to_hash(10.0) == [files[3]]
     assert list(replace(now, hashing=()).waiting(10.0)) == files[1:]
+
+
+def test_content_that_changed_while_nobody_wrote_is_rot_until_the_file_or_the_receipt_is_another() -> None:
+    seen = file("a")
+    receipt = receipt_of(seen)
+    assert is_rot(receipt, seen, "f" * 64)
+    assert not is_rot(receipt, seen, receipt.sha256)
+    assert not is_rot(None, seen, "f" * 64)
+    assert not is_rot(receipt, replace(seen, mtime_ns=seen.mtime_ns + 1), "f" * 64), "an edit"
+    assert not is_rot(receipt, replace(seen, inode=seen.inode + 1), "f" * 64), "another copy"
+
+    rotten = replace(receipt, state="disputed", found="f" * 64)
+    assert desk(seen, receipts={"a": rotten}).next_to_hash(10.0) == []
+    assert desk(seen, receipts={"a": rotten}).complete(whole=True), "nobody waits for it"
+    assert desk(seen, receipts={"a": replace(rotten, found="")}).next_to_hash(10.0) == [seen]
+    old = rotten.to_record()
+    del old["found"]
+    assert Receipt.from_record(old) == replace(rotten, found=""), "one from before there was the field"
+    later = replace(seen, mtime_ns=seen.mtime_ns + 1)
+    assert desk(later, receipts={"a": rotten}).next_to_hash(10.0) == [later]
 
 
 def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:

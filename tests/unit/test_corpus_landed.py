@@ -17,7 +17,7 @@ from stoker.corpus.quarantine_shelf import Kept
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.schedule import decide, differs
 from stoker.corpus.situation import Limits, Room, Situation
-from stoker.corpus.sources import DOWNLOAD_FAILED, Source
+from stoker.corpus.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.training_set import choose
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
@@ -104,6 +104,16 @@ class TestGivingUp:
             assert actions(situation(never_came("a"), receipt("a", state))) == (), "still on its way, or not"
         convicted = source("a", "quarantined", reason="page_corrupt")
         assert actions(situation(convicted, receipt("a"))) == (), "that one came, and was bad"
+
+    def test_a_file_that_rotted_is_given_up_only_where_there_is_no_set_of_what_it_was(self) -> None:
+        rotten = replace(receipt("a", "disputed"), found="f" * 64)
+        assert actions(situation(source("a"), rotten)) == (GiveUp("a"),)
+        assert actions(situation(rotten)) == (Renew("a"),), "a record to look with"
+        for state in ("staged", "proven", "synced", "released"):
+            assert GiveUp("a") not in actions(situation(source("a", state), rotten))
+        waits = source("a", "quarantined", reason=SOURCE_ROTTEN)
+        assert actions(situation(waits, rotten)) == ()
+        assert actions(situation(waits, receipt("a"))) == (Renew("a"),)
 
     @pytest.mark.parametrize(
         ("known", "told", "expected"),

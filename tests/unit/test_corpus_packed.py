@@ -30,6 +30,7 @@ ODD = (
     {"etag": "6-1-2"},  # not its size
     {"etag": "5-01-2"},
     {"size": -1},
+    {"state": "disputed", "found": SHA},
 )
 EVEN = (
     {},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+
+MOST_NAMED = 5
 
 
 @click.command(epilog="Example: stoker audit /etc/stoker/fineweb.yaml --json")
@@ -60,6 +62,8 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
     )
     if report["imported"]["sets"]:
         yield f"  imported     {_imported(report['imported'])}"
+    if report["changed"]:
+        yield f"  changed      {_changed(report['changed'])}"
     yield f"  tokens       {tokens['train']:,} to train on + {tokens['val']:,} held out"
     yield (
         f"  plan         {plan['windows']:,} windows in {plan['entries']} entries = "
@@ -74,6 +78,13 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
         count = len(report["findings"])
         yield f"{count} finding{'' if count == 1 else 's'}:"
         yield from (f"  {finding}" for finding in report["findings"])
+
+
+def _changed(paths: Sequence[str]) -> str:
+    """The files that were edited after they were built."""
+    named = ", ".join(paths[:MOST_NAMED]) + (" and more" if len(paths) > MOST_NAMED else "")
+    count = f"{len(paths):,} file{'s' * (len(paths) != 1)} after its set was built"
+    return f"{count}: {named}; the set of the former content stays, training reads both"
 
 
 def _imported(figures: Mapping[str, int]) -> str:

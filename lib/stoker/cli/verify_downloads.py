@@ -46,12 +46,16 @@ _BAD: tuple[Verdict, ...] = ("wrong", "missing", "unreadable")
 )
 @pipeline_file
 @click.option("--dispute", is_flag=True, help="Have the download watchdog bring again what is wrong.")
-def downloads(file: Path, dispute: bool) -> int:
+@click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
+def downloads(file: Path, dispute: bool, accept: str | None) -> int:
     """Hash every source file of FILE that is here, and hold it against its receipt.
 
     Prints those that are wrong, missing or could not be read, a line each, then a summary; others that need
     the disk come first. download.files_at_once are read at a time. Files that were released on purpose are
     not missing.
+
+    A file of a folder is rotten when its content changed while its size, time and inode did not: nothing is
+    built of it until a good copy is put in its place, or until --accept, which hashes nothing, takes it.
 
     Exit codes: 1 something is wrong or missing; 69 the disk is not there; 74 something could not be read,
     which proves nothing; 130 interrupted, after a summary of what was seen.
@@ -59,8 +63,10 @@ def downloads(file: Path, dispute: bool) -> int:
     pipeline = load_pipeline(file)
     if not pipeline.layout.receipts.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; nothing is here to verify")
-    if dispute:
+    if dispute or accept is not None:
         become_owner(pipeline)
+    if accept is not None:
+        return _accept(pipeline, accept)
     damaged: list[Path] = []
     check = Check(pipeline, _receipts(pipeline, damaged), dispute=dispute)
     if check.files:
@@ -77,6 +83,26 @@ def downloads(file: Path, dispute: bool) -> int:
     if check.counts["wrong"] or check.counts["missing"]:
         return EXIT_FINDING
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
+
+
+def _accept(pipeline: Pipeline, path: str) -> int:
+    """Ask the watchdog to take a rotten file as it is; its set is then built as that of an edited file."""
+    try:
+        receipt = Receipt.from_record(read_record(pipeline.layout.receipt(pipeline.dataset.name, path)))
+    except FileNotFoundError:
+        receipt = None
+    if receipt is None or not receipt.rotten:
+        raise UsageError(
+            f"{path} was not found rotten; stoker audit {pipeline.file} names the files that were"
+        )
+    asked = {"path": path, "sha256": receipt.found}
+    file_request(pipeline.layout, DOWNLOAD_WATCHDOG, "accept", asked)
+    click.echo(one_line(f"asked the download watchdog to take {path} as it is; it acts when it runs"))
+    return 0
+
+
+def _is_looked_at(receipt: Receipt) -> bool:
+    return receipt.state == "verified" or receipt.rotten
 
 
 def _receipts(pipeline: Pipeline, damaged: list[Path]) -> Packed[Receipt]:
@@ -115,14 +141,14 @@ class Check:
     _again: list[tuple[Receipt, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        sizes = [receipt.size for _, receipt in self.receipts.items() if receipt.state == "verified"]
+        sizes = [receipt.size for _, receipt in self.receipts.items() if _is_looked_at(receipt)]
         self.files, self._size = len(sizes), sum(sizes)
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""
         try:
-            verified = ((each, 1) for _, each in self.receipts.items() if each.state == "verified")
-            todo: Iterator[tuple[Receipt, int]] = verified
+            todo: Iterator[tuple[Receipt, int]]
+            todo = ((each, 1) for _, each in self.receipts.items() if _is_looked_at(each))
             at_once = self.pipeline.download.files_at_once
             while True:
                 for job, ended in work_off(self._jobs(todo), at_once, warm=True):
@@ -203,7 +229,8 @@ class Check:
             if self.counts.total() - self.counts["true"] - self.counts["passed"] == 1:
                 click.echo(_ROW.format("verdict", "file", "why").rstrip())
             click.echo(one_line(_ROW.format(verdict, receipt.file, reason).rstrip()))
-        if verdict in ("wrong", "missing") and self.dispute:
+        wrong = verdict in ("wrong", "missing") or (verdict == "true" and receipt.rotten)  # no more, that is
+        if wrong and self.dispute:
             # Filed at once: an interrupted look has told what it found.
             asked = {"path": receipt.path, "sha256": receipt.sha256}
             file_request(self.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", asked)
@@ -233,7 +260,7 @@ class Check:
 
     def summary(self) -> Iterator[str]:
         """What was found, and what was not looked at."""
-        away = Counter(str(each.state) for _, each in self.receipts.items() if each.state != "verified")
+        away = Counter(str(each.state) for _, each in self.receipts.items() if not _is_looked_at(each))
         if left := self.files - self.counts.total():
             away["not reached"] = left
         found = [f"{self.counts['true']:,} true"]

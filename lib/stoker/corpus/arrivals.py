@@ -131,9 +131,13 @@ class Desk:
     only: Collection[str] | None = None
 
     def vouched(self, file: FileSeen) -> bool:
-        """Whether there is a receipt that speaks of the file as it is now."""
+        """Whether there is a receipt that speaks of the file as it is now, be it that it is rotten."""
         receipt = self.receipts.get(file.path)
-        if receipt is None or receipt.etag != file.etag or receipt.state == "disputed":
+        if (
+            receipt is None
+            or receipt.etag != file.etag
+            or (receipt.state == "disputed" and not receipt.rotten)
+        ):
             return False
         return not self.root or receipt.file == file_of(self.root, file.path)
 
@@ -212,6 +216,11 @@ class Unproven(Chosen[Watched]):
             for path in paths:
                 counts["waiting" if now >= self[path].since + settle_s else "settling"] -= 1
         return counts
+
+
+def is_rot(receipt: Receipt | None, file: FileSeen, sha256: str) -> bool:
+    """Whether the file's content differs from its receipt's although nobody wrote to it: that is no edit."""
+    return receipt is not None and receipt.etag == file.etag and receipt.sha256 != sha256
 
 
 def vanished(watched: Mapping[str, Watched], receipts: Mapping[str, Receipt]) -> list[str]:

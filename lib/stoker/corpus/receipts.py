@@ -22,6 +22,9 @@ class Receipt:
     `verified`: it is here and true. `releasing`, `released`: removed on purpose, fetched anew only if asked.
     `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
 
+    `found` is set while a disputed file of a folder is rotten: the sha256 that it has now, although size,
+    time and inode are those of the receipt.
+
     `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
     the etag is "<size>-<mtime_ns>-<inode>".
     """
@@ -34,6 +37,17 @@ class Receipt:
     revision: str
     etag: str
     state: ReceiptState
+    found: str = ""
+
+    @property
+    def rotten(self) -> bool:
+        """Whether the file's content changed while nobody wrote to it."""
+        return self.state == "disputed" and bool(self.found)
+
+    @property
+    def unobtainable(self) -> bool:
+        """Whether the content is not here and does not come by itself."""
+        return self.state == "given_up" or self.rotten
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], share: Callable[[str], str] = sys.intern) -> Receipt:
@@ -53,6 +67,7 @@ class Receipt:
             share(str(record["revision"])),
             str(record["etag"]),
             state,
+            str(record.get("found") or ""),
         )
 
     def to_record(self) -> dict[str, Any]:

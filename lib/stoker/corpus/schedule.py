@@ -65,7 +65,7 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
         source, receipt = catalog.get(path), receipts.get(path)
         if receipt is None or path in situation.busy:
             continue
-        if receipt.state == "given_up":
+        if receipt.unobtainable:
             yield from _give_up(situation, source, receipt)
         elif receipt.state != "verified":
             continue
@@ -99,11 +99,11 @@ def differs(source: Source | None, receipt: Receipt | None) -> bool:
         return False
     if source is None or source.sha256 != receipt.sha256:
         return True
-    return source.state == "seen" if receipt.state == "given_up" else source.never_came
+    return source.state == "seen" if receipt.unobtainable else source.never_came
 
 
 def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Renew | GiveUp]:
-    """A file that could not be fetched is missed only where no shard set has its content."""
+    """A file that could not be fetched, or rotted, is missed only where no shard set has its content."""
     path = receipt.path
     if source is None and path not in situation.beyond:
         # What is known of its content may tell that its set is there.

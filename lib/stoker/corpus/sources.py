@@ -19,6 +19,8 @@ SourceState = Literal[
 PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
 TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
 DOWNLOAD_FAILED = "download_failed"  # why a source is quarantined whose file could not be fetched
+SOURCE_ROTTEN = "source_rotten"  # and one whose file in a folder has not the content it once had
+NEVER_CAME = (DOWNLOAD_FAILED, SOURCE_ROTTEN)
 
 # Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
 # gone from disk. A set found published and proven moves its source to `proven` from any state before it; one
@@ -87,8 +89,8 @@ class Source:
 
     @property
     def never_came(self) -> bool:
-        """Whether it is quarantined only because its file could not be fetched, which may yet succeed."""
-        return self.state == "quarantined" and self.reason == DOWNLOAD_FAILED
+        """Whether it is quarantined only because no file with its content came, which may yet happen."""
+        return self.state == "quarantined" and self.reason in NEVER_CAME
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:

@@ -34,7 +34,8 @@ class DataAudit:
     """The books summed over every published set, and what disagrees, each finding naming file and figure.
 
     `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` tells of
-    those that were taken over what is counted in them, and in how many documents are not known. `recounted`
+    those that were taken over what is counted in them, and in how many documents are not known. `changed` are
+    the files that were edited after their set was built, which stays beside that of the edit. `recounted`
     is what was found on disk, `on_record` what only records say; with `published` 0 there is nothing to
     balance, which is a finding too.
     """
@@ -46,6 +47,7 @@ class DataAudit:
     dropped: Mapping[str, int]
     tokens: Mapping[str, int]
     imported: Mapping[str, int]
+    changed: tuple[str, ...]
     recounted: tuple[str, ...]
     on_record: tuple[str, ...]
     findings: tuple[str, ...]
@@ -60,6 +62,7 @@ class DataAudit:
             "dropped": dict(self.dropped),
             "tokens": dict(self.tokens),
             "imported": dict(self.imported),
+            "changed": list(self.changed),
         }
 
 
@@ -148,6 +151,7 @@ class _Look:
             dropped=dict(sorted(self.totals.dropped.items())),
             tokens={split: self.totals.tokens[split] for split in ("train", "val")},
             imported={what: self.totals.imported[what] for what in IMPORTED},
+            changed=tuple(sorted({source.former for source in published if source.former is not None})),
             recounted=self._recounted(),
             on_record=self._on_record(len(published)),
             findings=tuple(self.findings),

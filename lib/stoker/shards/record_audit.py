@@ -87,6 +87,7 @@ def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iter
     """What pin, listing and the folders of records say against each other and the pipeline file."""
     layout, dataset, pin = pipeline.layout, pipeline.dataset.name, records.pin
     yield from _misfiled(layout, dataset, records)
+    yield from _rotten(pipeline, records)
     if pin is None:
         return
     yield from _pin_findings(layout, pin, deep)
@@ -95,6 +96,16 @@ def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iter
         yield f"{layout.dataset(dataset)}: version {pin.version}, {said}"
     if pin.complete:
         yield from _listing_findings(layout, pin, records)
+
+
+def _rotten(pipeline: Pipeline, records: Records) -> Iterator[str]:
+    for path, receipt in records.receipts.items():
+        if receipt.rotten:
+            yield (
+                f"{receipt.file}: rotten: its sha256 is {receipt.found[:16]}, its receipt says "
+                f"{receipt.sha256[:16]}, while size, time and inode are the same; put a good copy in its "
+                f"place, or take it as it is: stoker verify downloads {pipeline.file} --accept {path}"
+            )
 
 
 def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[str]:

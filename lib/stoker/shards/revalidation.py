@@ -10,7 +10,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine_shelf import Kept
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.reconcile import parquet_name
-from stoker.corpus.sources import DOWNLOAD_FAILED, Source
+from stoker.corpus.sources import NEVER_CAME, Source
 from stoker.shards.identity import Filters
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
@@ -52,7 +52,7 @@ def began_anew(source: Source | None, kept: Kept) -> str | None:
     """Why this finding's source was released, where its record tells so and the finding does not yet."""
     if source is None or kept.kind != "parquet" or kept.released is not None:
         return None
-    if kept.reason == DOWNLOAD_FAILED:  # of what content it would have been may not have been known
+    if kept.reason in NEVER_CAME:  # of what content it would have been may not have been known
         return _CAME if source.path == kept.path and not source.never_came else None
     if source.state != "seen":
         return None
