@@ -17,12 +17,13 @@ from stoker.kit.daemon import DaemonContext, daemon_main
 from stoker.kit.worker import WorkerNotStarted
 from stoker.store.errors import StokerError, StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.requests import Request, finish_request, pending_requests
+from stoker.store.requests import Request
 from stokerd.crew import Crew, Patience
 from stokerd.download_board import DownloadBoard
 from stokerd.fetched_source import FetchedSource
 from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.folder_source import FolderSource
+from stokerd.inbox import Inbox
 from stokerd.receipt_book import ReceiptBook
 from stokerd.source_kind import Desktop, SourceKind
 from stokerd.state_trouble import wait_for_processes, wait_for_state
@@ -48,6 +49,7 @@ class DownloadWatch:
         self.context = context
         self.layout, self.events = context.layout, context.events
         self.crew = Crew(f"{self.layout.state}:{DOWNLOAD_WATCHDOG}", context.waiter)
+        self.inbox = Inbox(self.layout, DOWNLOAD_WATCHDOG, self.events)
         self.book = ReceiptBook(context)
         self.board = DownloadBoard(context)
         tools = Desktop(context, self.crew, Patience(), self.book, self.board, FilesList(context))
@@ -109,8 +111,8 @@ class DownloadWatch:
 
     def answer_requests(self) -> None:
         """Take what others ask about a path."""
-        for request in pending_requests(self.layout, DOWNLOAD_WATCHDOG):
-            finish_request(self.layout, DOWNLOAD_WATCHDOG, request, self._answer(request))
+        for request in self.inbox.read():
+            self.inbox.finish(request, self._answer(request))
 
     def _answer(self, request: Request) -> dict[str, Any]:
         path, sha256 = str(request.args.get("path")), request.args.get("sha256")

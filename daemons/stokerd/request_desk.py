@@ -8,7 +8,8 @@ from typing import Any
 from stoker.kit.context import DaemonContext
 from stoker.store.errors import StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.requests import Request, finish_request, pending_requests
+from stoker.store.requests import Request
+from stokerd.inbox import Inbox
 from stokerd.turns import Turns
 
 LOOK_S = 1.0
@@ -21,7 +22,8 @@ class RequestDesk:
     """The requests directory. Who is in charge of a verb answers at once, or None: it is acted on later."""
 
     def __init__(self, context: DaemonContext, turns: Turns, verbs: Mapping[str, Consider]) -> None:
-        self.layout, self.events, self.turns = context.layout, context.events, turns
+        self.events, self.turns = context.events, turns
+        self.inbox = Inbox(context.layout, TRAIN_SUPERVISOR, context.events)
         self.verbs = verbs
 
     def look(self) -> None:
@@ -29,10 +31,10 @@ class RequestDesk:
         if not self.turns.due("requests", LOOK_S):
             return
         try:
-            for request in pending_requests(self.layout, TRAIN_SUPERVISOR):
+            for request in self.inbox.read():
                 outcome = self.consider(request)
                 if outcome is not None:
-                    finish_request(self.layout, TRAIN_SUPERVISOR, request, outcome)
+                    self.inbox.finish(request, outcome)
         except StorageError as problem:
             if self.turns.due("request trouble", COMPLAINT_S):
                 self.events.record("storage_trouble", "warning", message=str(problem))

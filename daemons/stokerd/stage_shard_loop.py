@@ -36,6 +36,7 @@ from stokerd.fresh_start import (
 )
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
+from stokerd.inbox import Inbox
 from stokerd.landing_desk import LandingDesk
 from stokerd.loads import crew_name
 from stokerd.parallelism_desk import ParallelismDesk
@@ -148,7 +149,7 @@ class StageShard:
             failures=self.failures,
         )
         self.requests = SetRequests(
-            self.layout,
+            Inbox(self.layout, STAGE_SHARD, self.events),
             book=book,
             yard=self.yard,
             outcomes=self.outcomes,

@@ -23,8 +23,10 @@ from stoker.kit.lock import read_holder
 from stoker.kit.process import children_tree, signal_process
 from stoker.kit.worker import Worker
 from stoker.shards.proof import prove_set
-from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
+from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
+from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, wait_gone
@@ -604,3 +606,19 @@ def test_what_was_staged_too_early_makes_room_for_the_file_the_tokenizer_waits_f
         assert data.pin().tokenizer_trained_on == (("000.parquet", data.sources()["000.parquet"].sha256),)
     finally:
         subprocess.run(["umount", "-l", str(hot)], check=False)
+
+
+def test_whatever_lies_in_requests_no_daemon_stops_and_the_good_ones_are_answered(tmp_path: Path) -> None:
+    data = with_files(tmp_path, 1)
+    layout = data.pipeline.layout
+    layout.create()
+    asked = {daemon: file_request(layout, daemon, "shout", {}) for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
+    for daemon in asked:
+        litter_requests(layout.requests(daemon))
+    data.drain()
+    for daemon, request in asked.items():
+        assert "refused" in (read_outcome(layout, request) or {}), "it was read"
+        left = [file.name for file in layout.requests(daemon).iterdir()]
+        assert all(name.startswith(".tmp-") for name in left), left
+    reasons = [read_record(file) for file in layout.quarantine.glob("record-*/reason.json")]
+    assert len([one for one in reasons if one["path"].endswith("\\udcff.json")]) == len(asked)

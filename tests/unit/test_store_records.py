@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from stoker.store import requests as requests_module
 from stoker.store.errors import StorageError, UnavailableError, UsageError
+from stoker.store.files import sweep_temporaries
 from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout, runtime_dir
 from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
@@ -29,6 +30,7 @@ from stoker.store.requests import (
     pending_requests,
     read_outcome,
 )
+from support.litter import litter_requests
 
 VALUES = (
     st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.lists(st.booleans())
@@ -306,6 +308,46 @@ class TestRequests:
         assert sorted(os.listdir(directory)) == sorted([".tmp-in-work", f"{good}.json"])
         assert len(list(layout.quarantine.iterdir())) == 7
 
+    def test_no_name_and_no_body_keeps_the_good_ones_from_being_read(self, layout: StateLayout) -> None:
+        good = file_request(layout, STAGE_SHARD, "verify", {})
+        directory = layout.requests(STAGE_SHARD)
+        litter_requests(directory)
+        stuck: dict[str, StorageError] = {}
+        assert [request.id for request in pending_requests(layout, STAGE_SHARD, stuck)] == [good]
+        assert stuck == {}
+        assert sweep_temporaries(directory) == 0
+        left = [name for name in os.listdir(directory) if not name.startswith(".")]
+        assert left == [f"{good}.json"]
+        details = {read_record(file)["detail"] for file in layout.quarantine.glob("*/reason.json")}
+        assert len(details) == 5
+        assert any("not UTF-8" in detail for detail in details)
+
+    @pytest.mark.root
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a folder of another user")
+    def test_what_cannot_be_moved_stays_and_nothing_is_written_of_it(self, tmp_path: Path) -> None:
+        layout = of_4242(tmp_path)
+        as_user(4242, layout.create)
+        directory = layout.requests(STAGE_SHARD)
+        as_user(4243, lambda: (directory / "0.json").mkdir(mode=0o700))
+        as_user(4243, lambda: file_request(layout, STAGE_SHARD, "verify", {}))
+
+        def look() -> None:
+            stuck: dict[str, StorageError] = {}
+            for _ in range(2):
+                assert len(pending_requests(layout, STAGE_SHARD, stuck)) == 1
+                assert list(stuck) == ["0.json"]
+            assert list(layout.quarantine.iterdir()) == []
+
+        as_user(4242, look)
+        (directory / "0.json").rmdir()
+
+        def look_again() -> None:
+            stuck = {"0.json": StorageError("it was there")}
+            assert len(pending_requests(layout, STAGE_SHARD, stuck)) == 1
+            assert stuck == {}
+
+        as_user(4242, look_again)
+
     def test_done_is_pruned_to_the_newest(self, layout: StateLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(requests_module, "KEPT_DONE", 3)
         for _ in range(5):
@@ -320,11 +362,7 @@ class TestRequests:
     @pytest.mark.root
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to file a request as another user")
     def test_a_member_of_the_group_files_what_the_owner_can_read(self, tmp_path: Path) -> None:
-        for path in (tmp_path, *tmp_path.parents[:-2]):
-            path.chmod(path.stat().st_mode | 0o011)
-        (tmp_path / "owned").mkdir()
-        os.chown(tmp_path / "owned", 4242, 4300)
-        layout = StateLayout(tmp_path / "owned" / "state")
+        layout = of_4242(tmp_path)
 
         def finish() -> None:
             (request,) = pending_requests(layout, STAGE_SHARD)
@@ -335,6 +373,15 @@ class TestRequests:
         as_user(4242, layout.create)
         as_user(4243, lambda: file_request(layout, STAGE_SHARD, "verify", {}))
         as_user(4242, finish)
+
+
+def of_4242(tmp_path: Path) -> StateLayout:
+    """A state directory that user 4242 may make, and others of the group may reach."""
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(path.stat().st_mode | 0o011)
+    (tmp_path / "owned").mkdir()
+    os.chown(tmp_path / "owned", 4242, 4300)
+    return StateLayout(tmp_path / "owned" / "state")
 
 
 def as_user(uid: int, act: Callable[[], object]) -> None:

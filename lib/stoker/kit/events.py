@@ -9,7 +9,7 @@ from stoker.kit.metrics import Metrics
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.log import ChainedLog, read_log
-from stoker.store.names import utc_now
+from stoker.store.names import as_text, utc_now
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, rotated file included
 
@@ -28,6 +28,7 @@ class Events:
 
     def record(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write the event everywhere; `message` among the fields is its sentence for people."""
+        fields = {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = dict(fields)
         self._log.write(level, event, str(shown.pop("message", "")), shown)
         self._counter.labels(event).inc()

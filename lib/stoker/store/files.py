@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from stoker.store.errors import storage_errors
 FILE_MODE = 0o640
 DIR_MODE = 0o750
 TEMPORARY = ".tmp-"
+_TEMPORARY = re.compile(
+    r"\.tmp-.+-([0-9]{1,7})-[^-]+", re.DOTALL
+)  # a pid has at most 7 digits: PID_MAX_LIMIT
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -186,15 +190,16 @@ def _remove_below(directory: Path | str) -> None:
 
 
 def _is_leftover(entry: os.DirEntry[str]) -> bool:
-    parts = entry.name.rsplit("-", 2)
-    if not entry.name.startswith(TEMPORARY) or len(parts) != 3 or not parts[1].isdigit():
+    found = _TEMPORARY.fullmatch(entry.name)
+    if found is None:
         return False
+    pid = int(found[1])
     if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
         return False
     try:
-        os.kill(int(parts[1]), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         return False
-    return int(parts[1]) == os.getpid()
+    return pid == os.getpid()

@@ -35,6 +35,11 @@ def inside(root: Path, relative: str) -> Path:
     return root / pure
 
 
+def as_text(words: str) -> str:
+    """The words with what is not UTF-8 spelled out: a file's name may hold that, JSON cannot."""
+    return words.encode(errors="backslashreplace").decode()
+
+
 def utc_now() -> str:
     """The wall clock as `2026-11-20T12:00:00Z`."""
     return utc_at(time.time())

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from stoker.store.record import RecordDamaged, read_record, set_aside, write_rec
 
 MOST_BYTES = 64 * 1024
 KEPT_DONE = 1000
+NOT_OURS = (errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,33 @@ def file_request(
     return request_id
 
 
-def pending_requests(layout: StateLayout, daemon: str) -> list[Request]:
-    """The requests to act on, oldest first; done ones are unlinked, damaged ones set aside."""
+def pending_requests(
+    layout: StateLayout, daemon: str, stuck: MutableMapping[str, StorageError] | None = None
+) -> list[Request]:
+    """The requests to act on, oldest first; done ones are unlinked, damaged ones set aside.
+
+    An entry that can be neither read nor moved keeps no other from being read: it goes into `stuck`, by its
+    name. What only its owner may move is not tried again while it is there.
+    """
+    stuck = {} if stuck is None else stuck
     directory = layout.requests(daemon)
     with storage_errors("list", directory):
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
-    found = (_take(layout, directory / name) for name in names)
-    return [request for request in found if request is not None]
+    for name in stuck.keys() - set(names):
+        del stuck[name]
+    requests = []
+    for name in names:
+        if name in stuck and stuck[name].errno in NOT_OURS:
+            continue
+        try:
+            request = _take(layout, directory / name)
+        except StorageError as error:
+            stuck[name] = error
+            continue
+        stuck.pop(name, None)
+        if request is not None:
+            requests.append(request)
+    return requests
 
 
 def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
@@ -119,7 +140,8 @@ def _take(layout: StateLayout, path: Path) -> Request | None:
     except (RecordDamaged, StorageError) as error:
         if isinstance(error, StorageError) and error.errno != errno.EACCES:
             raise  # the disk's fault, not the request's
-        set_aside(path, layout.quarantine, "request", str(error))
+        with contextlib.suppress(FileNotFoundError):  # taken back this instant
+            set_aside(path, layout.quarantine, "request", str(error))
         return None
 
 
@@ -149,4 +171,5 @@ def _prune_done(layout: StateLayout) -> None:
     with storage_errors("prune", directory):
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
         for name in names[:-KEPT_DONE]:
-            os.unlink(directory / name)
+            with contextlib.suppress(IsADirectoryError):  # no outcome of ours
+                os.unlink(directory / name)
