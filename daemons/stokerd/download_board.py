@@ -129,6 +129,8 @@ def _text(status: Mapping[str, Any]) -> str:
         text += f", {counts['released']} released"
     if counts.get("given_up"):
         text += f", {counts['given_up']} given up; stoker events says why"
+    if counts.get("unproven"):
+        text += f", {counts['unproven']} unproven"
     if counts.get("rotten"):
         text += f", {counts['rotten']} rotten; stoker audit says what to do"
     if waits := status.get("paused") or status.get("waits"):

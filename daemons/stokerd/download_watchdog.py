@@ -131,7 +131,7 @@ class DownloadWatch:
         receipt = self.book.receipts.get(path)
         if receipt is None:
             return {"refused": f"no receipt for {path}"}
-        if receipt.sha256 != sha256 or receipt.state not in ("verified", "disputed"):
+        if receipt.sha256 != sha256 or not (receipt.usable or receipt.state == "disputed"):
             return {"receipt": receipt.state, "sha256": receipt.sha256}  # looked at again since, or not here
         self.book.dispute(receipt, by)
         return {"receipt": "disputed"}

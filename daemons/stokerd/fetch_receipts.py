@@ -10,7 +10,7 @@ from stokerd.fetcher import Wish
 
 
 def verified(dataset: str, file: str, wish: Wish, done: Mapping[str, Any]) -> Receipt:
-    """Of a file that is here and true; `done` is the worker's word."""
+    """Of a file that is here and true, as far as anything tells; `done` is the worker's word."""
     return Receipt(
         dataset=dataset,
         path=wish.wanted.path,
@@ -19,7 +19,7 @@ def verified(dataset: str, file: str, wish: Wish, done: Mapping[str, Any]) -> Re
         sha256=str(done["sha256"]),
         revision=wish.revision,
         etag=wish.wanted.identity,
-        state="verified",
+        state="unproven" if done["unproven"] else "verified",
     )
 
 

@@ -28,7 +28,7 @@ class FetchRequests:
         receipt = self._book.receipts.get(path)
         if receipt is None:
             return {"refused": f"no receipt for {path}"}
-        if receipt.state != "verified" or receipt.sha256 != sha256:
+        if not receipt.usable or receipt.sha256 != sha256:
             return {"receipt": receipt.state, "sha256": receipt.sha256}
         if kept := self._still_needed(path, sha256, owner):
             return {"refused": f"{path}: {kept}"}

@@ -11,7 +11,7 @@ from stoker.corpus.receipts import Receipt
 from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import Wanted, is_settled
 
-STATES = ("waiting", "fetching", "verified", "releasing", "released", "disputed", "given_up")
+STATES = ("waiting", "fetching", "verified", "unproven", "releasing", "released", "disputed", "given_up")
 _LEFT = 0x80  # in what is noted of a file: its bytes are still to come
 
 

@@ -19,6 +19,7 @@ from stoker.corpus.wants import (
     WantDesk,
     Wanted,
     is_complete,
+    landed_before,
     next_step,
     speaks_of,
     wanted_again,
@@ -172,14 +173,15 @@ class FetchedSource:
             if not self.fetcher.start_if_needed(self._has_landed):
                 return True
             of_old = None if receipt is None or wanted.path in self.wanted else receipt.revision
-            self.fetcher.fetch(wanted, self.revision if of_old is None else of_old)
+            revision = self.revision if of_old is None else of_old
+            self.fetcher.fetch(wanted, revision, landed_before(receipt, wanted))
         return False
 
     def _has_landed(self) -> bool:
         """Whether the landing must be there: a missing one is an unmounted disk then."""
         here = file_of(self.root, "")
         return any(
-            each.state in ("verified", "releasing") and each.file.startswith(here)
+            (each.usable or each.state == "releasing") and each.file.startswith(here)
             for each in self.book.receipts.values()
         )
 
@@ -236,6 +238,12 @@ class FetchedSource:
         self.book.write(receipt)
         word = "file_reverified" if before and before.sha256 == receipt.sha256 else "file_verified"
         told = {"size": receipt.size, "sha256": receipt.sha256, "how": done["how"], "cached": done["cached"]}
+        if receipt.state == "unproven":
+            told["reason"] = (
+                "it came without a length, and no sum is listed: nothing tells whether it is whole"
+            )
+            self.events.record("file_unproven", level="warning", path=path, **told)
+            return
         self.events.record(word, path=path, **told)
 
     def _of_repo(self, wish: Wish) -> Wish:
@@ -373,6 +381,8 @@ class FetchedSource:
         counts = self.counts()
         missing = [path for path in self.open if self.files.takes(path)]
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
+        if counts["unproven"]:
+            text += f", {counts['unproven']} unproven"
         if counts["released"]:
             text += f", {counts['released']} released"
         if missing:

@@ -102,11 +102,11 @@ class Fetcher:
         """How many more files the worker may be given."""
         return self.pipeline.download.files_at_once * AHEAD - len(self.sent)
 
-    def fetch(self, wanted: Wanted, revision: str) -> None:
-        """Have it fetched, or hashed where it lies."""
+    def fetch(self, wanted: Wanted, revision: str, landed: str | None) -> None:
+        """Have it fetched, or hashed where it lies: what has another sha256 than `landed` is not kept."""
         self.sent[wanted.path] = Wish(wanted, revision)
         self.transfers.add(wanted.path, wanted.size)
-        self.crew[FETCHER].worker.send({"fetch": wanted.remote(self.repo, revision).to_fields()})
+        self.crew[FETCHER].worker.send({"fetch": wanted.remote(self.repo, revision, landed).to_fields()})
 
     def remove(self, path: str) -> None:
         """Have it unlinked."""

@@ -155,4 +155,4 @@ def _goes_on(asked: _Asked, receipt: Receipt | None) -> bool:
         return False
     if asked.verb == "fetch":
         return receipt.state in ("disputed", "releasing", "released")
-    return asked.receipt is None and receipt.state == "verified" and receipt.sha256 == asked.sha256
+    return asked.receipt is None and receipt.usable and receipt.sha256 == asked.sha256

@@ -70,7 +70,7 @@ class ListingNews:
     def tell_vanished(self, listed: Collection[str], receipts: Mapping[str, Receipt]) -> None:
         """Name files that are here but not listed any more; of many only some."""
         self._book.came_back("source_vanished", listed.__contains__)
-        gone = [path for path in receipts if path not in listed and receipts[path].state == "verified"]
+        gone = [path for path in receipts if path not in listed and receipts[path].usable]
         for path in gone[:VANISHED_SHOWN]:
             self._book.tell_once("source_vanished", path, "it is not listed any more; its receipt is kept")
         if (more := len(gone) - VANISHED_SHOWN) > 0:

@@ -179,7 +179,10 @@ KEPT = Kept(60, '"e"', 100)
         (answer(), Kept(), FILE, Go(0, None)),  # chunked
         (answer(content_length="100"), KEPT, FILE, Go(0, 100)),  # no ranges there, or another content
         (answer(206, content_range="bytes 60-99/100", etag='"e"'), KEPT, FILE, Go(60, 100)),
-        (answer(206, content_range="bytes 60-99/*"), KEPT, BARE, Go(60, None)),
+        (answer(206, content_range="bytes 60-99/*", etag='"e"'), KEPT, BARE, Go(60, None)),
+        (answer(206, content_range="bytes 60-99/100"), KEPT, FILE, Go(60, 100)),  # the sum tells in the end
+        (answer(206, content_range="bytes 60-99/100"), KEPT, BARE, "anew"),  # nothing else would tell
+        (answer(206, content_range="bytes 60-99/100", etag='W/"e"'), KEPT, BARE, "anew"),
         (answer(206, content_range="bytes 59-99/100"), KEPT, FILE, "anew"),
         (answer(206), KEPT, FILE, "anew"),
         (answer(206, content_range="bytes 60-99/100", etag='"f"'), KEPT, FILE, "anew"),

@@ -115,6 +115,13 @@ class TestGivingUp:
         assert actions(situation(waits, rotten)) == ()
         assert actions(situation(waits, receipt("a"))) == (Renew("a"),)
 
+    @pytest.mark.parametrize("state", ["verified", "unproven"])
+    def test_what_is_here_is_staged_and_given_back_whether_proven_or_not(self, state: str) -> None:
+        assert Stage("a", decode=False) in actions(situation(source("a"), receipt("a", state)))
+        assert asked(situation(source("a", "released"), receipt("a", state))) == [
+            Wish("release", "a", sha("a"), "a")
+        ]
+
     @pytest.mark.parametrize(
         ("known", "told", "expected"),
         [

@@ -37,6 +37,7 @@ EVEN = (
     {"state": "given_up", "sha256": "", "etag": f"git:{GIT}"},
     {"etag": f"url:{SHA}", "revision": ""},
     {"etag": "5-1700000000000000001-77", "revision": ""},
+    {"etag": f"url:{SHA}", "revision": "", "state": "unproven"},
     {"etag": f"sha256:{'0' * 64}", "state": "disputed"},
 )
 

@@ -63,7 +63,10 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
     if report["imported"]["sets"]:
         yield f"  imported     {_imported(report['imported'])}"
     if report["changed"]:
-        yield f"  changed      {_changed(report['changed'])}"
+        files = _named(report["changed"], "after its set was built")
+        yield f"  changed      {files}; the set of the former content stays, training reads both"
+    if report["unproven"]:
+        yield f"  unproven     {_named(report['unproven'], 'that came without a length or a sum')}"
     yield f"  tokens       {tokens['train']:,} to train on + {tokens['val']:,} held out"
     yield (
         f"  plan         {plan['windows']:,} windows in {plan['entries']} entries = "
@@ -80,11 +83,10 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {finding}" for finding in report["findings"])
 
 
-def _changed(paths: Sequence[str]) -> str:
-    """The files that were edited after they were built."""
+def _named(paths: Sequence[str], what: str) -> str:
+    """How many files, and which."""
     named = ", ".join(paths[:MOST_NAMED]) + (" and more" if len(paths) > MOST_NAMED else "")
-    count = f"{len(paths):,} file{'s' * (len(paths) != 1)} after its set was built"
-    return f"{count}: {named}; the set of the former content stays, training reads both"
+    return f"{len(paths):,} file{'s' * (len(paths) != 1)} {what}: {named}"
 
 
 def _imported(figures: Mapping[str, int]) -> str:

@@ -104,7 +104,7 @@ def _files(pipeline: Pipeline, listed: Listed) -> Iterator[dict[str, Any]]:
 
     def here(wanted: Wanted) -> str | None:
         receipt = receipts.get(wanted.path)
-        if receipt is None or receipt.state != "verified" or not speaks_of(receipt, wanted):
+        if receipt is None or not receipt.usable or not speaks_of(receipt, wanted):
             return None
         return receipt.file if Path(receipt.file).is_file() else None
 

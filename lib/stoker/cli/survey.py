@@ -63,7 +63,7 @@ def survey_folder(pipeline: Pipeline, listed: Listed, receipts: Mapping[str, Rec
         survey.all.add(file.size)
         receipt = receipts.get(file.path)
         same = receipt is not None and receipt.etag == file.etag and receipt.file == file_of(root, file.path)
-        if same and receipt is not None and receipt.state == "verified":
+        if same and receipt is not None and receipt.usable:
             survey.here.add(file.size)
             continue
         survey.to_hash.add(file.size)
@@ -80,7 +80,7 @@ def survey_remote(pipeline: Pipeline, listed: Listed, receipts: Mapping[str, Rec
         size = receipt.size if wanted.size is None and receipt is not None else wanted.size
         survey.all.add(size)
         if receipt is not None and receipt.state in VOUCHED and speaks_of(receipt, wanted):
-            piles = {"verified": survey.here, "given_up": survey.given_up}
+            piles = {"verified": survey.here, "unproven": survey.here, "given_up": survey.given_up}
             piles.get(receipt.state, survey.released).add(size)
             continue
         lies = _size(inside(landing, wanted.path))

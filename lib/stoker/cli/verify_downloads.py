@@ -102,7 +102,7 @@ def _accept(pipeline: Pipeline, path: str) -> int:
 
 
 def _is_looked_at(receipt: Receipt) -> bool:
-    return receipt.state == "verified" or receipt.rotten
+    return receipt.usable or receipt.rotten
 
 
 def _receipts(pipeline: Pipeline, damaged: list[Path]) -> Packed[Receipt]:
@@ -274,6 +274,9 @@ class Check:
                 f"{count:,} {state.replace('_', ' ')}" for state, count in sorted(away.items())
             )
             yield f"not looked at: {states}"
+        if count := len([path for path, receipt in self.receipts.items() if receipt.state == "unproven"]):
+            such = f"{count:,} file{'s' * (count != 1)}"
+            yield f"note: {such} came without a length or a sum, unproven: nothing tells whether it is whole"
         if self.cached:
             yield "note: read through the page cache where the file system lets nothing past it"
         if self.disputed:

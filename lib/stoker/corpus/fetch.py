@@ -203,7 +203,8 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
         if found is None or int(found[1]) != kept.offset:
             raise FetchFailed("anew", f"{answer.where} answers with another range than asked for")
         go = Go(kept.offset, None if found[3] == "*" else int(found[3]))
-        if kept.validator and answer.validator and answer.validator != kept.validator:
+        known = answer.validator or not file.identity  # without a sum nothing else would tell another content
+        if kept.validator and known and answer.validator != kept.validator:
             raise FetchFailed("anew", f"{answer.where} has another content than before ({answer.etag})")
         if kept.total is not None and go.total not in (None, kept.total):
             raise FetchFailed("anew", f"{answer.where} has {go.total} bytes, {kept.total} before")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.background import Background, giving_way_on_disk
-from stoker.corpus.fetch import PROGRESS_BYTES, FetchFailed, Tally, judge
+from stoker.corpus.fetch import PROGRESS_BYTES, FetchFailed, Tally, judge, resume_offset
 from stoker.corpus.fetch_http import Body, Caller
 from stoker.corpus.fetch_limits import Bandwidth, RateWatch
 from stoker.corpus.fetch_part import GrowingPart
@@ -49,13 +49,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class Done:
-    """A file is here, under its own name and true; `how` is "fetched" or "kept" (it lay there already)."""
+    """A file is here, under its own name and true; `how` is "fetched" or "kept" (it lay there already).
+
+    `unproven`: neither a sum nor a length told that it is whole.
+    """
 
     how: str
     size: int
     sha256: str
     etag: str
     cached: bool
+    unproven: bool
 
 
 class Stopped(Exception):
@@ -151,7 +155,8 @@ class FileOnItsWay:
             self._tell("mismatch", count=self.tally.mismatches, **told)
             return None
         self.forget()
-        return Done("kept", landed.size, landed.sha256, "", landed.cached)
+        unproven = self.file.size is None and self.file.sha256 is None
+        return Done("kept", landed.size, landed.sha256, "", landed.cached, unproven)
 
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
@@ -161,6 +166,8 @@ class FileOnItsWay:
 
     def _fetch(self, caller: Caller) -> None:
         self._part.forget_pending()
+        if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
+            self._restart("nothing would tell that the rest is of the same content")
         kept = self._part.kept
         with caller.open(self.file.url, kept.offset, kept.validator) as body:
             try:
@@ -207,8 +214,9 @@ class FileOnItsWay:
             self._part.start_over(count)
             self._tell("mismatch", count=count, **told)
             raise FetchFailed("mismatch", f"{self.file.path} has the sum {differs[1]}, not {differs[0]}")
+        unproven = self._part.total is None and self.file.sha256 is None
         size, sha256 = self._part.publish()
-        return Done("fetched", size, sha256, self._part.record.etag, cached=False)
+        return Done("fetched", size, sha256, self._part.record.etag, cached=False, unproven=unproven)
 
     # Parts of it
 

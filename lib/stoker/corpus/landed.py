@@ -17,7 +17,7 @@ from stoker.corpus.sources import Source
 Verb = Literal["release", "fetch"]
 VERBS: tuple[Verb, ...] = ("release", "fetch")
 _REMOVED: tuple[ReceiptState, ...] = ("releasing", "released")
-_ON_ITS_WAY: tuple[ReceiptState, ...] = ("verified", "disputed")
+_ON_ITS_WAY: tuple[ReceiptState, ...] = ("verified", "unproven", "disputed")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def may_wish(source: Source | None, receipt: Receipt | None) -> bool:
     """Whether a path may have a wish, now or later without either of its records changing."""
     if source is None or receipt is None or not source.has_file:
         return False
-    if receipt.state == "verified":
+    if receipt.usable:
         return source.state in ("released", "duplicate") and source.sha256 == receipt.sha256
     return receipt.state in _REMOVED and source.state in ("seen", "duplicate")
 
@@ -80,7 +80,7 @@ def _wish(situation: Situation, path: str) -> Wish | None:
     source, receipt = situation.sources.get(path), situation.receipts.get(path)
     if source is None or receipt is None or not may_wish(source, receipt) or path in situation.busy:
         return None
-    if receipt.state == "verified":
+    if receipt.usable:
         return _release(situation, source)
     return Wish("fetch", path, receipt.sha256) if _is_missed(situation, source) else None
 
@@ -130,7 +130,5 @@ def bytes_to_release(
 ) -> int:
     """Bytes in the landing of these paths' files, as far as their sets stand for them."""
     return sum(
-        sources[path].size
-        for path in paths
-        if path in sources and path in receipts and receipts[path].state == "verified"
+        sources[path].size for path in paths if path in sources and path in receipts and receipts[path].usable
     )

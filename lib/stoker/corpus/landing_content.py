@@ -130,6 +130,8 @@ def look_at_landed(
         elif file.git is not None and file.size is not None:
             with storage_errors("read", path), opened(path, os.O_RDONLY) as descriptor:
                 mismatch = Content.of_prefix(file, descriptor, file.size, tick).mismatch(file)
+        elif file.landed is not None and file.landed != found.sha256:  # it rotted, or others wrote it
+            mismatch = file.landed, found.sha256
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Landed(found.sha256, found.size, found.cached, mismatch)

@@ -11,7 +11,7 @@ from stoker.corpus.shelf import Damaged, Shelf
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 
-ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up"]
+ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up", "unproven"]
 _STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(ReceiptState)}
 
 
@@ -19,7 +19,8 @@ _STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(Rec
 class Receipt:
     """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
 
-    `verified`: it is here and true. `releasing`, `released`: removed on purpose, fetched anew only if asked.
+    `verified`: it is here and true. `unproven`: it is here, but came without a length or a sum to tell
+    whether it is whole. `releasing`, `released`: removed on purpose, fetched anew only if asked.
     `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
 
     `found` is set while a disputed file of a folder is rotten: the sha256 that it has now, although size,
@@ -38,6 +39,11 @@ class Receipt:
     etag: str
     state: ReceiptState
     found: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the content is here, to be read; preflight tells whether an unproven file is parquet."""
+        return self.state in ("verified", "unproven")
 
     @property
     def rotten(self) -> bool:

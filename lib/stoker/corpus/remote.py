@@ -26,7 +26,8 @@ class RemoteFile:
 
     `size` in bytes is None where only the server knows it. `sha256` is of the content, `git` is the hex name
     that git gives a blob of that content (sha1 over "blob <size>\\0" and the bytes); both None where the
-    source has no sum.
+    source has no sum. `landed` is the sha256 of what was put into the landing for it before; None where that
+    is not known.
     """
 
     path: str
@@ -35,6 +36,7 @@ class RemoteFile:
     sha256: str | None = None
     git: str | None = None
     revision: str = ""
+    landed: str | None = None
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> RemoteFile:
@@ -47,6 +49,7 @@ class RemoteFile:
             sha256=_word(fields.get("sha256")),
             git=_word(fields.get("git")),
             revision=str(fields.get("revision") or ""),
+            landed=_word(fields.get("landed")),
         )
 
     def to_fields(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
             continue
         if receipt.unobtainable:
             yield from _give_up(situation, source, receipt)
-        elif receipt.state != "verified":
+        elif not receipt.usable:
             continue
         elif source is None:
             if path not in situation.beyond:
@@ -80,7 +80,7 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
         source, receipt = catalog[path], receipts.get(path)
         if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
             continue
-        if receipt is not None and receipt.state == "verified" and receipt.sha256 == source.sha256:
+        if receipt is not None and receipt.usable and receipt.sha256 == source.sha256:
             yield Renew(path)
 
 
@@ -206,7 +206,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
 def _may_stage(situation: Situation, source: Source, now: float) -> bool:
     """Whether a source waits for nothing but its turn; the cheapest questions first, for many may wait."""
     path, receipt = source.path, situation.receipts.get(source.path)
-    if source.state != "seen" or receipt is None or receipt.state != "verified":
+    if source.state != "seen" or receipt is None or not receipt.usable:
         return False
     if path in situation.recallable or path in situation.beyond:
         return False

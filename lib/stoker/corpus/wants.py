@@ -13,7 +13,7 @@ from stoker.corpus.receipts import Receipt, ReceiptState
 from stoker.corpus.remote import RemoteFile, lasting
 
 AHEAD = 4  # so many times files_at_once lie with the fetch worker: some wait for their next try
-VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "releasing", "released", "given_up"})
+VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
 
 # bring: fetch it, or hash what lies there. release: other content is wanted, so an intent to remove this one
 # is written. remove: an intent that stands is carried out.
@@ -52,12 +52,12 @@ class Wanted:
         kind, _, digest = self.identity.partition(":")
         return digest if kind == "sha256" else None
 
-    def remote(self, repo: HubRepo | None, revision: str) -> RemoteFile:
-        """The wish for it."""
+    def remote(self, repo: HubRepo | None, revision: str, landed: str | None = None) -> RemoteFile:
+        """The wish for it; `landed` is the sha256 of what was put into the landing for it before."""
         url = self.url or (repo.file_url(revision, self.path) if repo else "")
         kind, _, digest = self.identity.partition(":")
         git = digest if kind == "git" else None
-        return RemoteFile(self.path, url, self.size, self.sha256, git, revision)
+        return RemoteFile(self.path, url, self.size, self.sha256, git, revision, landed)
 
 
 def wanted_again(receipt: Receipt, repo: HubRepo | None) -> Wanted | None:
@@ -72,6 +72,11 @@ def speaks_of(receipt: Receipt, wanted: Wanted) -> bool:
     return receipt.etag == wanted.identity or (
         bool(receipt.sha256) and wanted.identity == f"sha256:{receipt.sha256}"
     )
+
+
+def landed_before(receipt: Receipt | None, wanted: Wanted) -> str | None:
+    """The sha256 of what was put into the landing for the content that is wanted, where one is on record."""
+    return receipt.sha256 or None if receipt is not None and speaks_of(receipt, wanted) else None
 
 
 def is_settled(receipt: Receipt | None, wanted: Wanted) -> bool:
@@ -90,7 +95,7 @@ def next_step(receipt: Receipt | None, wanted: Wanted, file: str) -> Step:
     if receipt.state == "released":
         return "" if same else "bring"
     if same:
-        return "" if receipt.state == "verified" and here else "bring"
+        return "" if receipt.usable and here else "bring"
     return "release" if here and receipt.state != "given_up" else "bring"
 
 

@@ -9,7 +9,7 @@ from stoker.config.units import format_bytes, format_duration
 
 SEPARATOR = "  "
 BAR_LEAST, BAR_MOST = 12, 42
-DONE = ("verified", "released", "given_up", "rotten")
+DONE = ("verified", "unproven", "released", "given_up", "rotten")
 
 
 def progress_line(status: Mapping[str, Any], width: int) -> str:
@@ -47,6 +47,6 @@ def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"{format_duration(status['eta_s'])} left"
     if status.get("rate_bytes_per_second"):
         yield f"{status['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
-    for state in ("fetching", "hashing", "given_up", "rotten"):
+    for state in ("fetching", "hashing", "unproven", "given_up", "rotten"):
         if counts.get(state):
             yield f"{counts[state]:,} {state.replace('_', ' ')}"

@@ -35,7 +35,8 @@ class DataAudit:
 
     `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` tells of
     those that were taken over what is counted in them, and in how many documents are not known. `changed` are
-    the files that were edited after their set was built, which stays beside that of the edit. `recounted`
+    the files that were edited after their set was built, which stays beside that of the edit,
+    `unproven` those that came without a length or a sum to hold them against. `recounted`
     is what was found on disk, `on_record` what only records say; with `published` 0 there is nothing to
     balance, which is a finding too.
     """
@@ -48,6 +49,7 @@ class DataAudit:
     tokens: Mapping[str, int]
     imported: Mapping[str, int]
     changed: tuple[str, ...]
+    unproven: tuple[str, ...]
     recounted: tuple[str, ...]
     on_record: tuple[str, ...]
     findings: tuple[str, ...]
@@ -63,6 +65,7 @@ class DataAudit:
             "tokens": dict(self.tokens),
             "imported": dict(self.imported),
             "changed": list(self.changed),
+            "unproven": list(self.unproven),
         }
 
 
@@ -152,6 +155,9 @@ class _Look:
             tokens={split: self.totals.tokens[split] for split in ("train", "val")},
             imported={what: self.totals.imported[what] for what in IMPORTED},
             changed=tuple(sorted({source.former for source in published if source.former is not None})),
+            unproven=tuple(
+                path for path, receipt in self.records.receipts.items() if receipt.state == "unproven"
+            ),
             recounted=self._recounted(),
             on_record=self._on_record(len(published)),
             findings=tuple(self.findings),

@@ -127,7 +127,9 @@ def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator
     if receipt is None:
         if source.has_file:
             yield f"{source.path} has no receipt"
-    elif source.state in TERMINAL and receipt.state in ("verified", "released") and not source.never_came:
+    elif (
+        source.state in TERMINAL and (receipt.usable or receipt.state == "released") and not source.never_came
+    ):
         for name, told, recorded in (
             ("sha256", receipt.sha256[:16], source.sha256[:16]),
             ("size", receipt.size, source.size),
