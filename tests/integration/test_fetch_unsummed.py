@@ -106,3 +106,25 @@ def test_what_rots_in_the_landing_is_fetched_again_though_no_sum_is_listed(tmp_p
         assert data.once(WATCHDOG).returncode == 0
     assert landed(data) == {"x.bin": OLD}
     assert data.receipts()["x.bin"] == receipt
+
+
+def test_a_range_of_endless_digits_is_a_bad_answer_and_tried_again(tmp_path: Path) -> None:
+    def answer(request: Request) -> None:
+        if len(request.server.asked) == 1:
+            begin(request, 200, Content_Length=str(SIZE), ETag='"old"')
+            request.wfile.write(OLD[:CUT])
+            request.close_connection = True
+        elif len(request.server.asked) == 2:
+            begin(request, 206, Content_Length="0", Content_Range=f"bytes {CUT}-{SIZE - 1}/{'9' * 5000}")
+        elif len(request.server.asked) == 3:
+            begin(request, 200, Content_Length="9" * 5000)
+            request.close_connection = True
+        else:
+            request.say(OLD)
+
+    with small_server(answer) as server:
+        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/x.bin"])
+        ended = data.once(WATCHDOG)
+    assert ended.returncode == 0, ended.stderr
+    assert data.events(WATCHDOG, "download_failed") == []
+    assert landed(data) == {"x.bin": OLD}

@@ -102,6 +102,20 @@ def test_a_loss_that_is_not_finite_exits_65_and_is_never_sealed(tmp_path: Path, 
     assert "the loss is" in inbox.read()[-1]["ERROR"]
 
 
+def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(
+    tmp_path: Path, inbox: Inbox
+) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
+    every_step = {"every_steps": 1, "tokens": 96}
+    trainer = run.start(socket_path=inbox.path, optimizer=wild, evaluate=every_step)
+    assert inbox.until_end(trainer) == 65, run.errors.read_text()
+    assert run.checkpoints() == []
+    assert "the held-out loss at step 1 is" in inbox.read()[-1]["ERROR"]
+    assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
+
+
 def test_a_checkpoint_of_another_configuration_exits_78_with_both_values(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, steps=2)
     run.plan(200)

@@ -66,6 +66,7 @@ def test_each_wrong_key_is_told_with_its_line_and_the_right_one(
         ("train:", "stage: {free_floor: 80G}\ntrain:", ["stage.free_floor: 'G' is not a unit", "64MiB"]),
         ("train:", "shard: {val_ratio: 1}\ntrain:", ["shard.val_ratio: must be less than 1"]),
         ("train:", "shard: {val_ratio: nan}\ntrain:", ["shard.val_ratio: 'nan' is not a number"]),
+        ("train:", "shard: {val_ratio: 1e999}\ntrain:", ["shard.val_ratio: 1e999 is larger than any number"]),
         (
             "name: prose",
             "name: prose\n  filters: {languages: [en, no]}",

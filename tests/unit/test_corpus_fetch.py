@@ -185,6 +185,8 @@ KEPT = Kept(60, '"e"', 100)
         (answer(206, content_range="bytes 60-99/100", etag='W/"e"'), KEPT, BARE, "anew"),
         (answer(206, content_range="bytes 59-99/100"), KEPT, FILE, "anew"),
         (answer(206), KEPT, FILE, "anew"),
+        (answer(206, content_range=f"bytes 60-99/{'9' * 5000}"), KEPT, FILE, "anew"),
+        (answer(206, content_range=f"bytes {'6' * 5000}-99/100"), KEPT, FILE, "anew"),
         (answer(206, content_range="bytes 60-99/100", etag='"f"'), KEPT, FILE, "anew"),
         (answer(206, content_range="bytes 60-119/120", etag='"e"'), KEPT, BARE, "anew"),
         (answer(content_length="99"), Kept(), FILE, "length"),

@@ -48,10 +48,13 @@ def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> N
     log.append({"step": 1, "loss": 0.1})
     assert not log.evaluated(1)
     log.append({"step": 1, "val_loss": 0.2})
+    log.append({"step": 2, "val_loss": float("inf"), "val_stderr": float("nan")})
+    assert log.evaluated(2)
     log.sync()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": 1, "loss": 0.1, "timeline": 2},
         {"step": 1, "val_loss": 0.2, "timeline": 2},
+        {"step": 2, "val_loss": None, "val_stderr": None, "timeline": 2},
     ]
     log.close()
     assert MetricsLog(path, history=[(2, None)], resume_step=1).evaluated(1)

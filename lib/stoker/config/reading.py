@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -88,7 +89,9 @@ def read_number(value: object) -> float:
         raise ValueError(f"{text!r} is not a number; write one like 0.1 or 3.0e-4")
     if re.match(r"[+-]?0\d", text):
         raise ValueError(f"{text!r} begins with 0, which YAML takes for an octal number; drop the 0")
-    return float(text)
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is larger than any number; write one like 0.1 or 3.0e-4")
+    return number
 
 
 def read_path(value: object, info: ValidationInfo) -> Path:

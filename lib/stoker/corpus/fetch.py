@@ -25,7 +25,7 @@ LOCAL = ("disk_full", "gone", "storage")
 LONGEST_RETRY_AFTER_S = 86_400.0
 PROGRESS_BYTES = 1 << 16  # an attempt that brought fewer resets no backoff: a server may drip and break off
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\b.*?\bt\s*=\s*(\d+)")
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 
 
 class FetchFailed(Exception):

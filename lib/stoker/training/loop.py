@@ -185,7 +185,7 @@ class Training:
             self._evaluate()
 
     def _evaluate(self) -> bool:
-        """Evaluate this step unless that was done; False when a stop came first."""
+        """Evaluate this step unless that was done; False when a stop came first. DataError unless finite."""
         step = self.progress.step
         if self.heldout is None or self.metrics.evaluated(step):
             return True
@@ -198,10 +198,15 @@ class Training:
             go_on=self._still_evaluating,
         )
         if found is not None:
-            self.progress = replace(self.progress, val_loss=found.loss)
             self.metrics.append(
                 {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
             )
+            if not math.isfinite(found.loss):
+                raise DataError(
+                    f"the held-out loss at step {step} is {found.loss}: the model is of no use any more, and "
+                    "is not saved. Roll back to a checkpoint from before it, or lower train.optimizer.lr"
+                )
+            self.progress = replace(self.progress, val_loss=found.loss)
         self.protocol.say("train", **self._words())
         return found is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,9 @@ class MetricsLog:
         return step in self._evaluated
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one row; `timeline` is added. Raises OSError (a full disk)."""
-        body = {**row, "timeline": self._timeline}
+        """Append one row; `timeline` is added, what is not finite is null. Raises OSError (a full disk)."""
+        body = {name: None if _is_endless(value) else value for name, value in row.items()}
+        body["timeline"] = self._timeline
         line = memoryview(json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         while line:
             line = line[os.write(self._fd, line) :]
@@ -48,6 +50,10 @@ class MetricsLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _is_endless(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)  # JSON has no word for it
 
 
 def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int) -> set[int]:
