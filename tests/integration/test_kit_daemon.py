@@ -217,6 +217,18 @@ def test_a_taken_metrics_port_exits_69_and_lets_the_lock_go(house: House) -> Non
     assert read_holder(house.layout.lock(NAME)) is None
 
 
+def test_under_systemd_a_daemon_that_fails_waits_before_it_exits_without_its_lock(house: House) -> None:
+    house.story.write_text("fail")
+    environ = {**os.environ, **house.environ, "NOTIFY_SOCKET": str(house.root / "nobody")}
+    process = subprocess.Popen(house.command(), env=environ)
+    house.running.append(RunningDaemon(process, house.errors))
+    wait_until(lambda: "daemon_failed" in house.events() and read_holder(house.layout.lock(NAME)) is None)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    process.terminate()
+    assert process.wait(5) == -signal.SIGTERM, "a stop is not kept waiting"
+
+
 @pytest.mark.parametrize(
     ("story", "code", "words"), [("fail", 65, "set 3 is rotten"), ("bug", 70, "KeyError")]
 )

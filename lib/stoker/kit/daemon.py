@@ -31,7 +31,8 @@ from stoker.store.files import sweep_temporaries
 
 __all__ = ["DaemonContext", "Option", "daemon_main"]
 
-EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO = 64, 70, 74
+EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO, EXIT_CONFIG = 64, 70, 74, 78
+FAILED_S = 30.0
 COMMAND_PURPOSE = "command"  # what a command writes that does a stopped daemon's work for a moment
 COMMAND_PATIENCE_S = 30.0
 
@@ -66,15 +67,19 @@ def daemon_main(name: str, story: Story, argv: Sequence[str], own: Sequence[Opti
         pipeline = load_pipeline(options.file)
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
-            return _run(name, story, pipeline, lock, waiter, once=options.once, options=given)
+            code = _run(name, story, pipeline, lock, waiter, once=options.once, options=given)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
+        code = error.exit_code
     except OSError as error:
         print(f"{program}: {error}; look at that path and its disk, then start again", file=sys.stderr)
-        return EXIT_IO
+        code = EXIT_IO
     finally:
         waiter.close()
+    if code not in (0, EXIT_CONFIG) and not waiter.received & STOP_SIGNALS and "NOTIFY_SOCKET" in os.environ:
+        # The unit restarts a killed daemon after a second; one that fails each time must not spin.
+        time.sleep(FAILED_S)  # a TERM ends it: closing the waiter gave the signals back
+    return code
 
 
 def _name(option: Option) -> str:
