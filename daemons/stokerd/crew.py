@@ -176,7 +176,7 @@ class Crew:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Wait as the waiter does, but sleep on where a worker only told a sample of itself."""
-        give_up = time.monotonic() + timeout_s
+        give_up = time.monotonic() + min(timeout_s, self._waiter.longest_s)
         while True:
             events = self._waiter.wait(max(0.0, give_up - time.monotonic()))
             if not events or any(self._matters(event) for event in events) or time.monotonic() >= give_up:

@@ -45,7 +45,7 @@ def story(context: DaemonContext) -> int:
     while not context.stopping and not context.once:
         rounds += 1
         context.beat({{"rounds": rounds}}, f"round {{rounds}}")
-        context.waiter.wait(0.2)
+        context.waiter.wait(3600 if what == "rest" else 0.2)
     return 0
 
 sys.exit(daemon_main({NAME!r}, story, [sys.argv[1], *sys.argv[3:]]))
@@ -299,6 +299,18 @@ def test_systemd_hears_ready_status_and_the_watchdog_from_the_loop(house: House)
         while "STOPPING=1" not in heard:
             heard.append(server.recv(4096).decode())
     assert daemon.stop() == 0
+
+
+def test_a_loop_at_rest_wakes_for_the_watchdog_before_it_barks(house: House) -> None:
+    path = str(house.root / "notify")
+    house.story.write_text("rest")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        server.settimeout(LONG_S)
+        house.start(NOTIFY_SOCKET=path, WATCHDOG_USEC="1000000")
+        heard = []
+        while heard.count("WATCHDOG=1") < 3:
+            heard.append(server.recv(4096).decode())
 
 
 def test_nothing_heavy_is_mapped_into_a_daemon(house: House) -> None:

@@ -26,7 +26,7 @@ from stoker.store.layout import RuntimeLayout, StateLayout, runtime_dir
 from stoker.store.names import utc_now
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
-BEAT_S = 1.0  # the shortest time between two beats
+BEAT_S = 1.0  # the shortest time between two beats, where systemd's watchdog wants no more of them
 READY_VARIABLE = "STOKER_READY_FD"
 
 
@@ -54,8 +54,12 @@ class DaemonContext:
     _last: tuple[dict[str, Any], str] = ({}, "starting")
     _shown: tuple[dict[str, Any], str] | None = None
     _status_failing: bool = False
+    _beat_s: float = BEAT_S
 
     def __post_init__(self) -> None:
+        if self.notifier.watchdog_interval_s is not None:  # sd_watchdog_enabled(3): half of it at most
+            self.waiter.longest_s = self.notifier.watchdog_interval_s / 2
+            self._beat_s = min(BEAT_S, self.waiter.longest_s / 2)
         self.reserve = Reserve(Ballast(self.layout.ballast(self.name)), self.events)
 
     @property
@@ -83,7 +87,7 @@ class DaemonContext:
         self._last = (status, text)
         now = time.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
+            self._next_beat = now + self._beat_s
             self.notifier.status(text)
             self.notifier.watchdog()
             self._write_snapshot("running")

@@ -6,6 +6,7 @@ Signal handlers only enqueue; everything is handled by the loop that calls wait(
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -59,6 +60,7 @@ class Waiter:
     def __init__(self, on_signal: Callable[[int], None] | None = None) -> None:
         self.received: set[int] = set()  # every signal that ever came, also between two waits
         self.on_signal = on_signal  # called by wait(), never by a handler
+        self.longest_s = math.inf  # the longest a wait may be, whatever its caller can do without
         self._selector = selectors.DefaultSelector()
         self._watches: dict[Path, DirectoryWatch] = {}
         self._timers: dict[str, float] = {}
@@ -99,8 +101,8 @@ class Waiter:
         self._timers.pop(name, None)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened, as soon as something has; empty after timeout_s seconds."""
-        give_up = time.monotonic() + timeout_s
+        """What happened, as soon as something has; empty after timeout_s seconds, or longest_s."""
+        give_up = time.monotonic() + min(timeout_s, self.longest_s)
         while True:
             self._check_watches()
             events = self._ready(self._patience(give_up))
