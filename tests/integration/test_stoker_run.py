@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.foreground import LOG_BYTES
 from stoker.kit.lock import read_holder
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
@@ -125,6 +126,12 @@ def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_
     second = started(pipeline)
     assert second.process.wait(LONG_S) == 75
     assert f"pid {run.process.pid}" in second.said()
+
+    log = pipeline.pipeline.runtime.root / "log" / f"{TRAIN_SUPERVISOR}.log"
+    with log.open("ab") as stream:
+        stream.write(b"a line of many\n" * (LOG_BYTES // 15 + 1))
+    wait_until(lambda: log.stat().st_size < LOG_BYTES, what="the full log to be moved aside")
+    assert log.with_suffix(".log.1").read_bytes().count(b"a line of many\n") > LOG_BYTES // 15
 
     killed = run.daemon(STAGE_SHARD)
     assert killed is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,12 @@ def test_its_last_words_are_what_went_wrong_not_what_went_well(tmp_path: Path) -
     well, wrong = "2026-11-20T12:00:00Z level=info daemon=x event=source_proven", "Traceback (most recent"
     log.write_text(f"{well}\n{wrong}\n{well}\n")
     assert Child("stage_shard", log).last_words() == [wrong]
+
+
+def test_its_last_words_are_sought_at_the_end_of_a_long_log_alone(tmp_path: Path) -> None:
+    log = tmp_path / "stage_shard.log"
+    with log.open("wb") as stream:
+        stream.truncate(64 << 30)  # more than any memory holds
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\nMemoryError\n")
+    assert Child("stage_shard", log).last_words()[-1] == "MemoryError"

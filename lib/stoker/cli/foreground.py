@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,8 @@ HOPELESS = frozenset({64, 65, 69, 78})
 HELD = 75
 DATA_GRACE_S = 30.0  # a finished run lets files that are under way come to their end, so long at most
 STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
-TAIL_LINES = 8
+TAIL_LINES, TAIL_BYTES = 8, 16 << 10
+LOG_BYTES = 4 << 20  # of a daemon's log, and as much of what was in it before: they may lie in memory
 
 Say = Callable[[str, str], None]
 
@@ -83,9 +85,18 @@ class Child:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signum)
 
+    def rotate(self) -> None:
+        """Move a log that is full aside; it is copied and cut, for the daemon holds it open for appending."""
+        if self.log.stat().st_size >= LOG_BYTES:
+            with contextlib.suppress(OSError):  # no room for the copy: less of it is kept
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+            os.truncate(self.log, 0)
+
     def last_words(self) -> list[str]:
         """The last lines of its log that say why it ended; what went well is told already."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
         return [line for line in lines if " level=info " not in line]
 
 
@@ -143,6 +154,7 @@ class Foreground:
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
                 child.start(self.pipeline.file)
+            child.rotate()
             code = child.look()
             if code is not None and self.stopping is None:
                 self.ended(child, code)
