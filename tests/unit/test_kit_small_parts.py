@@ -245,3 +245,11 @@ assert own.wait() == 0
 """
     with tempfile.NamedTemporaryFile() as scratch:
         subprocess.run([sys.executable, "-c", code, scratch.name], check=True, timeout=30)
+
+
+def test_a_daemon_starts_workers_and_imports_none() -> None:
+    code = (
+        "import sys, stokerd.download_watchdog, stokerd.stage_shard_loop, stokerd.train_supervisor\n"
+        "print(*[name for name in sys.modules if name.endswith('_worker')])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
-from stoker.kit.fork_worker import CONTROL_VARIABLE, PACKET_BYTES
 from stoker.kit.poll import readable
 from stoker.kit.prctl import set_child_subreaper
 from stoker.kit.worker import Worker
 from stoker.kit.worker_launch import CREW_VARIABLE, room_for
+from stoker.kit.worker_main import CONTROL_VARIABLE, PACKET_BYTES
 from stoker.store.parsing import parse_json
 
 FORK_SERVER = "stoker.kit.fork_worker"

@@ -27,11 +27,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from stoker.kit.worker_main import EXIT_AGAIN, EXIT_SOFTWARE, PARENT_VARIABLE, Report, run_worker
+from stoker.kit.worker_main import (
+    CONTROL_VARIABLE,
+    EXIT_AGAIN,
+    EXIT_SOFTWARE,
+    PACKET_BYTES,
+    PARENT_VARIABLE,
+    Report,
+    run_worker,
+)
 from stoker.store.parsing import parse_json
 
-CONTROL_VARIABLE = "STOKER_FORK_CONTROL"
-PACKET_BYTES = 64 << 10
 _ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, counted after the command name (proc(5))
 _PID_BYTES = 8
 _STREAMS = 3

@@ -31,6 +31,7 @@ from stoker.kit.sampler import Sample, Sampler
 from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
+CONTROL_VARIABLE, PACKET_BYTES = "STOKER_FORK_CONTROL", 64 << 10  # a fork server's socket
 LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
 EXIT_IO, EXIT_AGAIN, EXIT_SOFTWARE = 74, 75, 70
 
