@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chaos.driver import run_scenario
 from chaos.scenarios import find_scenarios
-from support.mounts import WHY_NOT, apart, is_apart
+from support.mounts import WHY_NOT, apart, is_apart, unmount_below
 
 EXAMPLES = """examples:
   scripts/chaos                                 every scenario, 10 kills each
@@ -72,10 +72,11 @@ def _run(scenarios: list, options: argparse.Namespace) -> int:
             )
             continue
         reports.append(report.as_json())
-        print(report.table())
+        print(report.table(), flush=True)  # before anything is cleared up
     if options.json:
         options.json.write_text(json.dumps({"reports": reports, "failed": failed}, indent=2) + "\n")
     if not failed and options.dir is None:
+        unmount_below(base.resolve())
         shutil.rmtree(base)
     return 1 if failed else 0
 

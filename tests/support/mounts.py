@@ -65,6 +65,14 @@ def unmount(place: Path) -> None:
     subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=20)
 
 
+def unmount_below(place: Path) -> None:
+    """Unmount every disk that was mounted somewhere below."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in map(Path, points):
+        if place in point.parents:
+            unmount(point)
+
+
 def _mount(*words: str) -> None:
     subprocess.run(["mount", *words], check=True, timeout=20)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,7 @@ from chaos.driver import Launch, Scenario, run_scenario
 from chaos.job import Job
 from chaos.plan import plan_strikes
 from chaos.scenarios import find_scenarios
+from support.mounts import WHY_NOT, apart
 
 needs_strace = pytest.mark.skipif(not strace.is_here(), reason="needs strace (apt install strace)")
 
@@ -146,3 +149,38 @@ def test_every_scenario_has_a_name_of_its_own_and_says_what_it_does() -> None:
 def test_the_stores_files_survive_kills_inside_their_writes_and_syncs(tmp_path: Path) -> None:
     report = run_scenario(find_scenarios()["store"](), kills=8, seed=3, directory=tmp_path)
     assert report.kills >= 4
+
+
+MOUNTING = """
+import argparse, sys
+from chaos.__main__ import _run
+from chaos.driver import Scenario
+from chaos.job import Job
+from support.mounts import mount_small
+
+class Mounting(Scenario):
+    name = "mounting"
+
+    def start(self, directory):
+        mount_small(directory / "disk", 1 << 20)
+
+    def step(self, launch):
+        return Job(launch.command(["true"]))
+
+    def check(self):
+        pass
+
+sys.exit(_run([Mounting()], argparse.Namespace(dir=None, kills=0, seed=1, json=None)))
+"""
+
+
+def test_what_a_scenario_mounted_is_unmounted_and_cleared_up_after_its_table(tmp_path: Path) -> None:
+    command = apart([sys.executable, "-c", MOUNTING])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    paths = os.pathsep.join(map(str, (Path(__file__).parents[1], os.environ.get("PYTHONPATH", ""))))
+    environ = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("mounting: 0 kills in 1 rounds")
+    assert not list(tmp_path.iterdir())
