@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker.config.disk import disk_faults
+from stoker.config.load import refuse
 from stoker.corpus.catalog import KeySet
 from stoker.corpus.disks import HotSeen
 from stoker.corpus.reconcile import parquet_name, partial_of, reconcile_hot
@@ -22,12 +24,19 @@ class HotYard(Yard):
     """Hot: without it nothing is done."""
 
     place = "hot"
+    _fits = False  # whether the disk is large enough for what the configuration asks of it
     building_bytes: Mapping[str, int] = {}  # what was built so far, by the first 16 digits of the key
     partial: Mapping[str, int] = {}  # what was copied so far of files on their way, by name, at the last look
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """As any disk's; one that is mounted read-only is said, and with --once ends it all."""
+        """As any disk's; one that is mounted read-only is said, and with --once ends it all.
+
+        Raises ConfigError where the disk is too small for the configuration, whatever is removed from it.
+        """
         super().hear(message)
+        if self.disk is not None and not self._fits:
+            refuse(self._context.pipeline, disk_faults(self._context.pipeline, self.disk.total_bytes))
+            self._fits = True  # when this daemon started; a disk that shrinks later is no reason to end
         if message["kind"] == "measured" and self.writable:
             self._told.over("hot_read_only", tell="hot_writable")
         elif message["kind"] == "measured":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.config.load import refuse
 from stoker.config.schema import Pipeline
 from stoker.corpus.catalog import Catalog
 from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
@@ -15,9 +16,8 @@ from stoker.corpus.slice import Slice, is_bounded, slice_of
 from stoker.corpus.sources import PUBLISHED, TERMINAL, Source
 from stoker.corpus.training_set import TrainingSet, choose
 from stoker.kit.events import Events
-from stoker.shards.identity import BuildParameters, build_id, parameters_for, set_key
-from stoker.shards.pinned import another_build, asked_tokenizer
-from stoker.store.errors import ConfigError
+from stoker.shards.identity import build_id, set_key
+from stoker.shards.pinned import asked_of_tokenizer, parameters_asked, pin_faults
 from stoker.store.record import RecordDamaged, set_aside
 
 
@@ -58,8 +58,10 @@ class Pinning:
 
     def refuse_another_build(self) -> None:
         """Raise ConfigError when the configuration asks for another build than the pinned one."""
-        if self.pin is not None and (why := another_build(self._pipeline, self.pin)):
-            raise ConfigError(why)
+        if self.pin is None:
+            asked_of_tokenizer(self._pipeline)
+        else:
+            refuse(self._pipeline, pin_faults(self._pipeline, self.pin))
 
     def key_of(self) -> Callable[[str], str] | None:
         """How a content's shard set is called in this build, None before there is one."""
@@ -128,14 +130,14 @@ class Pinning:
             vocab_size=int(result["vocab_size"]),
             eot=int(result["eot"]),
         )
-        parameters = self._parameters(tokenizer)
+        parameters = parameters_asked(self._pipeline, tokenizer)
         pin = DatasetPin(
             dataset=self._dataset,
             version=self._version,
             build_id=build_id(parameters),
             build=parameters.to_mapping(),
             tokenizer=tokenizer,
-            asked=asked_tokenizer(self._pipeline),
+            asked=asked_of_tokenizer(self._pipeline),
             tokenizer_trained_on=trained_on,
         )
         write_pin(self._layout, pin)
@@ -246,11 +248,3 @@ class Pinning:
             return str(self._pipeline.tokenizer.file)
         # The record of the pin is lost, the frozen tokenizer is not: it is the one the sets were built with.
         return str(self.target) if self._lost and self.target.exists() else None
-
-    def _parameters(self, tokenizer: TokenizerPin) -> BuildParameters:
-        return parameters_for(
-            self._pipeline,
-            tokenizer_sha256=tokenizer.sha256,
-            vocab_size=tokenizer.vocab_size,
-            eot=tokenizer.eot,
-        )

@@ -14,7 +14,15 @@ from stoker.store.names import new_id, utc_now
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.checkpoints import Checkpoint
 from stoker.supervise.launch import dtype_for
-from stoker.supervise.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+from stoker.supervise.record import (
+    Heldout,
+    Identity,
+    RunRecord,
+    configured,
+    parse_record,
+    pinned,
+    refusal,
+)
 
 
 class RunBook:
@@ -38,7 +46,7 @@ class RunBook:
         if body is None:
             return
         self.record = self._parsed(body, self.path)
-        self._refuse_changes(self._configured())
+        self._refuse_changes(configured(self.pipeline))
         # One more try, whatever was counted: somebody started us, and may have mended what was wrong.
         most = self.pipeline.supervise.no_progress_launches
         self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
@@ -46,7 +54,7 @@ class RunBook:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Make run.json anew from what a checkpoint carries of it."""
         self.record = self._parsed(checkpoint.body["run_record"], checkpoint.path / BODY)
-        self._refuse_changes(self._configured())
+        self._refuse_changes(configured(self.pipeline))
         self.change(best_step=checkpoint.step)
 
     def begin(self, identity: Identity, heldout: Heldout | None) -> None:
@@ -95,12 +103,12 @@ class RunBook:
             vocab_size=vocab_size,
             dtype=dtype_for(vocab_size),
             seq_len=self.pipeline.train.seq_len,
-            **{**self._configured(), **_pinned(pin)},
+            **{**configured(self.pipeline), **pinned(pin)},
         )
 
     def check_pin(self, pin: DatasetPin) -> None:
         """ConfigError when the dataset is not built as it was when the run began."""
-        self._refuse_changes(_pinned(pin))
+        self._refuse_changes(pinned(pin))
 
     def check_ours(self, checkpoint: Checkpoint) -> None:
         """DataError when a checkpoint is another run's."""
@@ -117,28 +125,6 @@ class RunBook:
         except ValueError as problem:
             raise DataError(f"{where}: {problem}") from problem
 
-    def _configured(self) -> dict[str, Any]:
-        """What of a run's identity the configuration says."""
-        train, dataset = self.pipeline.train, self.pipeline.dataset
-        return {
-            "seed": train.seed,
-            "dataset": dataset.name,
-            "dataset_version": dataset.version,
-        }
-
     def _refuse_changes(self, wanted: Mapping[str, Any]) -> None:
-        identity = self.begun.identity
-        if changes := changed_mid_run(identity, wanted):
-            raise ConfigError(
-                f"run {identity.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
-                f"{self.pipeline.file}, or begin another run with another train.run"
-            )
-
-
-def _pinned(pin: DatasetPin) -> dict[str, Any]:
-    """What of a run's identity the dataset's pin says."""
-    return {
-        "build_id": pin.build_id,
-        "tokenizer_sha256": pin.tokenizer.sha256,
-        "dataset_version": pin.version,
-    }
+        if why := refusal(self.pipeline, self.begun.identity, wanted):
+            raise ConfigError(why)

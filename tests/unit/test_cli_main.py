@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli import main as main_module
@@ -136,9 +138,9 @@ def test_config_check_notes_what_may_surprise(tmp_path: Path, capsys: pytest.Cap
     )
     assert exit_code(["config", "check", str(path)]) == 0
     notes = capsys.readouterr().out.splitlines()
-    assert notes[0].startswith("note: train.checkpoint.mirror: there is no warm")
-    assert notes[1].startswith("note: train.schedule.warmup_steps: 2000 is not below the run's 10 steps")
-    source = f"note: dataset.source.path: {tmp_path}/parquet"
+    assert notes[0].startswith("warning: train.checkpoint.mirror: there is no warm")
+    assert notes[1].startswith("warning: train.schedule.warmup_steps: 2000 is not below the run's 10 steps")
+    source = f"warning: dataset.source.path: {tmp_path}/parquet"
     assert notes[2] == f"{source} cannot be read: No such file or directory; a run waits until that changes"
     (tmp_path / "parquet").mkdir()
     assert exit_code(["config", "check", str(path)]) == 0
@@ -147,25 +149,41 @@ def test_config_check_notes_what_may_surprise(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "code", "told"),
     [
-        ("text_column: txet", "note: dataset.text_column: {file}: no single column 'txet'; it has: text, "),
-        ("text_column: token_count", "note: dataset.text_column: {file}: 'token_count' is int64, not text; "),
         (
-            "filters: {at_least: {quality: 0.5}}",
-            "note: dataset.filters: {file}: no single column 'quality'; ",
+            "text_column: txet",
+            78,
+            "mine.yaml:6: dataset.text_column: none of 1 files has it: {file}: no single",
         ),
-        ("filters: {languages: [en]}", "ok: "),
+        (
+            "text_column: token_count",
+            78,
+            "{file}: 'token_count' is int64, not text; name the column",
+        ),
+        ("filters: {at_least: {quality: 0.5}}", 0, "warning: dataset.filters: {file}: no single column"),
+        ("filters: {languages: [en]}", 0, "ok: "),
     ],
 )
 def test_config_check_looks_up_the_columns_in_the_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, code: int, told: str
 ) -> None:
     file = write_fineweb(tmp_path / "parquet" / "a.parquet", rows=10)
     text = MINIMAL.replace("name: prose", f"name: prose\n  {more}") + "  schedule: {warmup_steps: 1}\n"
     path = write_pipeline(tmp_path, text + SMALL)
-    assert exit_code(["config", "check", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(told.format(file=file))
+    assert exit_code(["config", "check", str(path)]) == code
+    output = capsys.readouterr()
+    assert told.format(file=file) in (output.err if code else output.out)
+
+
+def test_a_text_column_that_only_some_files_lack_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "parquet" / "a.parquet"
+    write_fineweb(tmp_path / "parquet" / "b.parquet", rows=10)
+    pq.write_table(pa.table({"body": ["words"]}), odd)
+    assert exit_code(["config", "check", str(write_pipeline(tmp_path, MINIMAL + SMALL))]) == 0
+    assert f"warning: dataset.text_column: {odd}: no single column 'text'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

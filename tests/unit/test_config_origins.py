@@ -153,9 +153,9 @@ def test_a_check_reads_what_lies_on_this_machine_of_a_source_that_is_fetched(
     file = write_pipeline(tmp_path, MINIMAL.replace("{kind: folder, path: parquet}", json.dumps(source)))
     assert exit_code(["config", "check", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "note: dataset.source.urls_file: " in told and "list.txt:2: 'ftp://h/b.bin' is no http" in told
+    assert "warning: dataset.source.urls_file: " in told and "list.txt:2: 'ftp://h/b.bin' is no http" in told
     assert "sEcret" not in told
     source = {"kind": "hub", "repo": "a/b", "token_file": "nowhere"}
     file = write_pipeline(tmp_path, MINIMAL.replace("{kind: folder, path: parquet}", json.dumps(source)))
     assert exit_code(["config", "check", str(file)]) == 0
-    assert "note: dataset.source.token_file: " in capsys.readouterr().out
+    assert "warning: dataset.source.token_file: " in capsys.readouterr().out

@@ -97,7 +97,7 @@ def _waits_for(
     if not plan.entries:
         if why := not_yet_pinned(pipeline, pin):
             return f"the start gate: {why}"
-        gate = start_gate(_in_view(pin, sources), gate_wants(pipeline))
+        gate = start_gate(in_view(pin, sources), gate_wants(pipeline))
         if gate.state != "open":
             return f"the start gate: {gate.why}"
     skipped = plan.windows - last.windows - left_after(plan, last.position, history.skips)
@@ -122,7 +122,8 @@ def _waits_for(
     return "" if decision.why == growth.ENOUGH else decision.why.removeprefix("waiting for ")
 
 
-def _in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
+def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
+    """What is published, by the records."""
     published = {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}.values()
     return DataInView(
         sets=len(published),

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import click
 
+from stoker.cli.checks import findings
 from stoker.cli.foreground import Foreground
-from stoker.cli.options import pipeline_file
+from stoker.cli.options import pipeline_file, printable
 from stoker.cli.progress import Progress
-from stoker.config.load import load_pipeline
+from stoker.config.document import dotted
+from stoker.config.load import load_pipeline, refuse
 from stoker.kit.lock import Lock
 from stoker.kit.state_owner import take_up_state
 
@@ -31,11 +33,15 @@ def run(context: click.Context, file: Path, until_done: bool, headless: bool) ->
     Exit code 75: this pipeline is running already. 78: its configuration is wrong.
     """
     pipeline = load_pipeline(file)
+    faults, warnings = findings(pipeline)
+    refuse(pipeline, faults)
     take_up_state(pipeline)
     pipeline.runtime.create()
     say = Speaker(colour=not headless and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     with Lock.acquire(pipeline.layout.run_lock, purpose="stoker run") as lock:
         say("info", f"pipeline {pipeline.name}, state {pipeline.state}, run {pipeline.train.run}")
+        for warning in warnings:
+            say("warning", f"{dotted(warning.path)}: {printable(warning.text)}")
         progress = Progress(pipeline.layout)
 
         def tell() -> None:

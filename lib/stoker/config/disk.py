@@ -47,9 +47,13 @@ def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
 
 
 def token_bytes(pipeline: Pipeline) -> int:
-    """Bytes a token takes in a shard set; a given tokenizer is not opened, and taken for a large one."""
-    vocabulary = pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17
-    return 2 if vocabulary <= 1 << 16 else 4
+    """Bytes a token takes in a shard set."""
+    return 2 if vocabulary(pipeline) <= 1 << 16 else 4
+
+
+def vocabulary(pipeline: Pipeline) -> int:
+    """How many ids there are; a given tokenizer is not opened, and taken for a large one."""
+    return pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17
 
 
 def _floor_faults(pipeline: Pipeline, hot_bytes: int) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
         ordered = sorted(set(problems), key=lambda p: (first.get(p.mark.file, 1), p.mark, p.key))
         raise ConfigError("\n".join(map(str, ordered)))
     return pipeline
+
+
+def refuse(pipeline: Pipeline, found: Sequence[Fault]) -> None:
+    """Raise ConfigError with the line of each fault, as load_pipeline does; nothing where there is none."""
+    if found:
+        document = read_document(pipeline.file)
+        told = [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in found]
+        raise ConfigError("\n".join(map(str, told)))
 
 
 def examples_dir() -> Path:

@@ -1,19 +1,29 @@
-"""Whether a dataset's pin is what the configuration asks for; plain sentences, for whoever has to refuse."""
+"""What a configuration may not change of a dataset that is pinned: the loop and `stoker config check` ask."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from stoker.config.checks import Fault
+from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin
-from stoker.shards.identity import build_id, parameters_for
+from stoker.corpus.dataset import DatasetPin, TokenizerPin
+from stoker.shards.identity import BuildParameters, build_id, parameters_for
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 from stoker.store.hashing import hash_file
 
+_KEYS: dict[str, KeyPath] = {
+    "text_column": ("dataset", "text_column"),
+    "filters": ("dataset", "filters"),
+    "val_ratio": ("shard", "val_ratio"),
+    "shard_tokens": ("shard", "shard_tokens"),
+}
 
-def asked_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
-    """What the configuration wants of the tokenizer; ConfigError where its file is not there."""
+
+def asked_of_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
+    """What the configuration wants of the tokenizer, as the pin keeps it; ConfigError without its file."""
     file, train = pipeline.tokenizer.file, pipeline.tokenizer.train
     if file is not None:
         try:
@@ -26,48 +36,58 @@ def asked_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
     return {"train": {"vocab_size": train.vocab_size, "train_bytes": train.train_bytes}}
 
 
-def another_build(pipeline: Pipeline, pin: DatasetPin) -> str:
-    """What of the configuration contradicts the pin, and what to do; empty where nothing does.
-
-    A higher `dataset.version` than the pinned one contradicts nothing: it is built anew.
-    """
-    name, version = pipeline.dataset.name, pipeline.dataset.version
-    if version > pin.version:
-        return ""
-    if version < pin.version:
-        return (
-            f"{pipeline.file}: dataset.version is {version}, but {name} is pinned at version {pin.version}: "
-            f"set it to {pin.version}, or higher to build anew"
-        )
-    advice = (
-        f"to build the dataset anew change two keys, dataset.version to {version + 1} and train.run (now "
-        f"{pipeline.train.run}) to a new name, for a run stays with the dataset it began with; or undo the "
-        "change"
-    )
-    asked = asked_tokenizer(pipeline)
-    if asked != pin.asked and asked.get("file") != pin.tokenizer.sha256:
-        return (
-            f"{pipeline.file}: tokenizer: {name} version {version} is pinned to {_plain(pin.asked)}, the "
-            f"configuration asks for {_plain(asked)}; {advice}"
-        )
-    tokenizer = pin.tokenizer
-    wanted = parameters_for(
+def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParameters:
+    """The build that the configuration asks for with this tokenizer."""
+    return parameters_for(
         pipeline,
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
         eot=tokenizer.eot,
     )
-    if build_id(wanted) == pin.build_id:
-        return ""
-    changed = ", ".join(
-        f"{key} {_plain(value)}, pinned {_plain(pin.build.get(key))}"
-        for key, value in wanted.to_mapping().items()
-        if value != pin.build.get(key)
+
+
+def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
+    """What the configuration asks for otherwise than the dataset of this version was pinned.
+
+    Raises ConfigError where the given tokenizer's file is not there.
+    """
+    return list(_pin_faults(pipeline, pin))
+
+
+def _pin_faults(pipeline: Pipeline, pin: DatasetPin) -> Iterator[Fault]:
+    name, version = pipeline.dataset.name, pipeline.dataset.version
+    if version > pin.version:  # built anew
+        return
+    if version < pin.version:
+        yield Fault(
+            ("dataset", "version"),
+            f"is {version}, but {name} is pinned at version {pin.version}: set it to {pin.version}, or "
+            "higher to build anew",
+        )
+        return
+    advice = (
+        f"to build the dataset anew change two keys, dataset.version to {version + 1} and train.run (now "
+        f"{pipeline.train.run}) to a new name, for a run stays with the dataset it began with; or undo the "
+        "change"
     )
-    return (
-        f"{pipeline.file}: {name} version {version} is pinned to build {pin.build_id}, the configuration "
-        f"yields build {build_id(wanted)} ({changed}); {advice}"
-    )
+    asked = asked_of_tokenizer(pipeline)
+    if asked != pin.asked and asked.get("file") != pin.tokenizer.sha256:
+        yield Fault(
+            ("tokenizer",),
+            f"{name} version {version} is pinned to {_plain(pin.asked)}, the configuration asks for "
+            f"{_plain(asked)}; {advice}",
+        )
+    wanted = parameters_asked(pipeline, pin.tokenizer)
+    if build_id(wanted) != pin.build_id:
+        changed = {key: value for key, value in wanted.to_mapping().items() if value != pin.build.get(key)}
+        told = ", ".join(
+            f"{key} {_plain(value)}, pinned {_plain(pin.build.get(key))}" for key, value in changed.items()
+        )
+        yield Fault(
+            next((_KEYS[key] for key in changed if key in _KEYS), ("dataset", "version")),
+            f"{name} version {version} is pinned to build {pin.build_id}, the configuration yields build "
+            f"{build_id(wanted)} ({told}); {advice}",
+        )
 
 
 def not_yet_pinned(pipeline: Pipeline, pin: DatasetPin) -> str:
@@ -75,7 +95,7 @@ def not_yet_pinned(pipeline: Pipeline, pin: DatasetPin) -> str:
     name, version = pipeline.dataset.name, pipeline.dataset.version
     if pin.version < version:
         return f"{name} is pinned at version {pin.version}, and the stage-shard loop has yet to pin {version}"
-    return another_build(pipeline, pin)
+    return "; ".join(fault.text for fault in pin_faults(pipeline, pin))
 
 
 def _plain(value: Any) -> str:

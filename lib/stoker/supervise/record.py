@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.config.schema import Pipeline
+from stoker.corpus.dataset import DatasetPin
 from stoker.store.errors import DataError
 from stoker.store.parsing import require_version
 from stoker.store.record import read_record, write_record
@@ -124,6 +126,32 @@ def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:
         for name in FIXED
         if name in wanted and wanted[name] != getattr(record, name)
     ]
+
+
+def configured(pipeline: Pipeline) -> dict[str, Any]:
+    """What of a run's identity the configuration says."""
+    train, dataset = pipeline.train, pipeline.dataset
+    return {"seed": train.seed, "dataset": dataset.name, "dataset_version": dataset.version}
+
+
+def pinned(pin: DatasetPin) -> dict[str, Any]:
+    """What of a run's identity the dataset's pin says."""
+    return {
+        "build_id": pin.build_id,
+        "tokenizer_sha256": pin.tokenizer.sha256,
+        "dataset_version": pin.version,
+    }
+
+
+def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> str:
+    """Why a run cannot go on as it is wanted now, and what to do; empty where it can."""
+    changes = changed_mid_run(record, wanted)
+    if not changes:
+        return ""
+    return (
+        f"run {record.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
+        f"{pipeline.file}, or begin another run with another train.run"
+    )
 
 
 def reset_record(path: Path, step: int, *, write: bool = False) -> RunRecord:

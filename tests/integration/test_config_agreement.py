@@ -1,0 +1,108 @@
+"""`stoker config check`, `stoker run` and the daemons agree on what is wrong with a configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.cli.main import exit_code
+from stoker.corpus.dataset import DatasetPin
+from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.record import write_record
+from stoker.supervise.record import Identity, RunRecord
+from support.pipelines import DataPipeline, make_pipeline
+from support.text import documents, write_parquet
+from support.waiting import LONG_S
+
+STOKER = str(Path(sys.executable).parent / "stoker")
+Edit = Callable[[dict[str, Any]], None]
+
+
+def begun(pipeline: DataPipeline, pin: DatasetPin) -> None:
+    """A run that began with this pin, and its newest checkpoint."""
+    layout = pipeline.pipeline.layout.run("main")
+    layout.create()
+    identity = Identity(
+        "main", "ab" * 8, "2026-01-01T00:00:00Z", 1, "prose", pin.version, pin.build_id,
+        pin.tokenizer.sha256, pin.tokenizer.vocab_size, "uint16", 32,
+    )  # fmt: skip
+    write_record(layout.record, RunRecord(identity).body())
+    newest = layout.checkpoints / "step-000000010"
+    newest.mkdir()
+    (newest / "model.json").write_text(json.dumps(pipeline.pipeline.train.model.model_dump(mode="json")))
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> DataPipeline:
+    """Two files, their shard sets, and a run that has begun."""
+    pipeline = make_pipeline(tmp_path_factory.mktemp("agree"), train__start_when={"tokens": 1000})
+    for number in range(2):
+        write_parquet(pipeline.source / f"{number}.parquet", documents(150, seed=number), seed=number)
+    pipeline.drain()
+    begun(pipeline, pipeline.pin())
+    return pipeline
+
+
+def ended(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+
+
+def edited(pipeline: DataPipeline, edit: Edit) -> None:
+    body = yaml.safe_load(pipeline.file.read_text())
+    edit(body)
+    pipeline.file.write_text(yaml.safe_dump(body, sort_keys=False))
+
+
+def test_what_is_right_is_right_for_the_check(
+    pipeline: DataPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["config", "check", str(pipeline.file)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("edit", "told", "daemon"),
+    [
+        (lambda body: body["tokenizer"]["train"].update(vocab_size=500), "is pinned to {", STAGE_SHARD),
+        (lambda body: body["dataset"].update(text_column="id"), "pinned to build", STAGE_SHARD),
+        (
+            lambda body: body["dataset"].update(version=2),
+            "dataset_version is 1 in",
+            TRAIN_SUPERVISOR,
+        ),
+        (lambda body: body["stage"].update(free_floor="900TiB"), "to stay free on a hot disk", STAGE_SHARD),
+        (lambda body: body["train"]["model"].update(layers=2), "layers is 1 in its newest checkpoint", None),
+    ],
+)
+def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns(
+    pipeline: DataPipeline, edit: Edit, told: str, daemon: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = pipeline.file.read_text()
+    edited(pipeline, edit)
+    try:
+        assert exit_code(["config", "check", str(pipeline.file)]) == 78
+        assert told in capsys.readouterr().err
+        refused = ended(STOKER, "run", "--until-done", str(pipeline.file))
+        assert refused.returncode == 78, refused.stderr
+        assert told in refused.stderr
+        if daemon is not None:
+            refused = pipeline.once(daemon, LONG_S)
+            assert refused.returncode == 78, refused.stderr
+            assert told in refused.stderr
+    finally:
+        pipeline.file.write_text(right)
+
+
+def test_a_source_without_the_text_column_is_refused_before_anything_is_quarantined(tmp_path: Path) -> None:
+    pipeline = make_pipeline(tmp_path, dataset__text_column="body")
+    write_parquet(pipeline.source / "0.parquet", documents(10))
+    refused = ended(STOKER, "run", "--until-done", str(pipeline.file))
+    assert refused.returncode == 78
+    assert "dataset.text_column: none of 1 files has it" in refused.stderr
+    assert not pipeline.pipeline.layout.quarantine.exists()
