@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.outlook import in_view
-from stoker.cli.prospects import Whole, disappointments, of_text, training_days
+from stoker.cli.prospects import disappointments, of_text, training_days
 from stoker.cli.workers import Job, WorkerFailed, work
 from stoker.config.checks import Fault, notes
 from stoker.config.disk import disk_faults, disk_notes
@@ -25,6 +25,7 @@ from stoker.corpus.urls import read_urls
 from stoker.shards.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
 from stoker.store.record import RecordDamaged, read_record
+from stoker.supervise.gates import DataInView
 from stoker.supervise.record import configured, parse_record, pinned, refusal
 
 SURVEY = "stoker.corpus.survey_worker"
@@ -145,10 +146,10 @@ def _remote_warnings(source: Source) -> Iterator[Fault]:
             yield Fault(("dataset", "source", "urls_file"), str(error))
 
 
-def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) -> Whole | None:
+def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) -> DataInView | None:
     """All the data there will be: counted where it is built, else by what the source's files hold."""
     if pin is not None and pin.complete:
-        return Whole(in_view(pin, read_sources(pipeline.layout, pin.dataset)), exact=True)
+        return in_view(pin, read_sources(pipeline.layout, pin.dataset))
     if not seen.get("looked_bytes"):
         return None
     text_bytes = seen["text_bytes"] / seen["looked_bytes"] * seen["bytes"]

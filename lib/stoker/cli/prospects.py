@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from stoker.config.checks import Fault
@@ -22,15 +21,7 @@ LONG_DAYS = 60
 TEXT_BYTES_A_TOKEN, FEW_IDS, FEWER_BYTES_A_TOKEN = 4, 8192, 2  # of text; a small vocabulary has short tokens
 
 
-@dataclass(frozen=True)
-class Whole:
-    """All that the source will ever give a run, as far as that is known now; `exact` once it is built."""
-
-    data: DataInView
-    exact: bool
-
-
-def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> Whole:
+def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
     """What so many files with so much text will become, within dataset.limit."""
     each = TEXT_BYTES_A_TOKEN if vocabulary(pipeline) >= FEW_IDS else FEWER_BYTES_A_TOKEN
     limit, ratio = pipeline.dataset.limit, pipeline.shard.val_ratio
@@ -38,11 +29,14 @@ def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> Whole:
     tokens = int(text_bytes / each * sets / files)
     tokens = min(tokens, limit.tokens or tokens)
     val = int(tokens * ratio)
-    return Whole(DataInView(sets, tokens - val, val, complete=False), exact=False)
+    return DataInView(sets, tokens - val, val, complete=False)
 
 
-def disappointments(pipeline: Pipeline, whole: Whole | None, days: float) -> list[Fault]:
-    """What to say of the data as a whole (None: nothing is known of it) and of so many days of training."""
+def disappointments(pipeline: Pipeline, whole: DataInView | None, days: float) -> list[Fault]:
+    """What to say of so many days of training, and of all the data that a run will ever be given.
+
+    `whole` is what is published once that is `complete`, else an estimate, or None where nothing is known.
+    """
     found = [*_other_files(pipeline)]
     if whole is not None:
         found += [*_late_start(pipeline, whole), *_short_data(pipeline, whole)]
@@ -70,9 +64,12 @@ def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
             )
 
 
-def _late_start(pipeline: Pipeline, whole: Whole) -> Iterator[Fault]:
+def _late_start(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
     wants = gate_wants(pipeline)
-    if start_gate(replace(whole.data, complete=False), wants).state == "open":
+    gate = start_gate(whole, wants)
+    if gate.state == "hopeless":
+        yield Fault(("train", "start_when"), gate.why)
+    if gate.state != "closed":
         return
     held = f" and {format_count(wants.heldout_tokens)} held-out tokens" if wants.heldout_tokens else ""
     yield Fault(
@@ -83,10 +80,10 @@ def _late_start(pipeline: Pipeline, whole: Whole) -> Iterator[Fault]:
     )
 
 
-def _short_data(pipeline: Pipeline, whole: Whole) -> Iterator[Fault]:
+def _short_data(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
     train, epochs = pipeline.train, pipeline.plan.epochs
     batch = train.global_batch * train.seq_len
-    if epochs is None or train.horizon * batch <= (there := whole.data.train_tokens * epochs):
+    if epochs is None or train.horizon * batch <= (there := whole.train_tokens * epochs):
         return
     yield Fault(
         ("plan", "epochs"),
@@ -96,17 +93,12 @@ def _short_data(pipeline: Pipeline, whole: Whole) -> Iterator[Fault]:
     )
 
 
-def _told(whole: Whole) -> str:
-    data = whole.data
+def _told(whole: DataInView) -> str:
     figures = (
-        f"{data.sets} shard sets, {format_count(data.train_tokens)} training and "
-        f"{format_count(data.val_tokens)} held-out tokens"
+        f"{whole.sets} shard sets, {format_count(whole.train_tokens)} training and "
+        f"{format_count(whole.val_tokens)} held-out tokens"
     )
-    return (
-        f"the data has {figures}"
-        if whole.exact
-        else f"the source has about {figures} (by the size of its text)"
-    )
+    return f"the data has {figures}" if whole.complete else f"by its text the source has about {figures}"
 
 
 def parameters(pipeline: Pipeline) -> int:
