@@ -198,6 +198,14 @@ def test_a_text_column_that_only_some_files_lack_is_a_warning(
             MINIMAL + "stage: {free_floor: 900TiB}\n",
             "mine.yaml:7: train.start_when.tokens: 100000000 tokens take",
         ),
+        (
+            MINIMAL + SMALL + "metrics: {address: 192.0.2.1}\n",
+            "metrics.address: metrics cannot be served on 192.0.2.1",
+        ),
+        (
+            MINIMAL + SMALL + "tokenizer: {file: nowhere.json}\n",
+            "nowhere.json is not there; correct the path",
+        ),
     ],
 )
 def test_config_check_exits_78_for_a_bad_file(

@@ -20,8 +20,10 @@ from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.schema import Pipeline, Source
 from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.folder import DEFAULT_INCLUDE
+from stoker.corpus.hub import endpoint_of
 from stoker.corpus.sources import read_sources
 from stoker.corpus.urls import read_urls
+from stoker.kit.metrics import Metrics
 from stoker.shards.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
 from stoker.store.record import RecordDamaged, read_record
@@ -40,6 +42,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
     asked_of_tokenizer(pipeline)
     seen, whole = _survey(pipeline), None
     faults, warnings = _columns(pipeline, seen)
+    faults += _surroundings(pipeline)
     if (capacity := _capacity(pipeline.hot)) is not None:
         faults += disk_faults(pipeline, capacity)
         warnings += disk_notes(pipeline, capacity)
@@ -51,6 +54,21 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
     coming = disappointments(pipeline, whole, training_days(pipeline))
     return faults, [*notes(pipeline), *warnings, *_source_warnings(pipeline, seen), *coming]
+
+
+def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
+    """What this machine and its environment make impossible."""
+    metrics, source = Metrics("config", pipeline.name), pipeline.dataset.source
+    try:
+        metrics.serve(pipeline.metrics.address, 0)
+        metrics.close()
+    except ConfigError as error:
+        yield Fault(("metrics", "address"), str(error))
+    try:
+        if source.kind == "hub":
+            endpoint_of(source.endpoint)
+    except ConfigError as error:
+        yield Fault(("dataset", "source", "endpoint"), str(error))
 
 
 def _pin(pipeline: Pipeline) -> DatasetPin | None:
