@@ -24,6 +24,7 @@ from stoker.corpus.hub import endpoint_of
 from stoker.corpus.sources import read_sources
 from stoker.corpus.urls import read_urls
 from stoker.kit.metrics import Metrics
+from stoker.kit.state_owner import another_owner
 from stoker.shards.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
 from stoker.store.record import RecordDamaged, read_record
@@ -58,6 +59,8 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
 
 def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     """What this machine and its environment make impossible."""
+    if why := another_owner(pipeline):
+        yield Fault(("state",), why)
     metrics, source = Metrics("config", pipeline.name), pipeline.dataset.source
     try:
         metrics.serve(pipeline.metrics.address, 0)

@@ -14,15 +14,15 @@ def another_owner(pipeline: Pipeline) -> str:
     if owner in ("", _name(pipeline)):
         return ""
     return (
-        f"{pipeline.file}: state: {pipeline.layout.state} is that of {owner}, and this is {_name(pipeline)}; "
-        f"give it a `state:` of its own, or, if it is the same pipeline under a new name, remove {file}"
+        f"{pipeline.layout.state} is that of {owner}, and this is {_name(pipeline)}; give it a `state:` of "
+        f"its own, or, if it is the same pipeline under a new name, remove {file}"
     )
 
 
 def require_own_state(pipeline: Pipeline) -> None:
     """ConfigError where the state directory is another pipeline's."""
     if why := another_owner(pipeline):
-        raise ConfigError(why)
+        raise ConfigError(f"{pipeline.file}: state: {why}")
 
 
 def take_up_state(pipeline: Pipeline) -> None:
