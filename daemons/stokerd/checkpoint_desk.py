@@ -36,6 +36,7 @@ class CheckpointDesk:
         if warm is not None and context.pipeline.train.checkpoint.mirror:
             self.mirror = MirrorDesk(context, turns, meters, shelf=self.shelf, book=book, warm=warm)
             self.fallback = MirrorFallback(self.mirror)
+        self._sealed: Checkpoint | None = None
         self.convicted = False  # whether one was, in the last selection
         self._proving: Path | None = None
         self._proven_at: float | None = None
@@ -43,6 +44,15 @@ class CheckpointDesk:
     @property
     def newest(self) -> Checkpoint | None:
         return self.shelf.newest
+
+    @property
+    def sealed(self) -> Checkpoint | None:
+        """The one that `note_sealed` found, while it is there."""
+        return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
+
+    def note_sealed(self, history: History) -> None:
+        """Find the newest sealed checkpoint, proven or not, to be shown. Call it while nobody is sealing."""
+        self._sealed = self.shelf.sealed(history)
 
     @property
     def age_s(self) -> float | None:

@@ -59,6 +59,11 @@ class LaunchWatch:
         return self.view.step if self.view.step is not None else self.launch.resume_step
 
     @property
+    def stepped(self) -> bool:
+        """Whether it has made a step: what came before, once a launch, is no part of its pace."""
+        return self.step > self.launch.resume_step
+
+    @property
     def position(self) -> Position | None:
         """The position the trainer told last; None before its first step."""
         return Position(*self.view.position) if self.view.position else None
@@ -124,7 +129,6 @@ class LaunchWatch:
                 trainer.kill()
         else:
             self.stop_asked_at = now
-            self.turns.doing = "waiting for the trainer to save and end"
             self.events.record("trainer_stop_asked", launch=self.launch.launch, step=self.step)
             trainer.stop()
 

@@ -25,6 +25,7 @@ from stokerd.run_book import RunBook
 # The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
 # them, come from a disk that is shared and gives 40 MB/s in five minutes; twice that for a retry.
 LEAD_S = 600.0
+SHORT_WAIT_S = 60.0  # a wait for data that is part of how fast a run gets on
 RATE_CHANGE = 0.2  # a pace that changed by less is not worth a write
 
 
@@ -38,7 +39,9 @@ class RunAccounts:
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         rate, reach = before.get("windows_per_s"), before.get("reach")
         self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
-        self.pace = Pace(float(rate) if isinstance(rate, int | float) else None)
+        known = float(rate) if isinstance(rate, int | float) else None
+        self.pace = Pace(known)  # of training alone: how soon its data is needed
+        self.headway = Pace(known)  # short waits for data included: how long the run will take
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
         self._told: tuple[Any, ...] = ()
@@ -125,12 +128,19 @@ class RunAccounts:
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
         return Outlook(reached, reached + max(0, steps - step) * batch, lead)
 
-    def moved(self, position: Position, *, training: bool) -> None:
-        """The trainer is at a position now."""
-        if training:
-            self.pace.sampled(linear(self.planner.plan, position), time.monotonic())
-        else:
-            self.pace.interrupted()
+    def moved(self, position: Position, *, waited_s: float) -> None:
+        """The trainer is at a position now, and has waited for data so long."""
+        now = time.monotonic()
+        for pace, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
+            if waited_s > most_s:
+                pace.interrupted()
+            else:
+                pace.sampled(linear(self.planner.plan, position), now)
+
+    def interrupted(self) -> None:
+        """The trainer ended."""
+        self.pace.interrupted()
+        self.headway.interrupted()
 
     def keep(self, checkpoint: Checkpoint | None) -> None:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""

@@ -25,13 +25,13 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.names import new_id, utc_now
 from stoker.store.record import write_record
 from stoker.supervise.checkpoints import Checkpoint
+from stoker.supervise.data_wait import waiting_words
 from stoker.supervise.exits import Exit, ExitClass, classify
 from stoker.supervise.launch import Launch, launch_body
 from stoker.supervise.launches import launched_body, note_launch
 from stoker.supervise.meters import Meters
 from stoker.supervise.planner import Planner
 from stoker.supervise.policy import after_exit
-from stoker.supervise.snapshot import snapshot, status_text
 from stokerd import rollback_desk
 from stokerd.checkpoint_desk import CheckpointDesk
 from stokerd.checkpoint_drops import DROP, CheckpointDrops
@@ -44,6 +44,7 @@ from stokerd.repairs import SetLost
 from stokerd.request_desk import RequestDesk
 from stokerd.rollback_desk import RollbackDesk
 from stokerd.run_accounts import RunAccounts
+from stokerd.run_board import RunBoard
 from stokerd.run_book import RunBook
 from stokerd.turns import Changed, Stopped, Turns
 
@@ -63,6 +64,7 @@ def story(context: DaemonContext) -> int:
     try:
         return supervisor.live()
     except Stopped:
+        supervisor.farewell()
         return 0
     finally:
         supervisor.turns.drop_work()
@@ -77,7 +79,6 @@ class TrainSupervisor:
         self.layout, self.train_config = context.layout, context.pipeline.train
         self.run = self.layout.run(self.train_config.run)
         self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
-        self.turns.each, self.turns.show = self.each_turn, self.show
         self.ground = Ground(context, self.turns)
         self.meters = Meters(context.metrics)
         backoff = self.pipeline.supervise.backoff
@@ -90,6 +91,8 @@ class TrainSupervisor:
         self.planner = Planner(self.layout, self.pipeline.dataset.name, self.run.plan, run_id)
         self.accounts = RunAccounts(context, self.book, self.planner)
         self.provisions = Provisions(context, self.turns, self.planner)
+        self.board = RunBoard(context, self.turns, self.desk, self.accounts)
+        self.turns.each, self.turns.show = self.each_turn, self.board.show
         self.parts = Parts(context, self.planner, self.accounts.reach)
         self.rollbacks = RollbackDesk(context, self.turns, self.desk, self.book, self.planner)
         verbs = dict.fromkeys(rollback_desk.VERBS, self.rollbacks.consider)
@@ -97,7 +100,6 @@ class TrainSupervisor:
         self.requests = RequestDesk(context, self.turns, verbs)
         self.watch: LaunchWatch | None = None
         self.last: Exit | None = None  # how the last launch ended, until that was answered
-        self.at_rest = False  # finished, and nothing will be launched any more
 
     def live(self) -> int:
         """The story, top to bottom; returns the exit code."""
@@ -127,10 +129,12 @@ class TrainSupervisor:
 
     def round(self, lock: Lock) -> int | None:
         """From the newest proven checkpoint to the end of one launch; an exit code ends the story."""
-        self.at_rest = False
+        self.board.at_rest = False
         if self.rollbacks.take_up():
             self.last = self.watch = None
-        checkpoint = self.desk.newest_proven(ancestry(self.accounts.timelines()))
+        history = ancestry(self.accounts.timelines())
+        self.desk.note_sealed(history)
+        checkpoint = self.desk.newest_proven(history)
         if not self.accounts.counts(checkpoint):
             return None  # it could not be told before: it is past a fork, and is moved away now
         self.accounts.settle(checkpoint, convicted=self.desk.convicted)
@@ -140,10 +144,13 @@ class TrainSupervisor:
             return code
         over = self.accounts.over(checkpoint)
         if over != "steps":  # at the data's end, too: the cap on epochs may have been raised
+            self.board.gathering = True
             try:
                 self.gather(checkpoint)
             except SetLost as lost:
                 return self.fail(lost.exit_code, str(lost))
+            finally:
+                self.board.gathering = False
             over = self.accounts.over(checkpoint)
         if over is not None:
             lock.release()
@@ -189,7 +196,7 @@ class TrainSupervisor:
             elif self.planner.plan.ended:
                 return
             else:
-                lacking = f"waiting for data: {self.planner.why or 'proving shard sets'}"
+                lacking = waiting_words(self.planner.why)
             if not lacking:
                 break
             self.turns.doing = lacking
@@ -252,17 +259,19 @@ class TrainSupervisor:
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": launch.resume_step}
         words |= {} if launch.until is None else {"until": launch.until}
         self.events.record("trainer_launched", **words)
-        self.turns.doing = "training"
-        self.watch = LaunchWatch(self.context, self.turns, launch)
+        self.watch = self.board.live = LaunchWatch(self.context, self.turns, launch)
         self.provisions.needed = {}  # proven now; what leaves and comes back is no trouble to who has it open
         try:
             ending = self.watch.run(lock, self.look_after)
         except StorageError:
             self.book.uncounted = True  # it was ended for want of a disk, which says nothing against it
             raise
-        self.accounts.pace.interrupted()
+        finally:
+            self.board.live = None
+            self.accounts.interrupted()
         self.drop_work()
         exit_ = classify(ending)
+        self.turns.doing = f"the trainer ended: {exit_.detail}"
         self.meters.restarts.labels(exit_.kind).inc()
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
         words = {"launch": launch.launch, "exit_class": str(exit_.kind), "step": self.watch.step}
@@ -270,8 +279,6 @@ class TrainSupervisor:
         if self.context.stopping:
             self.book.stopped()
             self.turns.doing = f"stopped at step {self.watch.step}: {exit_.detail}"
-            self.watch = None
-            self.context.beat(*self.show())
             raise Stopped
         return exit_
 
@@ -292,7 +299,8 @@ class TrainSupervisor:
             self.keep_books(self.desk.newest)
         newest = self.desk.newest
         position = watch.position or (newest.position if newest else START)
-        self.accounts.moved(position, training=watch.view.phase != "wait-data")
+        if watch.stepped:
+            self.accounts.moved(position, waited_s=self.board.wait.lasted_s(time.monotonic()))
         self.keep_planned(watch.step, position, newest)
 
     def follow(self, checkpoint: Checkpoint | None) -> int | None:
@@ -346,7 +354,7 @@ class TrainSupervisor:
             self.turns.turn_or_stop()  # the older checkpoints: retention removes none that nobody looked at
         if checkpoint is not None:
             self.keep_books(checkpoint)
-        self.at_rest = True
+        self.board.at_rest = True
         while not self.context.once:
             self.turns.turn_or_stop()
         self.turns.turn(0.0)
@@ -363,26 +371,12 @@ class TrainSupervisor:
         """What is looked at however long something else takes."""
         self.requests.look()
         self.desk.tend()
+        self.board.look()
 
-    def show(self) -> tuple[dict[str, Any], str]:
-        """The status snapshot and its one line; the metrics are set from the same."""
-        shown = snapshot(
-            run=self.train_config.run,
-            steps=self.accounts.last_step,
-            tokens_per_step=self.train_config.global_batch * self.train_config.seq_len,
-            doing=self.turns.doing,
-            record=self.book.record,
-            view=self.watch.view if self.watch else None,
-            checkpoint=self.desk.newest,
-            plan=self.planner.plan,
-            trainer_pid=self.watch.trainer_pid if self.watch else None,
-            trainer_rss_bytes=self.watch.rss_bytes if self.watch else 0,
-            at_rest=self.at_rest,
-            timeline=self.accounts.timeline,
-            mirror=self.desk.mirror.status() if self.desk.mirror else None,
-        )
-        self.meters.show(shown, self.desk.age_s)
-        return shown, status_text(shown)
+    def farewell(self) -> None:
+        """Leave a last status behind, which names what was sealed last."""
+        self.desk.note_sealed(ancestry(self.accounts.timelines()))
+        self.context.beat(*self.board.show())
 
 
 if __name__ == "__main__":

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import urllib.request
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.kit.lock import read_holder
+from stoker.cli.status import report_lines
+from stoker.kit.process import signal_process
+from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record
 from support.checkpoint_data import DEEP, with_body
 from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training
-from support.waiting import LONG_S, wait_until
+from support.waiting import wait_until
 
 
 def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: TrainPipeline) -> None:
@@ -98,30 +101,84 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_be
         assert name in finding["reason"] or name == "SHA256SUMS"
         assert (Path(finding["moved_to"]) / "step-000000060" / name).exists()
         assert "event=checkpoint_quarantined" in daemon.said()
-        assert "stoker_checkpoints_quarantined_total" in metrics(run)
-        assert metrics(run)["stoker_checkpoints_quarantined_total"] == 1.0
+        assert run.metrics()["stoker_checkpoints_quarantined_total",] == 1.0
     finally:
         assert daemon.stop() == 0
-
-
-def metrics(run: TrainPipeline) -> dict[str, float]:
-    holder = read_holder(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
-    assert holder is not None
-    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path, tmp_path: Path) -> None:
     run = make_training(shard_sets, tmp_path / "stopped", train__steps=5000)
     daemon = run.start()
     run.wait_for_step(5)
-    before = run.processes()
+    before, (guard,) = run.processes(), run.guards()
+    signal_process(guard, signal.SIGSTOP)  # it takes its time to ask the trainer
+    daemon.process.terminate()
+    stopping = wait_until(lambda: told(run, "waiting for the trainer to save and end"), what="the new words")
+    assert "tokens/s" not in stopping and "time left" not in stopping
+    signal_process(guard, signal.SIGCONT)
     assert daemon.stop() == 0
     wait_gone(before, ENDING_S)
     assert run.checkpoints()[-1] == f"step-{run.last_step():09d}"
     assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
     assert run.record()["state"] == "running"
+    last = run.rows()[-1]
+    lines = told(run, "train_supervisor").splitlines()
+    assert f"  step               {last['step']} of 5,000 ({last['step'] / 50:.1f} %)" in lines
+    assert f"  loss               training {last['loss']:.4f}, held-out {held_out(run):.4f}" in lines
+    assert f"  checkpoint         step-{last['step']:09d} (sealed, not proven yet)" in lines
+
+
+def told(run: TrainPipeline, words: str) -> str:
+    """What `stoker status` says now, once that has these words."""
+    text = "\n".join(report_lines("data", read_status(run.data.pipeline.layout)))
+    return text if words in text else ""
+
+
+def held_out(run: TrainPipeline) -> float:
+    return float([row["val_loss"] for row in run.rows() if "val_loss" in row][-1])
+
+
+def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_speed(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    run = make_training(
+        shard_sets,
+        tmp_path / "waits",
+        train__steps=5000,
+        train__seq_len=512,
+        train__global_batch=16,
+        train__model={"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
+        train__evaluate={"every_steps": None, "tokens": 0},
+        train__checkpoint={"every": "0.3s"},
+        plan={"segment_tokens": 2000, "hold": "0.5s"},
+    )
+    pin = run.data.pin()
+    more = replace(pin, listing=(*pin.listing, "late.parquet"), complete=False)
+    write_record(run.data.pipeline.layout.dataset("prose"), more.to_record())
+    daemon = run.start()
+    try:
+        waiting = wait_until(lambda: long_waits(run), what="the event of a long wait")[0]
+        assert waiting["level"] == "warning"
+        text = told(
+            run, f"waiting for data: late.parquet, since {waiting['since']}: step {run.last_step()} of"
+        )
+        assert "run                main: waiting" in text
+        assert "tokens/s" not in text and "time left" not in text and "training:" not in text
+        body = run.data.status(TRAIN_SUPERVISOR)
+        assert (body["waiting_for"], body["waiting_since"]) == ("late.parquet", waiting["since"])
+        seen = run.metrics()
+        assert seen["stoker_train_state", "waiting"] == 1.0 and seen["stoker_train_state", "running"] == 0.0
+        assert seen["stoker_train_tokens_per_second",] == 0.0
+        wait_until(lambda: run.checkpoints()[-1:] == [f"step-{run.last_step():09d}"])
+        wait_until(lambda: told(run, "checkpoint " + str(run.last_step())), what="a save during the wait")
+        assert told(run, f"since {waiting['since']}"), "a checkpoint does not end the wait"
+        assert len(long_waits(run)) == 1
+    finally:
+        assert daemon.stop() == 0
+
+
+def long_waits(run: TrainPipeline) -> list[dict[str, Any]]:
+    return [event for event in run.events("data_wait") if event["waiting_for"] == "late.parquet"]
 
 
 def test_launches_that_get_nowhere_end_the_run_as_failed(finished: TrainPipeline, tmp_path: Path) -> None:

@@ -181,13 +181,15 @@ def test_the_low_water_mark_counts_only_from_the_newest_proven_checkpoint(tmp_pa
 def test_the_pace_is_that_of_training_over_minutes() -> None:
     pace = Pace(5.0)
     assert pace.windows_per_s == 5.0
-    for second in range(0, 40, 4):
+    for second in range(0, 80, 4):
         pace.sampled(100 + 2 * second, float(second))
     assert pace.windows_per_s == pytest.approx(2.0)
     pace.interrupted()
     pace.sampled(180, 1000.0)
     pace.sampled(300, 1020.0)
+    assert pace.windows_per_s == pytest.approx(2.0), "a few seconds are no measure"
+    pace.sampled(540, 1060.0)
     assert pace.windows_per_s == pytest.approx(6.0)
-    for second in range(1020, 2020, 10):
-        pace.sampled(300 + second - 1020, float(second))
+    for second in range(1060, 2060, 10):
+        pace.sampled(540 + second - 1060, float(second))
     assert pace.windows_per_s == pytest.approx(1.0, rel=0.05)

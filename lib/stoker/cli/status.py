@@ -18,7 +18,7 @@ from stoker.store.names import utc_now
 
 FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
-NOW_ONLY = (*RATES, "transfers", "waits", "paused")
+NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
 SHOWN_TRANSFERS = 8
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 Daemons = Mapping[str, Mapping[str, Any]]
@@ -159,6 +159,8 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     if not running and state in GOING_ON:
         state = f"was {state} when the supervisor ended"
     lines = [("run", f"{body['run']}: {state}{finished}{reason}")]
+    if body.get("waiting_for"):
+        lines.append(("waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"))
     if body.get("step") is not None:
         fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
         done = _percent(body["step"], body["steps"])
@@ -171,7 +173,8 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     if body.get("eta_s") is not None:
         lines.append(("time left", format_duration(body["eta_s"])))
     if body.get("checkpoint"):
-        lines.append(("checkpoint", str(body["checkpoint"]["name"])))
+        unproven = "" if body["checkpoint"]["proven"] else " (sealed, not proven yet)"
+        lines.append(("checkpoint", f"{body['checkpoint']['name']}{unproven}"))
     if body.get("mirror"):
         lines.append(("mirror", _mirror(body["mirror"])))
     if body.get("plan_windows"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.mirror import Local
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
@@ -14,13 +16,14 @@ from stoker.checkpoints.select import Found, History, candidates, find_checkpoin
 from stoker.config.schema import Pipeline
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.positions import Position
+from stoker.store.errors import DataError
 
 RETRY_S = 10.0  # before a checkpoint that could not be read is tried again
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was proven in this supervisor's life; `body` is its checkpoint.json."""
+    """A checkpoint, proven in this life of the supervisor or `sealed`; `body` is its checkpoint.json."""
 
     path: Path
     step: int
@@ -66,6 +69,14 @@ class Checkpoints:
     def newest_candidate(self, history: Sequence[tuple[int, int | None]]) -> Found | None:
         """The newest sealed one of this history; before a launch it is proven again, whatever was known."""
         return next(iter(candidates(find_checkpoints(self._directory), history)), None)
+
+    def sealed(self, history: History) -> Checkpoint | None:
+        """The newest sealed one of this history whose checkpoint.json can be read; nothing is proven."""
+        for found in candidates(find_checkpoints(self._directory), history):
+            with contextlib.suppress(OSError, DataError):  # a proof will tell
+                body = read_body((found.path / BODY).read_bytes())
+                return Checkpoint(found.path, found.step, body.raw)
+        return None
 
     def unproven(self, history: History, now: float) -> Found | None:
         """The newest sealed one that nobody has looked at yet and that may be tried now."""

@@ -14,7 +14,6 @@ _GAUGES = {
     "val_loss": ("train_val_loss", "Last held-out loss."),
     "lr": ("train_learning_rate", "Learning rate of the last step."),
     "grad_norm": ("train_gradient_norm", "Norm of the gradient before clipping."),
-    "tokens_per_s": ("train_tokens_per_second", "Training speed of the last steps."),
     "trainer_rss_bytes": ("trainer_rss_bytes", "Resident memory of the trainer and what it started."),
     "plan_windows_ahead": ("plan_ahead_windows", "Windows planned beyond the trainer's position."),
 }
@@ -25,7 +24,9 @@ class Meters:
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = {key: metrics.gauge(name, doc) for key, (name, doc) in _GAUGES.items()}
-        self._tokens = metrics.total("train_tokens_total", "Tokens trained on in the run's history.")
+        self._speed = metrics.gauge(
+            "train_tokens_per_second", "Speed of the last step; 0 while nothing is trained."
+        )
         self._checkpoint_step = metrics.gauge(
             "train_checkpoint_step", "Step of the newest proven checkpoint."
         )
@@ -55,11 +56,11 @@ class Meters:
         for key, gauge in self._gauges.items():
             if snapshot.get(key) is not None:
                 gauge.set(snapshot[key])
-        self._tokens.set(snapshot.get("tokens") or 0)
+        self._speed.set(snapshot["tokens_per_s"] or 0)
         self._launches.set(snapshot["launches"])
         for state in ("waiting", "running", "finished", "failed"):
             self._state.labels(state).set(1 if snapshot["run_state"] == state else 0)
-        if snapshot["checkpoint"] is not None:
+        if snapshot["checkpoint"] is not None and snapshot["checkpoint"]["proven"]:
             self._checkpoint_step.set(snapshot["checkpoint"]["step"])
         if (mirror := snapshot.get("mirror")) is not None:
             self._mirror_waiting.set(mirror["waiting"])

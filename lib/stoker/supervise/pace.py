@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 SPAN_S = 600.0  # evaluations and checkpoints come and go in it; a change of speed shows within minutes
-LEAST_S = 10.0
+LEAST_S = 60.0  # a single evaluation or slow step is no measure
 
 
 class Pace:
@@ -27,5 +27,5 @@ class Pace:
             self.windows_per_s = (windows - first) / (now - began)
 
     def interrupted(self) -> None:
-        """The trainer ended, or waits for data: the time until its next step is not its pace."""
+        """The trainer ended or waits: the time until its next step is not its pace."""
         self._samples.clear()

@@ -13,6 +13,7 @@ MOST_BYTES = 8192  # a longer datagram is not one of ours
 MOST_TEXT = 500
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
+STEPPING = frozenset({"train", "eval", "checkpoint"})  # steps, and what comes between them
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ _NUMBERS = {
 class TrainerView:
     """The trainer as its words tell it; times are monotonic seconds.
 
-    `moved_at` is the last new step or change of phase, `heard_at` the last word of any kind.
+    `moved_at` is the last new step or change of phase, `heard_at` the last word of any kind. `waits` is true
+    while it waits for data; a checkpoint in between does not end that.
     """
 
     launch: str
     heard_at: float
     moved_at: float
     phase: str = "load"
+    waits: bool = False
     ready: bool = False
     step: int | None = None
     tokens: int | None = None
@@ -105,10 +108,12 @@ def heard(view: TrainerView, word: Word, now: float) -> TrainerView:
     said: dict[str, Any] = {
         field: getattr(word, field) for field in _CARRIED if getattr(word, field) is not None
     }
-    moved = (word.phase or view.phase) != view.phase or (word.step is not None and word.step != view.step)
+    phase = word.phase or view.phase
+    moved = phase != view.phase or (word.step is not None and word.step != view.step)
     return replace(
         view,
         **said,
+        waits=phase == "wait-data" or (view.waits and phase == "checkpoint"),
         ready=view.ready or word.ready,
         heard_at=now,
         moved_at=now if moved else view.moved_at,

@@ -10,7 +10,8 @@ from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
 from stoker.supervise.checkpoints import Checkpoint
-from stoker.supervise.protocol import TrainerView
+from stoker.supervise.data_wait import DataWait
+from stoker.supervise.protocol import STEPPING, TrainerView
 from stoker.supervise.record import RunRecord
 
 
@@ -18,11 +19,15 @@ def snapshot(
     *,
     run: str,
     steps: int,
-    tokens_per_step: int,
+    global_batch: int,
+    windows_per_s: float | None,
     doing: str,
+    wait: DataWait,
+    ending: bool,
     record: RunRecord | None,
     view: TrainerView | None,
     checkpoint: Checkpoint | None,
+    sealed: Checkpoint | None,
     plan: Plan | None,
     trainer_pid: int | None,
     trainer_rss_bytes: int | None,
@@ -30,42 +35,43 @@ def snapshot(
     mirror: Mapping[str, Any] | None = None,
     timeline: int = 0,
 ) -> dict[str, Any]:
-    """The run now; steps, losses and rates are the trainer's last words, without one the checkpoint's."""
+    """The run now; steps and losses are the last words of a trainer that lives, else the newest checkpoint's.
+
+    `view` is of a launch that goes on; `checkpoint` is proven, `sealed` need not be. Speed and time left are
+    told only of a trainer that trains, and is not `ending`.
+    """
+    newest, proven = checkpoint, True
+    if sealed is not None and (checkpoint is None or sealed.step > checkpoint.step):
+        newest, proven = sealed, False
     said: dict[str, Any] = {
         name: getattr(view, name, None)
-        for name in (
-            "step",
-            "tokens",
-            "loss",
-            "lr",
-            "grad_norm",
-            "tokens_per_s",
-            "val_loss",
-            "phase",
-            "position",
-        )
+        for name in ("step", "tokens", "loss", "lr", "grad_norm", "val_loss", "phase", "position")
     }
-    if checkpoint is not None:
+    if newest is not None:
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
-                said[name] = checkpoint.body.get(name)
-    rate, step = said["tokens_per_s"], said["step"] or 0
+                said[name] = newest.body.get(name)
+    trains = view is not None and view.phase in STEPPING and not wait.what and not ending
+    windows_left = max(0, steps - (said["step"] or 0)) * global_batch
     return {
         **said,
         "run": run,
         "timeline": timeline,
-        "run_state": record.state if record else "waiting",
+        "run_state": record.state if record and not wait.what else "waiting",
         "at_rest": at_rest,
         "finished": record.finished if record else None,
         "reason": record.reason if record else None,
-        "doing": doing,
+        "doing": f"{doing}, since {wait.since}" if wait.what else doing,
+        "waiting_for": wait.what or None,
+        "waiting_since": wait.since or None,
         "steps": steps,
-        "eta_s": max(0, steps - step) * tokens_per_step / rate if rate and view is not None else None,
+        "tokens_per_s": view.tokens_per_s if view and trains else None,
+        "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
         "trainer_pid": trainer_pid,
         "trainer_rss_bytes": trainer_rss_bytes,
-        "checkpoint": {"name": checkpoint.path.name, "step": checkpoint.step} if checkpoint else None,
+        "checkpoint": {"name": newest.path.name, "step": newest.step, "proven": proven} if newest else None,
         "mirror": mirror,
         "plan_entries": len(plan.entries) if plan else 0,
         "plan_windows": plan.windows if plan else 0,

@@ -1,0 +1,131 @@
+"""What the supervisor shows: waits for data, speed and time left, the newest checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.plan.growth import ENOUGH
+from stoker.supervise.checkpoints import Checkpoint
+from stoker.supervise.data_wait import DataWait, waiting_words
+from stoker.supervise.pace import Pace
+from stoker.supervise.protocol import TrainerView, Word, heard
+from stoker.supervise.snapshot import snapshot, status_text
+
+BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
+PROVEN = Checkpoint(Path("step-000000040"), 40, BODY)
+SEALED = Checkpoint(Path("step-000000047"), 47, {**BODY, "step": 47, "loss": 3.0})
+TRAINING = TrainerView("l1", 0.0, 0.0, phase="train", step=50, loss=2.5, tokens_per_s=900.0)
+
+
+def shown(**changes: Any) -> dict[str, Any]:
+    """A run at step 50 of 100, of which 2 windows a second are trained in batches of 4."""
+    usual: dict[str, Any] = {
+        "run": "main",
+        "steps": 100,
+        "global_batch": 4,
+        "windows_per_s": 2.0,
+        "doing": "training",
+        "wait": DataWait(60.0),
+        "ending": False,
+        "record": None,
+        "view": TRAINING,
+        "checkpoint": PROVEN,
+        "sealed": PROVEN,
+        "plan": None,
+        "trainer_pid": None,
+        "trainer_rss_bytes": None,
+        "at_rest": False,
+    }
+    return snapshot(**usual | changes)
+
+
+def waiting() -> DataWait:
+    wait = DataWait(60.0)
+    wait.note("waiting for data: b.parquet", 0.0)
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("changes", "speed", "left_s"),
+    [
+        ({}, 900.0, 100.0),
+        ({"windows_per_s": None}, 900.0, None),
+        ({"wait": waiting()}, None, None),
+        ({"ending": True}, None, None),
+        ({"view": None}, None, None),
+        ({"view": TrainerView("l1", 0.0, 0.0, phase="load")}, None, None),
+    ],
+)
+def test_speed_and_time_left_are_told_of_a_trainer_that_trains(
+    changes: dict[str, Any], speed: float | None, left_s: float | None
+) -> None:
+    told = shown(**changes)
+    assert (told["tokens_per_s"], told["eta_s"]) == (speed, left_s)
+
+
+def test_a_wait_is_told_with_what_is_waited_for_and_since_when() -> None:
+    wait = waiting()
+    told = shown(wait=wait, doing="waiting for data: b.parquet")
+    assert (told["run_state"], told["waiting_for"]) == ("waiting", "b.parquet")
+    assert status_text(told) == (
+        f"waiting for data: b.parquet, since {wait.since}: step 50 of 100, loss 2.5000, checkpoint 40"
+    )
+
+
+def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or_not() -> None:
+    told = shown(view=None, sealed=SEALED)
+    assert (told["step"], told["loss"]) == (47, 3.0)
+    assert told["checkpoint"] == {"name": "step-000000047", "step": 47, "proven": False}
+    told = shown(view=None, sealed=None)
+    assert told["checkpoint"] == {"name": "step-000000040", "step": 40, "proven": True}
+    assert shown(view=None, sealed=None, checkpoint=None)["checkpoint"] is None
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("waiting for a.parquet", "waiting for data: a.parquet"),
+        ("waiting for more shard sets", "waiting for data: more shard sets"),
+        ("the listing is empty", "waiting for data: the listing is empty"),
+        ("", "waiting for data: shard sets to be proven"),
+        (ENOUGH, "waiting for data: shard sets to be proven"),
+    ],
+)
+def test_the_plans_reason_becomes_what_is_waited_for(why: str, words: str) -> None:
+    assert waiting_words(why) == words
+
+
+def test_a_wait_longer_than_hold_is_told_once_whatever_it_is_for() -> None:
+    wait = DataWait(60.0)
+    words = ["a", "a", "b", "b", "", "b", "b"]
+    assert [wait.note(what, 40.0 * turn) for turn, what in enumerate(words)] == [
+        *(False, False, True, False),
+        *(False, False, False),
+    ]
+    assert wait.note("b", 260.0) and wait.lasted_s(261.0) == 61.0
+    wait.note("", 262.0)
+    assert (wait.what, wait.since, wait.lasted_s(300.0)) == ("", "", 0.0)
+
+
+def test_a_checkpoint_in_the_middle_does_not_end_a_wait_and_a_batch_does() -> None:
+    view = TrainerView.started("l1", 0.0)
+    seen = []
+    for phase in ("train", "checkpoint", "wait-data", "checkpoint", "wait-data", None, "train", "eval"):
+        view = heard(view, Word(phase=phase), 1.0)
+        seen.append(view.waits)
+    assert seen == [False, False, True, True, True, True, False, False]
+
+
+def test_an_evaluation_in_the_window_moves_the_time_left_a_little() -> None:
+    pace = Pace()
+    windows, told = 0, []
+    for second in range(600):
+        windows += 0 if 300 <= second < 325 else 4  # a step a second, and an evaluation of 25
+        pace.sampled(windows, float(second))
+        told.append(pace.windows_per_s)
+    assert told[59] is None, "the first seconds are no measure"
+    known = [rate for rate in told if rate is not None]
+    assert max(known) / min(known) < 1.1
