@@ -54,6 +54,11 @@ class RunBoard:
                 message="no step is made until it is there; stoker status shows what download and shards do",
             )
 
+    def launch_ended(self) -> None:
+        """Count the trainer's last words, and show it no more."""
+        self.show()
+        self.live = None
+
     def show(self) -> tuple[dict[str, Any], str]:
         """The status snapshot and its one line; the metrics are set from the same."""
         live = self.live

@@ -267,7 +267,7 @@ class TrainSupervisor:
             self.book.uncounted = True  # it was ended for want of a disk, which says nothing against it
             raise
         finally:
-            self.board.live = None
+            self.board.launch_ended()
             self.accounts.interrupted()
         self.drop_work()
         exit_ = classify(ending)

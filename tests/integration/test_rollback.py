@@ -115,11 +115,22 @@ def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
     daemon = run.start()
     try:
         wait_until(lambda: run.data.status(TRAIN_SUPERVISOR).get("at_rest"), 30, "the rest")
+        seen = [run.metrics()]
         told = command(run, "0")
         assert told.returncode == 0, told.stderr
-        wait_until(lambda: run.record().get("finished") and run.checkpoints()[-1:] == ["step-000000060"], 60)
+
+        def is_over() -> bool:
+            seen.append(run.metrics())
+            return bool(run.record().get("finished")) and run.checkpoints()[-1:] == ["step-000000060"]
+
+        wait_until(is_over, 60)
     finally:
         assert daemon.stop() == 0
+    processed = [metrics["stoker_train_tokens_total",] for metrics in seen]
+    assert processed == sorted(processed), "a counter never falls"
+    assert (processed[0], processed[-1]) == (0, 60 * 4 * 64)
+    position = [metrics["stoker_train_history_tokens",] for metrics in seen]
+    assert position[0] == position[-1] == 60 * 4 * 64 and min(position) == 0
     same = [{**row, "timeline": 0} for row in history(run)]
     assert same == [row for row in finished.rows() if "loss" in row]
     assert run.tensors() == finished.tensors()

@@ -24,6 +24,13 @@ class Meters:
 
     def __init__(self, metrics: Metrics) -> None:
         self._gauges = {key: metrics.gauge(name, doc) for key, (name, doc) in _GAUGES.items()}
+        self._processed = metrics.counter(
+            "train_tokens_total", "Tokens trained on since the supervisor started, repeated ones too."
+        )
+        self._history = metrics.gauge(
+            "train_history_tokens", "Tokens in the run's history; it falls at a rollback and after a crash."
+        )
+        self._at: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
         self._speed = metrics.gauge(
             "train_tokens_per_second", "Speed of the last step; 0 while nothing is trained."
         )
@@ -56,6 +63,7 @@ class Meters:
         for key, gauge in self._gauges.items():
             if snapshot.get(key) is not None:
                 gauge.set(snapshot[key])
+        self._count_tokens(snapshot["launch"], snapshot["tokens"] or 0)
         self._speed.set(snapshot["tokens_per_s"] or 0)
         self._launches.set(snapshot["launches"])
         for state in ("waiting", "running", "finished", "failed"):
@@ -68,3 +76,10 @@ class Meters:
                 self._mirrored_step.set(mirror["step"])
         if checkpoint_age_s is not None:
             self._checkpoint_age.set(checkpoint_age_s)
+
+    def _count_tokens(self, launch: str | None, tokens: int) -> None:
+        """Before its first word a launch is shown with the tokens of the checkpoint that it resumes from."""
+        self._history.set(tokens)
+        if launch is not None and launch == self._at[0]:
+            self._processed.inc(max(0, tokens - self._at[1]))
+        self._at = (launch, tokens)
