@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from stoker.corpus.space import amount_bytes
@@ -36,20 +36,15 @@ class DiskBoard:
         self._up = metrics.gauge("shard_disk_up", "1 while the disk answers.", ("disk",))
         self._waiting = metrics.gauge("shard_syncs_waiting", "Sets without a proven copy on warm.")
         self._cold = metrics.gauge("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.")
-        self._moved = metrics.total("shard_moved_bytes_total", "Bytes of sets moved.", ("move",))
         self._counted = -1
         self._figures: dict[str, dict[str, int]] = {}
 
-    def show(
-        self, wants: Wants, hydrating: Collection[str], moved_bytes: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def show(self, wants: Wants, hydrating: Collection[str]) -> dict[str, Any]:
         """Set the gauges; returns `sets` and `disks` for the status."""
         self._count()
         for place, figures in self._figures.items():
             self._sets.labels(place).set(figures["sets"])
             self._sets_bytes.labels(place).set(figures["bytes"])
-        for move, moved in moved_bytes.items():
-            self._moved.set(moved, move)
         waiting = self._waiting_syncs if self._disks["warm"].configured else 0
         self._waiting.set(waiting)
         self._cold.set(wants.cold)

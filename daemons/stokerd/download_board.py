@@ -23,7 +23,7 @@ class DownloadBoard:
         self._teller = ProgressTeller(context, progress_line, progress_parts)
         metrics = context.metrics
         self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
-        self._verified = metrics.total("download_verified_bytes_total", "Bytes of all verified files.")
+        self._verified = metrics.gauge("download_verified_bytes", "Bytes of all verified files.")
         self._hashed = metrics.counter("download_hashed_bytes_total", "Bytes hashed since the start.")
         self._progress = metrics.gauge(
             "download_last_progress_timestamp_seconds", "When a source file was last read from."

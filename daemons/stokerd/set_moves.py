@@ -48,7 +48,9 @@ class SetMoves:
         self._hot, self._warm = hot, warm
         self._key_of, self._set_invalid, self._failures = key_of, set_invalid, failures
         self.rotten: set[str] = set()
-        self.moved_bytes = dict.fromkeys(("sync", "evict", "hydrate"), 0)
+        self._moved = context.metrics.counter("shard_moved_bytes_total", "Bytes of sets moved.", ("move",))
+        for move in ("sync", "evict", "hydrate"):
+            self._moved.labels(move)
 
     def do(self, move: Move) -> None:
         """Begin a move."""
@@ -137,7 +139,7 @@ class SetMoves:
             self._warm.copy_lost(source.path, f"its copy on warm is wrong: {reason}")
 
     def _tell(self, event: str, activity: str, source: Source, result: Mapping[str, Any]) -> None:
-        self.moved_bytes[activity] += result["bytes"]
+        self._moved.labels(activity).inc(result["bytes"])
         more: dict[str, Any] = {"cached": True} if result["cached"] else {}
         key = str(source.key)[:16]
         self._events.record(event, path=source.path, key=key, bytes=result["bytes"], **more)

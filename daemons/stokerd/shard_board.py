@@ -37,14 +37,14 @@ class ShardBoard:
         self._progress_at = time.time()
         metrics = context.metrics
         self._sources = metrics.gauge("shard_sources", "Source files by state.", ("state",))
-        self._documents = metrics.total(
-            "shard_documents_total", "Documents in proven shard sets.", ("split",)
-        )
-        self._tokens = metrics.total("shard_tokens_total", "Tokens in proven shard sets.", ("split",))
+        self._documents = metrics.gauge("shard_documents", "Documents in proven shard sets.", ("split",))
+        self._tokens = metrics.gauge("shard_tokens", "Tokens in proven shard sets.", ("split",))
         self._imported = metrics.gauge(
             "shard_imported_sets", "Imported shard sets, whose rows are not known.", ("documents",)
         )
-        self._dropped = metrics.total("shard_dropped_rows_total", "Rows that filters dropped.", ("reason",))
+        self._dropped = metrics.gauge(
+            "shard_dropped_rows", "Rows that filters dropped of what is in proven shard sets.", ("reason",)
+        )
         self._workers = metrics.gauge("shard_workers", "Workers at work.", ("activity",))
         self._rss = metrics.gauge("shard_workers_rss_bytes", "Resident memory of all workers together.")
         self._rss_bytes, self._sampled_at = 0, -SAMPLE_EVERY_S
@@ -132,13 +132,13 @@ class ShardBoard:
         for state, count in totals.states.items():
             self._sources.labels(state).set(count)
         for split in ("train", "val"):
-            self._documents.set(totals.documents[split], split)
-            self._tokens.set(totals.tokens[split], split)
+            self._documents.labels(split).set(totals.documents[split])
+            self._tokens.labels(split).set(totals.tokens[split])
         self._imported.labels("known").set(totals.imported - totals.undocumented)
         self._imported.labels("unknown").set(totals.undocumented)
         self._reasons |= totals.dropped.keys()
         for reason in self._reasons:
-            self._dropped.set(totals.dropped.get(reason, 0), reason)
+            self._dropped.labels(reason).set(totals.dropped.get(reason, 0))
 
     def _sample_memory(self) -> None:
         if time.monotonic() - self._sampled_at >= SAMPLE_EVERY_S:

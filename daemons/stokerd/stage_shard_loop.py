@@ -371,7 +371,7 @@ class StageShard:
 
     def tell(self) -> None:
         """Status, metrics and the service manager's watchdog, all from one snapshot."""
-        disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"), self.moves.moved_bytes)
+        disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"))
         troubles = (self.failures.standing, self.away.trouble, self.space.short, self.warm.trouble)
         standing = next(filter(None, (*troubles, self.space.warm_short)), "")
         shown = {**disks, **self.failures.show(), **self.parallelism.show()}

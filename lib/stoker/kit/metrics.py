@@ -32,26 +32,6 @@ CLIENT_TIMEOUT_S = 5.0
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
 
 
-class Total:
-    """A counter whose truth is elsewhere, on disk: set(), never inc(). Safe to set from any thread."""
-
-    def __init__(self, name: str, doc: str, labels: Sequence[str]) -> None:
-        self._name, self._doc, self._labels = name, doc, tuple(labels)
-        self._values: dict[tuple[str, ...], float] = {}
-
-    def set(self, value: float, *labels: str) -> None:
-        """The total as of now, for these label values."""
-        assert len(labels) == len(self._labels), f"{self._name} has the labels {self._labels}"
-        self._values = {**self._values, labels: float(value)}  # replaced whole: a scrape reads either
-
-    def collect(self) -> Iterable[Metric]:
-        """For the registry."""
-        family = CounterMetricFamily(self._name, self._doc, labels=self._labels)
-        for labels, value in sorted(self._values.items()):
-            family.add_metric(labels, value)
-        yield family
-
-
 class Metrics:
     """A daemon's metrics and the little server that shows them."""
 
@@ -69,18 +49,9 @@ class Metrics:
         return counter
 
     def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
-        """A value that goes up and down."""
+        """A value that goes up and down; also a sum over what is on disk, which may shrink."""
         gauge: Gauge = self._one(Gauge, name, doc, labels)
         return gauge
-
-    def total(self, name: str, doc: str, labels: Sequence[str] = ()) -> Total:
-        """A counter that is read from disk, so that it survives restarts."""
-        full = _full(name)
-        if full not in self._known:
-            self._known[full] = Total(full, doc, labels)
-            self._registry.register(self._known[full])
-        known: Total = self._known[full]
-        return known
 
     def text(self) -> bytes:
         """The exposition, as a scrape sees it."""

@@ -41,7 +41,7 @@ class Meters:
             "train_checkpoint_age_seconds", "Seconds since the newest checkpoint was proven."
         )
         self._state = metrics.gauge("train_state", "1 for the state the run is in.", labels=("state",))
-        self._launches = metrics.total("train_launches_total", "Launches of the run so far.")
+        self._launches = metrics.gauge("train_launches", "Launches of the run so far.")
         self.restarts = metrics.counter(
             "train_restarts_total", "Ends of launches by class.", labels=("class",)
         )
