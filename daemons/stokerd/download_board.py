@@ -47,7 +47,7 @@ class DownloadBoard:
     def show(self, source: SourceKind, book: ReceiptBook) -> None:
         """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
         counts, more, trouble = source.counts(), source.status(), source.trouble
-        for state, count in counts.items():
+        for state, count in counts.items() if source.seen else ():
             self._files.labels(state).set(count)
         self._verified.set(book.verified_bytes)
         self._available.set(0 if trouble else 1)
@@ -56,6 +56,7 @@ class DownloadBoard:
         self._complete.set(1 if complete else 0)
         status = {
             "source": source.shown,
+            "looked": source.seen,
             "files": dict(counts),
             "verified_bytes": book.verified_bytes,
             "complete": complete,
@@ -120,6 +121,9 @@ class FetchGauges:
 
 
 def _text(status: Mapping[str, Any]) -> str:
+    if not status["looked"]:
+        waits = status.get("paused") or status.get("waits")
+        return f"looking at {status['source']}" + (f"; {waits}" if waits else "")
     counts = status["files"]
     here = sum(counts.get(state, 0) for state in DONE)
     left = sum(counts.values()) - here

@@ -63,6 +63,11 @@ class FolderSource:
         """What was written of it."""
         return self.kept.head
 
+    @property
+    def seen(self) -> bool:
+        """Whether the folder was looked at since our start."""
+        return self.lister.looks > 0
+
     # Looking
 
     def look(self) -> None:
@@ -263,7 +268,7 @@ class FolderSource:
 
     def keep_listing(self) -> None:
         """Write the listing when it changed; an unseen folder changes nothing."""
-        if not self.lister.looks or self.trouble:
+        if not self.seen or self.trouble:
             return
         if not self.listing_due:
             return
@@ -344,7 +349,7 @@ class FolderSource:
 
     def is_drained(self) -> bool:
         """Whether every file has its receipt or was tried often enough, and a last look found nothing new."""
-        if not self.lister.looks or self.crew.busy.keys() - {LISTER}:
+        if not self.seen or self.crew.busy.keys() - {LISTER}:
             return False
         if any(not self._given_up(file.path) for file in self.desk().waiting(time.monotonic())):
             return False

@@ -41,6 +41,10 @@ class SourceKind(Protocol):
         """What was written of its listing."""
 
     @property
+    def seen(self) -> bool:
+        """Whether it was looked at since our start: before that nothing of it is known."""
+
+    @property
     def trouble(self) -> str:
         """In a sentence."""
 

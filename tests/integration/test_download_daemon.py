@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.status import report_lines
 from stoker.corpus.landing import EVIDENCE
 from stoker.corpus.listing import read_listing
 from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.observe.ledger import read_claims
+from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, read_outcome
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
@@ -250,6 +252,18 @@ def test_a_failing_listing_is_asked_for_again(hub: LoopbackHub, tmp_path: Path) 
     hub.control("set", page=1000)
     assert ended.returncode == 0, ended.stderr
     assert len(data.listed()) == 5 and is_complete(data)
+
+    # The next start knows nothing of it before its first look, and says so.
+    hub.fault("slow_head", on="api", path=repo)
+    daemon = data.start(WATCHDOG)
+    try:
+        status = wait_until(lambda: data.status(WATCHDOG).get("files") and data.status(WATCHDOG))
+        assert status["text"] == f"looking at {status['source']}" and not status["looked"]
+        assert not [sample for sample in data.metrics(WATCHDOG) if sample[0] == "stoker_download_files"]
+        lines = "\n".join(report_lines("data", read_status(data.pipeline.layout)))
+        assert "files              looking at the source; 4.9 KiB verified\n" in lines + "\n"
+    finally:
+        daemon.stop()
 
 
 # What changes

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -16,9 +18,11 @@ from stoker.corpus.dataset import DatasetPin, read_pin
 from stoker.corpus.listing import read_listing
 from stoker.corpus.receipts import Receipt, read_receipts
 from stoker.corpus.sources import Source, read_sources
+from stoker.kit.lock import read_holder
 from stoker.observe.status import read_status
 from stoker.store.log import read_log
 from support.processes import RunningDaemon, daemon_command, start_daemon
+from support.waiting import LONG_S
 
 
 @dataclass
@@ -69,6 +73,18 @@ class DataPipeline:
     def status(self, daemon: str = "stage_shard") -> dict[str, Any]:
         """A daemon's last snapshot; {} before its first."""
         return dict(read_status(self.pipeline.layout)[daemon]["body"])
+
+    def metrics(self, daemon: str) -> dict[tuple[str, ...], float]:
+        """What Prometheus would see of a daemon: by name and the values of the labels."""
+        holder = read_holder(self.pipeline.layout.lock(daemon))
+        assert holder is not None
+        with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return {
+            (one.name, *(value for name, value in one.labels.items() if name != "pipeline")): one.value
+            for one in samples
+        }
 
     def listed(self) -> dict[str, int]:
         """The listed files' sizes by path."""

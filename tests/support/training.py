@@ -8,15 +8,11 @@ import json
 import os
 import random
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from stoker.kit.lock import read_holder
 from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
@@ -94,16 +90,8 @@ class TrainPipeline:
         )[0]
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """What Prometheus would see of the supervisor: by name and the values of the labels."""
-        holder = read_holder(self.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
-        assert holder is not None
-        with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-        return {
-            (one.name, *(value for name, value in one.labels.items() if name != "pipeline")): one.value
-            for one in samples
-        }
+        """What Prometheus would see of the supervisor."""
+        return self.data.metrics(TRAIN_SUPERVISOR)
 
     def tensors(self) -> dict[str, str]:
         """The hashes of the newest checkpoint's weights and optimizer state."""

@@ -44,6 +44,7 @@ SHARD = {
     "trouble": "waiting for the warm directory /mnt/nas to answer",
 }
 DOWNLOAD = {
+    "looked": True,
     "files": {"waiting": 7, "fetching": 2, "verified": 3},
     "verified_bytes": 3 << 20,
     "complete": False,

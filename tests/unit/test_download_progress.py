@@ -9,6 +9,7 @@ import pytest
 from stoker.observe.download_progress import bar, progress_line
 
 STATUS: dict[str, Any] = {
+    "looked": True,
     "files": {"verified": 3, "released": 1, "fetching": 2, "waiting": 2},
     "bytes_done": 50,
     "bytes_of": 100,
@@ -24,8 +25,10 @@ def test_it_never_is_wider_than_the_terminal_and_tells_the_weightiest_first(widt
     assert line.startswith("4/8 files") or width < len("4/8 files")
 
 
-def test_before_anything_is_listed_it_says_what_is_done() -> None:
-    assert progress_line({"files": {"verified": 0, "waiting": 0}}, 80) == "looking at the source"
+def test_before_the_first_look_it_says_what_is_done_and_no_number() -> None:
+    nothing = {"files": {"verified": 0, "waiting": 0}}
+    assert progress_line({**nothing, "looked": False}, 80) == "looking at the source"
+    assert progress_line({**nothing, "looked": True}, 80) == "0/0 files", "an empty source is known to be one"
 
 
 def test_a_bar_stands_where_there_is_room_and_a_size() -> None:

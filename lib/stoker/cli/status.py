@@ -81,7 +81,8 @@ def _sources(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "files" not in body:
         return []
     verified = format_bytes(body.get("verified_bytes", 0))
-    lines = [("files", f"{_counts(body['files'])}; {verified} verified{_complete(body)}")]
+    files = f"{_counts(body['files'])}; {verified} verified{_complete(body)}"
+    lines = [("files", files if body.get("looked", True) else f"looking at the source; {verified} verified")]
     lines += _transfers(body)
     told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
     return lines + list(told.values())  # what pauses all may be the trouble itself
@@ -173,7 +174,7 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     if body.get("eta_s") is not None:
         lines.append(("time left", format_duration(body["eta_s"])))
     if body.get("checkpoint"):
-        unproven = "" if body["checkpoint"]["proven"] else " (sealed, not proven yet)"
+        unproven = "" if body["checkpoint"].get("proven", True) else " (sealed, not proven yet)"
         lines.append(("checkpoint", f"{body['checkpoint']['name']}{unproven}"))
     if body.get("mirror"):
         lines.append(("mirror", _mirror(body["mirror"])))

@@ -37,7 +37,7 @@ def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:
     counts = status["files"]
     done = sum(counts.get(state, 0) for state in DONE)
     whole_files = sum(counts.values())
-    yield f"{done:,}/{whole_files:,} files" if whole_files else "looking at the source"
+    yield f"{done:,}/{whole_files:,} files" if status["looked"] else "looking at the source"
     here, whole = status.get("bytes_done"), status.get("bytes_of")
     if here is not None and whole:
         yield f"{100 * here / whole:.1f} % of {format_bytes(whole)}"
