@@ -94,7 +94,7 @@ class Fetcher:
             "keep_bytes": quarantine.keep_bytes,
             "hub": repo and {"repo": repo.repo, "repo_type": repo.repo_type, "endpoint": repo.endpoint},
             "token_file": None if source.token_file is None else str(source.token_file),
-            "owner": f"pipeline {self.pipeline.name} (state {self.pipeline.layout.state})",
+            "owner": self.pipeline.owner,
         }
 
     @property

@@ -17,7 +17,7 @@ from stoker.corpus.listing_book import ListingBook, ListingHead
 from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
-from stoker.store.errors import DataError, UnavailableError
+from stoker.store.errors import ConfigError, DataError, UnavailableError
 from stokerd.crew import Job
 from stokerd.hashing_pace import HashingPace
 from stokerd.source_kind import Desktop, some
@@ -133,7 +133,9 @@ class FolderSource:
         self.trouble = trouble
 
     def lister_ended(self, ended: WorkerExit) -> None:
-        """The lister died or hung: another is started after a while."""
+        """The lister died or hung, and another starts later; ConfigError where it refuses the folder."""
+        if ended.code == ConfigError.exit_code:
+            raise ConfigError(ended.reason())
         self.patience.failed(LISTER)
         self.events.record("lister_failed", level="warning", path=self.root, reason=ended.reason())
         if self.context.once and self.patience.failures(LISTER) >= LOOK_TRIES_ONCE:

@@ -74,7 +74,7 @@ class ShardTasks:
             "role": place,
             "root": str(root),
             "dataset": self._pipeline.dataset.name,
-            "owner": f"pipeline {self._pipeline.name} (state {self._layout.state})",
+            "owner": self._pipeline.owner,
             "expected": expected,
         }
 

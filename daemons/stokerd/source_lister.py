@@ -27,6 +27,8 @@ class SourceLister:
             "root": str(source.path),
             "include": list(source.include),
             "exclude": list(source.exclude),
+            "state": str(pipeline.state),
+            "owner": pipeline.owner,
         }
         self.every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
         self._crew, self._patience = crew, patience

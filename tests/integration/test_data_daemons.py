@@ -19,13 +19,14 @@ import pytest
 
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.sources import Source, write_source
-from stoker.kit.lock import read_holder
+from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import children_tree, signal_process
 from stoker.kit.worker import Worker
 from stoker.shards.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
+from support.downloads import stoker
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -150,6 +151,31 @@ class TestDownloadWatchdog:
         assert ended.returncode == 69
         assert f"the source folder {data.source} is not there" in ended.stderr
         assert "Traceback" not in ended.stderr
+
+    @pytest.mark.parametrize(
+        ("link", "to", "key"),
+        [
+            ("state", "source/state", "state: lies inside"),
+            ("hot", "source/hot", "lies inside dataset.source.path"),
+            ("source", "hot/parquet", "dataset.source.path: "),
+        ],
+    )
+    def test_a_source_that_is_one_with_a_directory_of_ours_through_a_link_is_refused(
+        self, tmp_path: Path, link: str, to: str, key: str
+    ) -> None:
+        (tmp_path / to).mkdir(parents=True)
+        (tmp_path / link).symlink_to(tmp_path / to)
+        data = make_pipeline(tmp_path)
+        data.pipeline.hot.mkdir(exist_ok=True)  # as the stage-shard loop leaves it
+        Lock.acquire(data.pipeline.hot_layout.owner_lock, purpose=data.pipeline.owner).release()
+        checked = stoker("config", "check", data.file)
+        ended = data.once("download_watchdog")
+        assert (checked.returncode, ended.returncode) == (78, 78)
+        for told in (checked.stderr, ended.stderr):
+            assert key in told
+            assert "lies inside" in told
+            assert "Traceback" not in told
+        assert not data.receipts()
 
     def test_a_folder_that_is_suddenly_empty_is_taken_for_unmounted(self, tmp_path: Path) -> None:
         data = with_files(tmp_path)

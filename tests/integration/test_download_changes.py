@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.landing_owner import OWNER
+from stoker.store.layout import LANDING_LOCK
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub, noise
 from support.pipelines import DataPipeline
@@ -110,7 +110,7 @@ def test_the_landing_of_another_pipeline_is_not_touched(hub: LoopbackHub, tmp_pa
     assert landed(one) == {"a.parquet": noise(50_000, 1)} and not two.receipts()
     assert one.once(WATCHDOG).returncode == 0
 
-    (one.pipeline.source_root / OWNER).unlink()
+    (one.pipeline.source_root / LANDING_LOCK).unlink()
     assert two.once(WATCHDOG).returncode == 0
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.folder import FileSeen, Foreign, Refused, Selection, Unreadable, look_through
+from stoker.corpus.folder import FileSeen, Foreign, Owned, Refused, Selection, Unreadable, look_through
+from stoker.corpus.landing import Landing
+from stoker.corpus.landing_owner import own
+from stoker.kit.lock import Lock, read_contents
+from stoker.store.layout import HotLayout, WarmLayout
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,24 @@ def test_without_include_every_parquet_is_taken_and_excluded_hidden_and_unfinish
         "f.parquet.incomplete",
     ]
     assert [path for path in paths if selection.takes(path)] == ["a.parquet", "d/b.parquet"]
+
+
+def test_what_a_pipeline_owns_is_named_and_never_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    for number, place in enumerate((HotLayout(tmp_path / "hot"), WarmLayout(tmp_path / "warm"))):
+        (place.owner_lock.parent / "parquet").mkdir(parents=True)
+        Lock.acquire(place.owner_lock, purpose=f"pipeline {number}").release()
+        (place.owner_lock.parent / "parquet" / "b.parquet").write_bytes(b"x")
+    landing = Landing(tmp_path / "sub" / "landing", "prose", expected=False)
+    own(landing, "pipeline 2").release()
+    (landing.root / "c.parquet").write_bytes(b"x")
+
+    found = list(look_through(tmp_path, Selection()))
+    assert [each.path for each in found if isinstance(each, FileSeen)] == ["a.parquet"]
+    owned = {each.path: tmp_path / each.lock for each in found if isinstance(each, Owned)}
+    owners = {path: read_contents(lock).purpose for path, lock in owned.items()}
+    assert owners == {"hot": "pipeline 0", "warm": "pipeline 1", "sub/landing": "pipeline 2"}
+    assert [each.path for each in look_through(tmp_path / "hot", Selection())] == ["."]
 
 
 def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: Path) -> None:

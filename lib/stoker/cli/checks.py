@@ -15,6 +15,7 @@ from typing import Any
 from stoker.cli.outlook import in_view
 from stoker.cli.prospects import disappointments, of_text, training_days
 from stoker.cli.workers import Job, WorkerFailed, work
+from stoker.config.apart import nested_through_links
 from stoker.config.checks import Fault, notes
 from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.schema import Pipeline, Source
@@ -61,6 +62,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     """What this machine and its environment make impossible."""
     if why := another_owner(pipeline):
         yield Fault(("state",), why)
+    yield from (Fault(*found) for found in nested_through_links(pipeline))
     metrics, source = Metrics("config", pipeline.name), pipeline.dataset.source
     try:
         metrics.serve(pipeline.metrics.address, 0)

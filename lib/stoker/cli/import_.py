@@ -186,7 +186,7 @@ def _hot(pipeline: Pipeline, sources: Mapping[str, Source]) -> Lock:
             f"{pipeline.hot}: not the disk that was used before; mount it, then import again"
         )
     make_dir(pipeline.hot)
-    return Lock.acquire(hot.owner_lock, purpose=f"pipeline {pipeline.name} (state {pipeline.layout.state})")
+    return Lock.acquire(hot.owner_lock, purpose=pipeline.owner)
 
 
 class _Reporter:

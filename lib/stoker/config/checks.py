@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stoker.config.apart import nested
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
 from stoker.config.schema import Evict, Pipeline, Source
@@ -62,12 +63,7 @@ def _places(pipeline: Pipeline, file_stem: str) -> Iterator[Fault]:
                 yield Fault((key,), f"{inner} lies inside {outer}; give each a directory of its own")
     source = pipeline.dataset.source.path
     if pipeline.dataset.source.kind == "folder" and source is not None:
-        for key, path in known:
-            if source == path or path in source.parents:
-                yield Fault(
-                    ("dataset", "source", "path"),
-                    f"lies inside {key} ({path}), which Stoker writes and cleans; move the source elsewhere",
-                )
+        yield from (Fault(*found) for found in nested(source, dict(known)))
 
 
 def _source(pipeline: Pipeline) -> Iterator[Fault]:

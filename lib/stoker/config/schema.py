@@ -324,6 +324,11 @@ class Pipeline(Section):
         return self._file
 
     @property
+    def owner(self) -> str:
+        """What the owner locks of its directories say."""
+        return f"pipeline {self.name} (state {self.state})"
+
+    @property
     def layout(self) -> StateLayout:
         """Where everything lies in the state directory."""
         return StateLayout(self.state)

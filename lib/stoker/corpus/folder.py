@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker.config.origins import compile_glob
 from stoker.store.beneath import Linked, folder_beneath
+from stoker.store.layout import OWNER_LOCKS
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
 FOREIGN_SUFFIXES = (".incomplete", ".aria2", ".crdownload")  # of what other clients have not finished
@@ -39,6 +40,13 @@ class Refused:
 
     path: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Owned(Refused):
+    """A folder that a pipeline owns, "." for the root, and is not listed: `lock` says whose it is."""
+
+    lock: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,8 @@ def _sort_out(
     below: list[str] = []
     for entry in entries:
         path = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.name in OWNER_LOCKS and entry.is_file(follow_symlinks=False):
+            return [Owned(folder or ".", f"its {entry.name} says that Stoker writes it", path)], []
         if entry.is_dir(follow_symlinks=False):
             if not entry.name.startswith(".") or path in _FOREIGN_FOLDERS:
                 below.append(path)

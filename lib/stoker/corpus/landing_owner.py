@@ -5,8 +5,7 @@ from __future__ import annotations
 from stoker.corpus.landing import Landing
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.errors import LockHeld, UnavailableError
-
-OWNER = ".owner.lock"
+from stoker.store.layout import LANDING_LOCK
 
 
 def own(landing: Landing, pipeline: str) -> Lock:
@@ -14,7 +13,7 @@ def own(landing: Landing, pipeline: str) -> Lock:
 
     What the lock's file says holds after its end too. Raises UnavailableError where it is another's, or held.
     """
-    file = landing.root / OWNER
+    file = landing.root / LANDING_LOCK
     owner = read_contents(file).purpose
     if owner and owner != pipeline:
         raise UnavailableError(

@@ -2,9 +2,10 @@
 
 It stands between its daemon and a file system that may be dead: only this process ever waits for it.
 
-task: {"role": "folder", "root", "include": [...], "exclude": [...]}
+task: {"role": "folder", "root", "include": [...], "exclude": [...], "state", "owner"}
    or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: it then also holds the owner lock
-       there for its life; `expected` is how many sources have something there by the records
+       there for its life; `expected` is how many sources have something there by the records.
+       `owner` is what this pipeline's owner locks say
 input, a line a look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
@@ -15,8 +16,9 @@ messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it wait
     for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}
-Exits 75 when another pipeline owns the disk, 69 when what is there is not the directory that was owned
-before: an unmounted disk leaves an empty folder, which is no reason to think all lost and make it again.
+Exits 78 when the source folder and a directory that Stoker writes lie in one another, 75 when another
+pipeline owns the disk, 69 when what is there is not the directory that was owned before: an unmounted disk
+leaves an empty folder, which is no reason to think all lost and make it again.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.config.apart import nested
 from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen, look_at_hot, look_at_warm, measure
-from stoker.corpus.folder import FileSeen, Foreign, Refused, Selection, look_through
+from stoker.corpus.folder import FileSeen, Foreign, Owned, Refused, Selection, look_through
 from stoker.corpus.tree_watch import TreeWatch
-from stoker.kit.lock import Lock, read_holder
+from stoker.kit.lock import Lock, read_contents, read_holder
 from stoker.kit.poll import readable
 from stoker.kit.worker_main import InputClosed, Report, run_worker
-from stoker.store.errors import LockHeld, UnavailableError
+from stoker.store.errors import ConfigError, LockHeld, UnavailableError
 from stoker.store.files import make_dir
-from stoker.store.layout import HotLayout, WarmLayout
+from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
 
 _ALIVE_EVERY_S = 5.0
 _FOREIGN_SHOWN = 100
@@ -67,6 +70,7 @@ class Folder:
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._root, self._report = Path(task["root"]), report
+        self._state, self._owner = task["state"], task["owner"]
         self._selection = Selection(task["include"], task["exclude"])
         self._watch = TreeWatch(self._root)
         self._changed = False
@@ -93,6 +97,7 @@ class Folder:
         unreadable: list[list[str]] = []
         foreign: list[str] = []
         missing, self._changed = False, False
+        self._insist_apart()
         self._watch.begin()
         try:
             self._look(number, refused, unreadable, foreign)
@@ -104,6 +109,32 @@ class Folder:
         found |= {"foreign": sorted(foreign)[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
         self._report("looked", look=number, **found, polling=self._watch.polling)
 
+    def _insist_apart(self) -> None:
+        """Raise ConfigError where links lead into or around a directory of this pipeline's.
+
+        Hot and warm are known by their owner locks: one on a dead mount must not hold up this look.
+        """
+        real = Path(os.path.realpath(self._root))
+        for key, fault in nested(real, {"state": Path(os.path.realpath(self._state))}):
+            raise ConfigError(f"{'.'.join(key)}: {fault}")
+        for folder in real.parents:
+            if read_contents(folder / DISK_LOCK).purpose == self._owner:
+                raise ConfigError(
+                    f"dataset.source.path: {self._root} lies inside {folder}, which is hot or warm: Stoker "
+                    "writes and cleans it; move the source elsewhere"
+                )
+
+    def _insist_not_ours(self, found: Owned) -> None:
+        if found.path == ".":
+            raise ConfigError(
+                f"dataset.source.path: {self._root} is no source: {found.reason}; name another directory"
+            )
+        if read_contents(self._root / found.lock).purpose == self._owner:
+            raise ConfigError(
+                f"hot or warm: {self._root / found.path} lies inside dataset.source.path ({self._root}): "
+                "Stoker would read what it wrote as new files; name a directory outside it"
+            )
+
     def _look(
         self, number: int, refused: list[list[str]], unreadable: list[list[str]], foreign: list[str]
     ) -> None:
@@ -114,6 +145,8 @@ class Folder:
                 files.append([found.path, found.size, found.mtime_ns, found.inode])
                 size += len(found.path.encode()) + 64
             elif isinstance(found, Refused):
+                if isinstance(found, Owned):
+                    self._insist_not_ours(found)
                 refused.append([found.path, found.reason])
             elif isinstance(found, Foreign):
                 foreign.append(found.path)

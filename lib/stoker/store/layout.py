@@ -18,6 +18,9 @@ STAGE_SHARD = "stage_shard"
 TRAIN_SUPERVISOR = "train_supervisor"
 DAEMONS = (DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR)
 
+DISK_LOCK, LANDING_LOCK = ".stoker-owner.lock", ".owner.lock"  # of hot and warm, of a landing
+OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
+
 _SHARED_MODE = 0o2770  # members of the group file requests, and what they file belongs to the group
 
 
@@ -258,7 +261,7 @@ class HotLayout:
     @property
     def owner_lock(self) -> Path:
         """Keeps two pipelines off one directory."""
-        return self.hot / ".stoker-owner.lock"
+        return self.hot / DISK_LOCK
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ class WarmLayout:
     @property
     def owner_lock(self) -> Path:
         """Keeps two pipelines off one directory."""
-        return self.warm / ".stoker-owner.lock"
+        return self.warm / DISK_LOCK
 
 
 @dataclass(frozen=True)
