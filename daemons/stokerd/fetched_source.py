@@ -94,6 +94,7 @@ class FetchedSource:
     def look(self) -> None:
         """Have it listed when that is due, and see how far the slice was counted."""
         self.lister.ask_if_due()
+        self.news.remind()
         if self.ahead.bounded and self.ahead.moved(self._as_listing() if self.seen else None):
             self.find_open()
 

@@ -19,6 +19,7 @@ from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import ConfigError, DataError, UnavailableError
 from stokerd.crew import Job
+from stokerd.folder_news import FolderNews
 from stokerd.hashing_pace import HashingPace
 from stokerd.source_kind import Desktop, some
 from stokerd.source_lister import LISTER, SourceLister
@@ -53,9 +54,7 @@ class FolderSource:
         self.pace = HashingPace()
         self.listing_due = False  # something happened that the listing may have to tell
         self.whole = False  # the last look saw everything there is
-        self.trouble = ""  # why the folder cannot be seen now
-        self.polling: str | None = None  # why nobody tells of changes in it; None before the first look
-        self.foreign: tuple[tuple[str, ...], int] = (), 0  # other clients' unfinished files: some, how many
+        self.news = FolderNews(self.context, self.root)
         self.confirmed = False  # a look after the last hash found nothing new
 
     @property
@@ -68,11 +67,17 @@ class FolderSource:
         """Whether the folder was looked at since our start."""
         return self.lister.looks > 0
 
+    @property
+    def trouble(self) -> str:
+        """Why the folder cannot be seen now."""
+        return self.news.trouble
+
     # Looking
 
     def look(self) -> None:
         """Keep the lister at work."""
         self.lister.ask_if_due()
+        self.news.remind()
 
     def take_look(self, look: Look) -> None:
         """A look is over: what changed, what vanished, what was refused."""
@@ -81,11 +86,8 @@ class FolderSource:
             self.book.tell_once("source_refused", path, reason)
         for path, reason in look.unreadable:
             self.book.tell_once("source_unreadable", path or self.root, reason)
-        self.take_trouble(look.trouble(self.root, len(receipts)))
-        if self.trouble:
+        if not self.news.take(look, len(receipts), self.lister.every_s):
             return
-        self.take_polling(look.polling)
-        self.take_foreign(look)
         before, self.watched = (
             self.watched,
             watch(self.watched, look.files.values(), time.monotonic(), self._own),
@@ -101,36 +103,6 @@ class FolderSource:
 
     def _own(self, path: str) -> str:
         return self.book.receipts.own(self.watched.own(path))
-
-    def take_polling(self, polling: str) -> None:
-        """Say once how changes in the folder are noticed, where it is not by being told."""
-        if polling and polling != self.polling:
-            every_s = round(self.lister.every_s, 1)
-            self.events.record("source_polled", path=self.root, reason=polling, every_s=every_s)
-        elif self.polling and not polling:
-            self.events.record("source_watched", path=self.root)
-        self.polling = polling
-
-    def take_foreign(self, look: Look) -> None:
-        """Say once what other clients have not finished here: it is theirs."""
-        if look.foreign and look.foreign != self.foreign[0]:
-            self.events.record(
-                "foreign_files",
-                count=look.foreign_in_all,
-                first=look.foreign[0],
-                reason="another client's; left alone",
-            )
-        self.foreign = look.foreign, look.foreign_in_all
-
-    def take_trouble(self, trouble: str) -> None:
-        """Say once that the folder cannot be seen, and once that it can again; --once gives up."""
-        if trouble and self.context.once:
-            raise UnavailableError(trouble)
-        if trouble and trouble != self.trouble:
-            self.events.record("source_unavailable", level="warning", reason=trouble)
-        elif self.trouble and not trouble:
-            self.events.record("source_available", path=self.root)
-        self.trouble = trouble
 
     def lister_ended(self, ended: WorkerExit) -> None:
         """The lister died or hung, and another starts later; ConfigError where it refuses the folder."""
@@ -328,12 +300,19 @@ class FolderSource:
         return {**counts, "verified": len(self.meant) - len(self.open) - rotten, "rotten": rotten}
 
     def status(self) -> dict[str, Any]:
-        """How far the hashing is; why changes are not told of; how many files others have not finished."""
+        """How far the hashing is and what it waits for; why changes are not told of; files others left."""
         return {
             **self.pace.shown(self.bytes, self.open.bytes),
-            "polling": self.polling or "",
-            "foreign_files": self.foreign[1],
+            "waits": self._waits(time.monotonic()),
+            "polling": self.news.polling or "",
+            "foreign_files": self.news.foreign,
         }
+
+    def _waits(self, now: float) -> str:
+        settled = self.open.settled(now, self.settle_s)
+        if settled or self.trouble:  # something is to be hashed now
+            return ""
+        return self.news.waits(len(self.open), self.open.next_settling(now, self.settle_s), now)
 
     def next_due(self, now: float) -> float:
         """The next look, or when a file has settled or may be tried again; none while no slot is free."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from stoker.corpus.receipts import Receipt
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.remote_lister import LISTER, REFUSED_EVERY_S, Listed, NotListed, RemoteLister
 from stokerd.source_kind import Desktop
-from stokerd.told import Told
+from stokerd.told import WARN_EVERY_S, Told
 
 TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
 VANISHED_SHOWN = 20
@@ -21,7 +23,9 @@ class ListingNews:
     def __init__(self, tools: Desktop, lister: RemoteLister) -> None:
         self._context, self._events, self._book = tools.context, tools.context.events, tools.book
         self._patience, self._lister = tools.patience, lister
-        self._told = Told(tools.context.events)
+        self._told = Told(tools.context.events, WARN_EVERY_S)
+        self._fields: dict[str, Any] = {}  # of the event for the trouble
+        self._retry_at = 0.0
         self._revision = lister.pinned
         self.trouble = ""
         self.refused_in_all = 0
@@ -52,9 +56,7 @@ class ListingNews:
         self.trouble = f"the source cannot be listed: {found.reason}"
         if self._context.once and (found.final or self._patience.failures(LISTER) >= TRIES_ONCE):
             raise (ConfigError if found.code == EX_CONFIG else UnavailableError)(found.reason)
-        self._told.trouble(
-            "source_unavailable", kind=found.kind, reason=found.reason, retry_in_s=round(found.wait_s, 1)
-        )
+        self._unavailable(found.kind, found.reason, found.wait_s)
 
     def _nothing(self, found: Listed) -> None:
         reason = (
@@ -65,7 +67,17 @@ class ListingNews:
         if self._context.once:
             raise UnavailableError(reason)
         self._lister.forget(REFUSED_EVERY_S)
-        self._told.trouble("source_unavailable", kind="empty", reason=reason)
+        self._unavailable("empty", reason, REFUSED_EVERY_S)
+
+    def _unavailable(self, kind: str, reason: str, wait_s: float) -> None:
+        self._fields, self._retry_at = {"kind": kind, "reason": reason}, time.monotonic() + wait_s
+        self.remind()
+
+    def remind(self) -> None:
+        """Say again each minute that the source cannot be listed."""
+        if self.trouble:
+            left_s = max(0.0, self._retry_at - time.monotonic())
+            self._told.trouble("source_unavailable", **self._fields, retry_in_s=round(left_s, 1))
 
     def tell_vanished(self, listed: Collection[str], receipts: Mapping[str, Receipt]) -> None:
         """Name files that are here but not listed any more; of many only some."""

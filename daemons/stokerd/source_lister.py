@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.arrivals import SEEN, Look
+from stoker.corpus.arrivals import WATCHED, Look, Watched
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.packed import Packed
 from stokerd.crew import Crew, Patience
@@ -32,7 +32,8 @@ class SourceLister:
         }
         self.every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
         self._crew, self._patience = crew, patience
-        self._found = Packed(SEEN)  # of the look under way
+        self._settle_s = pipeline.stage.settle
+        self._found = Packed(WATCHED)  # of the look under way
         self._looking = False
         self._asked = self._over = 0.0  # when the last look was asked for, and when one was over
         self.due = 0.0  # monotonic seconds
@@ -49,7 +50,7 @@ class SourceLister:
         if not self._looking and time.monotonic() >= self.due:
             self._looking = True
             self._asked = time.monotonic()
-            self._found = Packed(SEEN)
+            self._found = Packed(WATCHED)
             self._crew[LISTER].worker.send({"look": self.looks + 1})
 
     def ask_soon(self) -> None:
@@ -59,7 +60,11 @@ class SourceLister:
     def hear(self, message: Mapping[str, Any]) -> Look | None:
         """Take the lister's words; the look when it is over."""
         if message["kind"] == "files":
-            self._found.extend((file[0], FileSeen(*file)) for file in message["files"])
+            at: dict[str, Any] = {"now": time.monotonic(), "wall_ns": time.time_ns()}
+            seen = (FileSeen(*file) for file in message["files"])
+            self._found.extend(
+                (file.path, Watched.first(file, settle_s=self._settle_s, **at)) for file in seen
+            )
         if message["kind"] == "changed":  # a folder that changes all the time is not looked at all the time
             rest_s = min(_LONGEST_REST_S, max(_SHORTEST_REST_S, self._over - self._asked))
             self.due = min(self.due, self._over + rest_s)
@@ -70,7 +75,7 @@ class SourceLister:
         self._over = time.monotonic()
         self.due = self._over + self.every_s
         self._patience.succeeded(LISTER)
-        found, self._found = self._found, Packed(SEEN)
+        found, self._found = self._found, Packed(WATCHED)
         return Look(
             files=found,
             refused=tuple((path, reason) for path, reason in message["refused"]),

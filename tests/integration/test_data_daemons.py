@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import email
 import hashlib
 import os
 import re
@@ -30,9 +31,9 @@ from support.downloads import stoker
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import ENDING_S, wait_gone
+from support.processes import ENDING_S, daemon_command, start_daemon, wait_gone
 from support.sites import write_site
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 
 HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
 
@@ -138,6 +139,50 @@ class TestDownloadWatchdog:
                 # Where this test was kept waiting, the file was quiet for so long indeed.
                 assert receipt_of() != content() or time.monotonic() - written >= 1.0
             wait_until(lambda: receipt_of() == content(), what="the receipt")
+        finally:
+            daemon.stop()
+
+    def test_files_that_did_not_change_for_so_long_are_read_at_first_sight(self, tmp_path: Path) -> None:
+        library = Path(email.__file__).parent  # files that nobody touched for a while
+        age_s = time.time() - max(file.stat().st_ctime for file in library.glob("*.py"))
+        if age_s < 4 * LONG_S:
+            pytest.skip("this Python was installed just now")
+        source = {"kind": "folder", "path": str(library), "include": ["*.py"]}
+        data = make_pipeline(tmp_path, dataset__source=source, stage__settle=f"{age_s / 2:.0f}s")
+        daemon = data.start("download_watchdog")
+        try:
+            wait_until(lambda: data.events("download_watchdog", "listing_complete"), what="all receipts")
+        finally:
+            daemon.stop()
+        assert "event=files_settle" not in daemon.said()
+
+    def test_nobody_wonders_why_nothing_begins(self, tmp_path: Path) -> None:
+        data = make_pipeline(tmp_path, stage__settle="1h")
+        often = "import stokerd.told; stokerd.told.WARN_EVERY_S = 0.1; "
+        command = daemon_command("download_watchdog", data.file)
+        command[3] = often + command[3]
+        daemon = start_daemon(command, tmp_path / "watchdog.err")
+
+        def warned(word: str) -> list[str]:
+            events = data.events("download_watchdog", "source_unavailable")
+            return [e["reason"] for e in events if e["level"] == "warning" and word in e["reason"]]
+
+        def is_shown(words: str) -> None:
+            wait_until(
+                lambda: re.search(words, data.status(DOWNLOAD_WATCHDOG).get("text", "")), what="the status"
+            )
+            assert re.search(words, stoker("status", data.file).stdout)
+
+        try:
+            wait_until(lambda: len(warned("holds no file that matches *.parquet")) > 1, what="the warnings")
+            is_shown("holds no file that matches")
+            write_fineweb(data.source / "a.parquet", 20)
+            settles = r"1 file settles \(stage.settle: 1 h\), .* left until the first is read"
+            is_shown(settles)
+            assert re.search(settles, daemon.said())
+            data.source.rename(tmp_path / "away")
+            wait_until(lambda: len(warned("is not there; mount it")) > 1, what="the warnings")
+            is_shown("is not there; mount it")
         finally:
             daemon.stop()
 

@@ -33,31 +33,58 @@ def receipt_of(seen: FileSeen, **changes: str) -> Receipt:
     )
 
 
+def new(*files: FileSeen, since: float = 0.0) -> list[Watched]:
+    """Files as a look found them, quiet since then."""
+    return [Watched(each, since) for each in files]
+
+
 def desk(*files: FileSeen, since: float = 0.0, **changes: object) -> Desk:
-    return replace(Desk(watch({}, files, since), {}, (), {}, slots=2, settle_s=10.0), **changes)
+    return replace(
+        Desk(watch({}, new(*files, since=since), since), {}, (), {}, slots=2, settle_s=10.0), **changes
+    )
 
 
 def test_a_file_settles_by_our_own_clock_and_any_change_starts_it_anew() -> None:
-    before = watch({}, [file("a")], 0.0)
-    assert watch(before, [file("a")], 9.0)["a"].since == 0.0
+    before = watch({}, new(file("a")), 0.0)
+    assert watch(before, new(file("a")), 9.0)["a"].since == 0.0
     for changed in (file("a", size=11), file("a", mtime_ns=2), FileSeen("a", 10, 1, 8)):
-        assert watch(before, [changed], 9.0)["a"].since == 9.0
+        assert watch(before, new(changed, since=-50.0), 9.0)["a"].since == 9.0
+    assert (
+        watch(before, new(FileSeen("a", 10, 1, 7, ctime_ns=5), since=9.0), 9.0)["a"].since == 0.0
+    )  # linked to
     assert desk(file("a")).next_to_hash(9.9) == []
     assert desk(file("a")).next_to_hash(10.0) == [file("a")]
 
 
-def test_a_time_of_change_long_past_settles_nothing_and_neither_does_a_restart() -> None:
-    copied = file("a", mtime_ns=1)  # as `cp -p` leaves it
-    assert desk(copied, since=1000.0).next_to_hash(1009.0) == []
-    assert desk(copied, since=1000.0).next_to_hash(1010.0) == [copied]
-    restarted = watch({}, [copied], 2000.0)  # nothing is remembered of the time before
-    assert replace(desk(), watched=restarted).next_to_hash(2009.0) == []
+@pytest.mark.parametrize(
+    ("age_s", "settles_in_s"),
+    [(3600.0, 0.0), (10.0, 0.0), (9.0, 1.0), (0.5, 9.5), (0.0, 10.0), (-3600.0, 10.0)],
+)
+def test_a_file_is_quiet_since_its_ctime_however_often_we_start_and_whatever_its_mtime_says(
+    age_s: float, settles_in_s: float
+) -> None:
+    wall_ns = 1_700_000_000 * 10**9
+    copied = replace(file("a", mtime_ns=1), ctime_ns=wall_ns - int(age_s * 1e9))  # as `cp -p` leaves it
+    first = Watched.first(copied, now=500.0, wall_ns=wall_ns, settle_s=10.0)
+    assert first.since + 10.0 == pytest.approx(500.0 + settles_in_s, abs=0.1)
+    watched = watch({}, [first], 500.0)
+    assert replace(desk(), watched=watched).next_to_hash(500.0 + settles_in_s + 0.1) == [copied]
+    assert not settles_in_s or not replace(desk(), watched=watched).next_to_hash(500.0 + settles_in_s - 0.1)
+
+
+def test_files_at_first_sight_are_told_apart_by_few_times() -> None:
+    ages = (each * 10**7 for each in range(2000))  # in hundredths of a second, settled or not
+    first = [
+        Watched.first(replace(file("a"), ctime_ns=10**18 - age), now=500.0, wall_ns=10**18, settle_s=10.0)
+        for age in ages
+    ]
+    assert len({each.since for each in first}) <= 102
 
 
 def test_a_file_that_grows_with_every_look_never_settles_and_then_does() -> None:
     watched: dict[str, Watched] = {}
     for look in range(20):
-        watched = watch(watched, [file("a", size=look)], look * 4.0)
+        watched = watch(watched, new(file("a", size=look)), look * 4.0)
         assert replace(desk(), watched=watched).next_to_hash(look * 4.0 + 3.9) == []
     assert Unproven(watched, watched.items()).next_settling(80.0, 10.0) == 86.0
     assert replace(desk(), watched=watched).next_to_hash(86.0) == [file("a", size=19)]
@@ -102,7 +129,7 @@ def test_content_that_changed_while_nobody_wrote_is_rot_until_the_file_or_the_re
 
 
 def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:
-    watched = watch(watch({}, [file(name) for name in "abc"], 0.0), [file(name) for name in "abcde"], 5.0)
+    watched = watch({}, [*new(*map(file, "abc")), *new(*map(file, "de"), since=5.0)], 5.0)
     unproven = Unproven(watched, watched.items())
     states = ("settling", "waiting", "hashing", "verified", "disputed")
 
@@ -131,7 +158,7 @@ def test_the_listing_is_complete_when_the_look_was_whole_and_each_file_is_vouche
     assert not desk(*files, receipts=receipts).complete(whole=False)
     assert not desk(*files, file("c"), receipts=receipts).complete(whole=True)
     assert not desk().complete(whole=True)
-    assert vanished(watch({}, files[:1], 0.0), receipts) == ["a"]
+    assert vanished(watch({}, new(files[0]), 0.0), receipts) == ["a"]
 
 
 def source(path: str, state: str = "staged", sha256: str | None = None, key: str | None = None) -> Source:

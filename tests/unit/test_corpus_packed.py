@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.arrivals import SEEN, WATCHED, Watched
+from stoker.corpus.arrivals import WATCHED, SeenCodec, Watched
 from stoker.corpus.cells import ReceiptCodec, WantedCodec
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing import Listing, read_listing, write_listing
@@ -67,9 +67,9 @@ def test_a_wish_comes_out_as_it_went_in(wanted: Wanted) -> None:
 def test_it_is_a_dictionary_in_path_order_whatever_came_when(things: list[tuple[str, int]]) -> None:
     seen = [(path, FileSeen(path, size, 1, 2)) for path, size in things]
     half = len(seen) // 2
-    packed = Packed(SEEN, seen[:half])
+    packed = Packed(SeenCodec(), seen[:half])
     packed.extend(seen[half:])
-    one_by_one = Packed(SEEN)
+    one_by_one = Packed(SeenCodec())
     for path, file in seen:
         one_by_one.put(path, file)
     whole = dict(sorted(dict(seen).items()))
@@ -88,7 +88,7 @@ def test_two_of_them_differ_by_anything_in_a_cell() -> None:
 
 
 def test_a_path_is_kept_once() -> None:
-    packed = Packed(SEEN, [("a/b", FileSeen("a/b", 1, 1, 1))])
+    packed = Packed(SeenCodec(), [("a/b", FileSeen("a/b", 1, 1, 1))])
     again = "".join(["a/", "b"])
     assert packed.own(again) is next(iter(packed))
     assert packed.own("c") == "c"
@@ -155,5 +155,5 @@ class TestListingBook:
 def test_many_are_sorted_as_a_dictionary_is() -> None:
     names = [f"{number}" for number in range(3000)]
     random.Random(1).shuffle(names)
-    packed = Packed(SEEN, ((name, FileSeen(name, int(name), 1, 1)) for name in names))
+    packed = Packed(SeenCodec(), ((name, FileSeen(name, int(name), 1, 1)) for name in names))
     assert [(path, file.size) for path, file in packed.items()] == sorted((name, int(name)) for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ class Look:
     tells of changes until the next look; empty where inotify does.
     """
 
-    files: Mapping[str, FileSeen]
+    files: Mapping[str, Watched]
     refused: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     missing: bool = False
@@ -43,10 +44,21 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A file and since when (monotonic seconds, our own clock) it has looked as it does."""
+    """A file and since when (monotonic seconds) it has looked as it does."""
 
     file: FileSeen
     since: float
+
+    @classmethod
+    def first(cls, file: FileSeen, *, now: float, wall_ns: int, settle_s: float) -> Watched:
+        """A file at first sight: quiet since its ctime, which nobody can set back; one to come counts as now.
+
+        `since` is no earlier than settling asks for and in tenths of a second: few are to be told apart.
+        """
+        age_s = max(0.0, (wall_ns - file.ctime_ns) / 1e9)
+        if age_s >= settle_s:
+            return cls(file, now - settle_s)
+        return cls(file, min(now, math.ceil(10 * (now - age_s)) / 10))
 
 
 class SeenCodec:
@@ -85,25 +97,24 @@ class WatchedCodec:
         return Watched(self._seen.unpack(path, cell), *self._since.unpack_from(cell, self._seen.width))
 
 
-SEEN, WATCHED = SeenCodec(), WatchedCodec()
+WATCHED = WatchedCodec()
 
 
 def watch(
     before: Mapping[str, Watched],
-    found: Iterable[FileSeen],
+    found: Iterable[Watched],
     now: float,
     own: Callable[[str], str] = lambda path: path,
 ) -> Packed[Watched]:
-    """The watched files after another look: a file that changed in any way starts its quiet time anew.
+    """The watched files after another look: a file seen to change starts its quiet time anew, by our clock.
 
     `own` gives a path's string where it is kept already.
     """
 
     def each() -> Iterator[tuple[str, Watched]]:
-        for file in found:
-            known = before.get(file.path)
-            same = known is not None and known.file == file
-            yield own(file.path), known if known is not None and same else Watched(file, now)
+        for new in found:
+            known = before.get(new.file.path, new)
+            yield own(new.file.path), known if known.file == new.file else Watched(new.file, now)
 
     return Packed(WATCHED, each())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.config.origins import compile_glob
@@ -21,12 +21,16 @@ LINK = "it is a symbolic link; give the folder it points to, or move the file he
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """A regular file as one look found it: `path` is relative to the folder, with forward slashes."""
+    """A regular file as one look found it: `path` is relative to the folder, with forward slashes.
+
+    A new `ctime_ns` alone makes it no other file: a hard link to it, as staging makes one, changes that.
+    """
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = field(default=0, compare=False)
 
     @property
     def etag(self) -> str:
@@ -155,4 +159,4 @@ def _examine(entry: os.DirEntry[str], path: str) -> FileSeen | Refused | Unreada
         return Unreadable(path, error.strerror or str(error))
     if not stat.S_ISREG(found.st_mode):
         return Refused(path, "it is not a regular file")
-    return FileSeen(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    return FileSeen(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)

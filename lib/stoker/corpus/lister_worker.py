@@ -8,7 +8,8 @@ task: {"role": "folder", "root", "include": [...], "exclude": [...], "state", "o
        `owner` is what this pipeline's owner locks say
 input, a line a look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
-    for a folder, as often as needed, {"kind": "files", "look": n, "files": [[path, size, mtime_ns, inode]]},
+    for a folder, as often as needed, {"kind": "files", "look": n,
+        "files": [[path, size, mtime_ns, inode, ctime_ns]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
         "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
         "polling": why no change is told between looks, empty where it is};
@@ -142,7 +143,7 @@ class Folder:
         size = 0
         for found in look_through(self._root, self._selection, self._tick):
             if isinstance(found, FileSeen):
-                files.append([found.path, found.size, found.mtime_ns, found.inode])
+                files.append([found.path, found.size, found.mtime_ns, found.inode, found.ctime_ns])
                 size += len(found.path.encode()) + 64
             elif isinstance(found, Refused):
                 if isinstance(found, Owned):
