@@ -65,9 +65,11 @@ class ShardBoard:
         self._set_totals(Sums())
 
     def hear(self, job: Job, message: Mapping[str, Any]) -> None:
-        """What a worker said: a build tells where it begins and how far it got."""
+        """What a worker said: a build where it begins, and like the tokenizer's training how far it got."""
         if message["kind"] == "commit":
             self._committed(job, int(message["tokens"]))
+        elif job.activity == "tokenizer" and message["kind"] == "progress":
+            job.note["percent"] = message["percent"]
         elif message.get("phase") == "open":
             job.note["resumed"] = bool(message.get("row_group") or message.get("row"))
 
@@ -114,6 +116,7 @@ class ShardBoard:
             "tokens": dict(totals.tokens),
             "dropped": dict(totals.dropped),
             "imported": {"sets": totals.imported, "documents_not_known": totals.undocumented},
+            "tokenizer_percent": self._tokenizer_percent,
             "queue": totals.states["staged"] + totals.states["building"],
             "workers": dict(
                 sorted((activity, count) for activity, count in working.items() if activity != "list")
@@ -125,8 +128,13 @@ class ShardBoard:
             **disks,
         }
         self._teller.tell(status)
-        text = _text(totals, working, pin, rate)
+        text = _text(totals, working, pin, rate, self._tokenizer_percent)
         self._context.beat(status, trouble or (f"{text}; {standing}" if standing else text))
+
+    @property
+    def _tokenizer_percent(self) -> int | None:
+        """How much of its text the tokenizer's training has read; None while none goes on."""
+        return next((job.note.get("percent") for job in self._crew.jobs if job.activity == "tokenizer"), None)
 
     def _set_totals(self, totals: Sums) -> None:
         for state, count in totals.states.items():
@@ -193,9 +201,13 @@ def _built(totals: Sums) -> str:
     return f"{built} files built{more}, {totals.tokens['train'] + totals.tokens['val']:,} tokens"
 
 
-def _text(totals: Sums, working: Counter[str], pin: DatasetPin | None, rate: float) -> str:
+def _text(
+    totals: Sums, working: Counter[str], pin: DatasetPin | None, rate: float, percent: int | None
+) -> str:
+    if working["tokenizer"] and percent == 100:
+        return "training the tokenizer: its text is read, the vocabulary is made of it"
     if working["tokenizer"]:
-        return "training the tokenizer"
+        return f"training the tokenizer: {percent or 0} % of its text read"
     if pin is None and 0 < totals.states["quarantined"] == sum(totals.states.values()):
         return f"every file so far is quarantined ({totals.states['quarantined']}); stoker events says why"
     if pin is None:

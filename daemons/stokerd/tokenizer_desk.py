@@ -81,6 +81,8 @@ class TokenizerDesk:
         module, quiet_s = MODULES["tokenizer"]
         job = self._crew.start("tokenizer", TOKENIZER, module, task, quiet_s=quiet_s)
         files = self.training.files if self.training is not None else ()
+        if files:
+            self._context.log.info("tokenizer_training", files=len(files))
         job.note["sources"] = dict(zip(task.get("files", ()), files, strict=False))
 
     def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:

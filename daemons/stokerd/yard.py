@@ -24,6 +24,7 @@ from stokerd.told import Told
 
 OWNER_WAIT_S = 10.0
 ANSWERS_WITHIN_S = 15.0
+ANSWERS_AT_ONCE_S = 1.0  # nobody need know of a wait as short as this
 LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
 TRIES_ONCE = 5
 
@@ -51,7 +52,7 @@ class Yard(ABC):
         self.lister, self.sweeper = f"/{self.place}-lister", f"/{self.place}-sweep"  # never a source's path
         self._context, self._crew, self._patience = context, crew, patience
         self._root, self._tasks, self._book, self._told = root, tasks, book, told
-        self._born = time.monotonic()
+        self._born = self._heard_at = time.monotonic()
         self._owned = self._agreed = False
         self._look_due = self._measure_due = 0.0
         self._asked_at: float | None = None  # when the look that is not answered yet was asked for
@@ -122,6 +123,7 @@ class Yard(ABC):
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the lister's words: it owns the disk; what lies there; how much room there is."""
+        self._heard_at = time.monotonic()
         match message["kind"]:
             case "ready":
                 self._owned, self._look_due = True, 0.0
@@ -234,7 +236,9 @@ class Yard(ABC):
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be done now; empty when the disk was seen, and answers."""
+        """Why nothing can be done now; empty when the disk was seen, and answers, or was just asked."""
         if self.known and not self.hanging:
+            return ""
+        if not self._why and time.monotonic() < self._heard_at + ANSWERS_AT_ONCE_S:
             return ""
         return self._why or f"waiting for the {self.place} directory {self._root} to answer"

@@ -28,6 +28,7 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
 from support.downloads import stoker
+from support.halting import halts_at
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -267,6 +268,23 @@ def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
 
 
 class TestStageShard:
+    def test_the_tokenizers_training_is_shown_with_its_share(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = with_files(tmp_path, 1)
+        assert data.once("download_watchdog").returncode == 0
+        for name, value in halts_at(tmp_path / "halts", [100]).items():
+            monkeypatch.setenv(name, value)
+        daemon = data.start("stage_shard")
+        try:
+            told = "training the tokenizer: its text is read, the vocabulary is made of it"
+            wait_until(lambda: data.status().get("text", "").startswith(told), what="the status")
+            assert data.status()["tokenizer_percent"] == 100
+            assert told in stoker("status", data.file).stdout
+            assert "event=tokenizer_training" in daemon.said()
+        finally:
+            daemon.kill()
+
     def test_good_files_are_built_and_bad_ones_named_with_the_source_folder_untouched(
         self, tmp_path: Path
     ) -> None:

@@ -438,7 +438,12 @@ def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_c
             "train_bytes": 60_000,
             "target": str(tmp_path / "tokenizers" / f"{name}.json"),
         }
-        results.append(run_to_end("stoker.shards.tokenizer_worker", task))
+        with start_worker("stoker.shards.tokenizer_worker", task) as process:
+            *told, last = messages_of(process)
+        results.append(last["result"])
+        percents = [message["percent"] for message in told if message["kind"] == "progress"]
+        assert (percents[0], percents[-1]) == (0, 100)
+        assert percents == sorted(percents)
         assert hashlib.sha256(Path(task["target"]).read_bytes()).hexdigest() == results[-1]["sha256"]
     assert results[0]["sha256"] == results[1]["sha256"]
     assert (results[0]["vocab_size"] > 300, results[0]["eot"]) == (True, 0)

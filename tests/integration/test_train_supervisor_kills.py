@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.process import signal_process
+from stoker.kit.process import ProcessId, signal_process
+from stoker.store.layout import TRAIN_SUPERVISOR
 from support.halting import halts_at, is_halted
 from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training
@@ -46,12 +47,16 @@ def test_a_trainer_killed_five_times_ends_with_the_same_losses_and_the_same_byte
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = [SAVED_EVERY * kill + 4 for kill in range(5)]
-    for name, value in halts_at(tmp_path / "halts", steps).items():
+    for name, value in halts_at(tmp_path / "halts", ["eval", *steps]).items():
         monkeypatch.setenv(name, value)
     run = make_training(shard_sets, tmp_path / "killed")
     daemon = run.start()
     try:
         with never_two(run):
+            evaluating = wait_until(lambda: halted_trainer(run), what="the first evaluation")
+            told = "evaluating the held-out loss: step 0 of 60"
+            wait_until(lambda: run.data.status(TRAIN_SUPERVISOR)["text"].startswith(told), what="the status")
+            signal_process(evaluating, signal.SIGCONT)
             for step in steps:
                 kill_where_it_halted(run, step)
             wait_until(lambda: run.record().get("state") == "finished", what="the end of the run")
@@ -63,11 +68,14 @@ def test_a_trainer_killed_five_times_ends_with_the_same_losses_and_the_same_byte
     assert run.tensors() == finished.tensors()
 
 
+def halted_trainer(run: TrainPipeline) -> ProcessId | None:
+    """The trainer that stands still."""
+    return next((each for each in run.trainers() if is_halted(each.pid)), None)
+
+
 def kill_where_it_halted(run: TrainPipeline, step: int) -> None:
     """kill -9 the trainer that has halted at this step."""
-    trainer = wait_until(
-        lambda: next((each for each in run.trainers() if is_halted(each.pid)), None), what=f"step {step}"
-    )
+    trainer = wait_until(lambda: halted_trainer(run), what=f"step {step}")
     assert run.last_step() == step
     signal_process(trainer, signal.SIGKILL)
     wait_gone([trainer])

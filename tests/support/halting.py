@@ -12,9 +12,9 @@ from pathlib import Path
 from support.sites import write_site
 from support.waiting import wait_until
 
-# Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row,
-# the build worker after telling a phase or so many messages, where a file beside this one asks for it; each
-# file asks once.
+# Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row or
+# telling a phase, the build worker after telling a phase or so many messages, the tokenizer's after telling a
+# percentage, where a file beside this one asks for it; each file asks once.
 _SITE = """
 import itertools, os, signal, sys
 
@@ -34,7 +34,12 @@ def halt_after(owner, method, *words):
 
 if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from stoker.training.metrics_log import MetricsLog
+    from stoker.training.protocol import Protocol
     halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
+    halt_after(Protocol, "say", lambda call, protocol, phase, **words: phase)
+if "stoker.shards.tokenizer_worker" in sys.orig_argv[1:4]:
+    from stoker.kit.worker_main import Report
+    halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
 if {"stoker.shards.build_worker", "stoker.shards.import_worker"} & set(sys.orig_argv[1:4]):
     from stoker.kit.worker_main import Report
     halt_after(

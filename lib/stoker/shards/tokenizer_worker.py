@@ -1,7 +1,7 @@
 """The worker that makes the dataset's tokenizer: `python -m stoker.shards.tokenizer_worker`.
 
 Task to train: {"files": [parquet in listing order], "sha256": [of each], "text_column", "vocab_size",
-"train_bytes", "target"};
+"train_bytes", "target"}, told as {"kind": "progress", "percent": of the text that was read, 100 at its end};
 to take a given one over: {"file", "target"}. Result: sha256, vocab_size and eot of what now stands at the
 target; after training also `trained_on` (the files whose text was used) and `text_bytes`. Where a file does
 not decode, the result is {"bad": [{file, reason, row_group, column, detail}]} and nothing is made: without
@@ -65,6 +65,7 @@ class TrainingText:
     def __init__(self, files: list[str], text_column: str, train_bytes: int, report: Report) -> None:
         self.used: list[str] = []
         self.text_bytes = 0
+        self._percent = -1  # that was told last
         self._files = files
         self._text_column = text_column
         self._train_bytes = train_bytes
@@ -72,15 +73,26 @@ class TrainingText:
 
     def batches(self) -> Iterator[list[str]]:
         """Batches of texts; raises BadParquet for the file last in `used`."""
+        yield from self._batches()
+        self._report("progress", percent=100)
+
+    def _batches(self) -> Iterator[list[str]]:
         from stoker.shards.parquet import ParquetText  # noqa: PLC0415 - see above
 
         for file in self._files:
-            self._report("progress", file=file, text_bytes=self.text_bytes)
+            self._tell_share()
             self.used.append(file)
             for batch in ParquetText(Path(file), self._text_column).batches():
                 yield self._first([text for text in batch.texts if text is not None])
                 if self.text_bytes >= self._train_bytes:
                     return
+                self._tell_share()
+
+    def _tell_share(self) -> None:
+        percent = min(99, 100 * self.text_bytes // self._train_bytes)
+        if percent > self._percent:
+            self._percent = percent
+            self._report("progress", percent=percent)
 
     def _first(self, texts: list[str]) -> list[str]:
         """As many of the texts as it takes to reach train_bytes: where batches end makes no difference."""

@@ -79,11 +79,23 @@ def snapshot(
     }
 
 
+# What a trainer that trains does where it makes no steps, by the phase it tells.
+_PHASES = {
+    "load": "loading the trainer",
+    "compile": "compiling the model",
+    "eval": "evaluating the held-out loss",
+    "checkpoint": "saving a checkpoint",
+}
+
+
 def status_text(shown: dict[str, Any]) -> str:
     """One line for systemd's STATUS: what it does, how far, how fast."""
+    doing = str(shown["doing"])
+    if doing == "training":
+        doing = _PHASES.get(shown["phase"], doing)
     if shown["launch"] is None or shown["step"] is None:
-        return str(shown["doing"])
-    parts = [f"{shown['doing']}: step {shown['step']} of {shown['steps']}"]
+        return doing
+    parts = [f"{doing}: step {shown['step']} of {shown['steps']}"]
     if shown["loss"] is not None:
         parts.append(f"loss {shown['loss']:.4f}")
     if shown["tokens_per_s"]:
