@@ -66,9 +66,9 @@ def _pin_faults(pipeline: Pipeline, pin: DatasetPin) -> Iterator[Fault]:
         )
         return
     advice = (
-        f"to build the dataset anew change two keys, dataset.version to {version + 1} and train.run (now "
-        f"{pipeline.train.run}) to a new name, for a run stays with the dataset it began with; or undo the "
-        "change"
+        f"to build the dataset anew set dataset.version to {version + 1} and train.run (now "
+        f"{pipeline.train.run}) to a new name, both at once, for a run stays with the dataset it began with; "
+        "or undo the change"
     )
     asked = asked_of_tokenizer(pipeline)
     if asked != pin.asked and asked.get("file") != pin.tokenizer.sha256:
