@@ -23,7 +23,7 @@ def progress_line(status: Mapping[str, Any], width: int) -> str:
 def progress_parts(status: Mapping[str, Any]) -> Iterator[str]:
     """What there is to tell: files, share, time left, rates, activities, what was set aside."""
     known = status["files_of"]
-    yield f"{status['files_done']:,}/{known:,} files" if known else "no verified file yet"
+    yield f"{status['files_done']:,}/{known:,} files" if known else "looking for verified files"
     if status["bytes_of"]:
         yield f"{100 * status['bytes_done'] / status['bytes_of']:.1f} %"
     if status.get("trouble"):
