@@ -255,10 +255,13 @@ class TestLister:
         return tmp_path / "root"
 
     @staticmethod
-    def start(root: Path) -> tuple[Worker, dict[str, Any]]:
-        task = {"role": "folder", "root": str(root), "include": [], "exclude": []}
+    def task(root: Path) -> dict[str, Any]:
+        about = {"include": [], "exclude": [], "state": str(root.parent / "state"), "owner": "a test"}
+        return {"role": "folder", "root": str(root), **about}
+
+    def start(self, root: Path) -> tuple[Worker, dict[str, Any]]:
         worker = Worker.start(
-            "stoker.corpus.lister_worker", task, name="list", deadline_s=None, keep_open=True
+            "stoker.corpus.lister_worker", self.task(root), name="list", deadline_s=None, keep_open=True
         )
         return worker, look(worker, 1)
 
@@ -297,13 +300,12 @@ class TestLister:
 
     @pytest.mark.parametrize("what", ["instances", "watches"])
     def test_where_no_inotify_is_left_the_folder_is_polled_and_says_why(self, root: Path, what: str) -> None:
-        task = {"role": "folder", "root": str(root), "include": [], "exclude": []}
         inner = [sys.executable, "-P", "-m", "stoker.corpus.lister_worker"]
         limit = f"/proc/sys/user/max_inotify_{what}"
         alone = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec "$@"', "sh"]
         if apart([]) is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
             pytest.skip("no user namespace here")
-        asked = "".join(f"{json.dumps(line)}\n" for line in (task, {"look": 1}))
+        asked = "".join(f"{json.dumps(line)}\n" for line in (self.task(root), {"look": 1}))
         ended = subprocess.run(
             [*alone, *inner], input=asked, capture_output=True, text=True, timeout=60, check=True
         )
