@@ -500,6 +500,27 @@ def test_a_damaged_plan_is_found_and_named(run: Run) -> None:
     assert any(f"{run.layout.plan}: line 2" in finding for finding in found(run))
 
 
+@pytest.mark.parametrize("name", ["plan.jsonl", "timelines.jsonl"])
+def test_a_last_line_that_is_no_entry_is_torn_without_its_newline_and_damage_with_it(
+    run: Run, name: str
+) -> None:
+    log = run.layout.root / name
+    log.touch()
+    whole = log.read_bytes()
+    for garbage in (b'{"v":1,"n":9,"wind', b'{"v":1,"n":9,"windows":7,"prev":3}', bytes(50)):
+        log.write_bytes(whole + garbage)
+        assert found(run) == []
+        log.write_bytes(whole + garbage + b"\n")
+        line = whole.count(b"\n") + 1
+        assert any(f"{log}: line {line} does not parse, and is whole" in finding for finding in found(run))
+        log.write_bytes(whole + garbage + b"\n" + b'{"v":1,')  # somebody is writing the next one
+        assert found(run) == []
+    log.write_bytes(whole + b"garbage\n")
+    copy = run.seal(25) / name
+    log.write_bytes(whole)
+    assert any(f"{copy}: line {line} does not parse" in finding for finding in found(run))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

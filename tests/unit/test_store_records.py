@@ -21,7 +21,7 @@ from stoker.store import requests as requests_module
 from stoker.store.errors import StorageError, UnavailableError, UsageError
 from stoker.store.files import sweep_temporaries
 from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout, runtime_dir
-from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
+from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log, read_log_data
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import (
     file_request,
@@ -184,6 +184,15 @@ class TestLogs:
         ChainedLog(tmp_path / "log").append({"v": 1, "n": 2})
         assert self.numbers(tmp_path / "log") == [0, 1, 2]
         assert read_log(tmp_path / "log").damage == ()
+
+    def test_a_last_line_that_does_not_parse_is_damage_once_it_is_whole(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "log", 2)
+        with (tmp_path / "log").open("ab") as file:
+            file.write(b"#garbage\n")
+        for reading in (read_log(tmp_path / "log"), read_log_data((tmp_path / "log").read_bytes())):
+            assert reading.torn == 0
+            assert reading.damage == ("line 3 does not parse, and is whole: it was changed or overwritten",)
+        assert ChainedLog(tmp_path / "log").damage == reading.damage
 
     def test_a_changed_line_in_the_middle_is_damage_and_named(self, tmp_path: Path) -> None:
         self.write(tmp_path / "log")

@@ -3,7 +3,9 @@
 A line's hash is the sha256 of its bytes without the newline; each line carries its predecessor's as `prev`.
 A crash may leave part of a line, or zeros: the writer ends such a torn line with a newline before the next
 entry, which chains past it to the last valid line. A line that does not parse and is not chained past, or a
-chain that does not close, is damage: reading reports it and goes on behind it, never in silence.
+chain that does not close, is damage: reading reports it and goes on behind it, never in silence. At the end
+of a log a line without its newline is torn, one with it is damage: the writer hands over both in one write.
+(Only one that dies exactly behind the newline which ends a torn line is taken for damage too.)
 """
 
 from __future__ import annotations
@@ -58,8 +60,7 @@ def read_log_data(data: bytes) -> LogReading:
         if entry is not None:
             entries.append(entry)
             hashes.append(chain.head or GENESIS)
-    torn = chain.torn + chain.unparsed
-    return LogReading(tuple(entries), tuple(hashes), chain.head or GENESIS, torn, tuple(chain.damage))
+    return LogReading(tuple(entries), tuple(hashes), chain.head or GENESIS, chain.torn_lines, chain.findings)
 
 
 class LogScan:
@@ -89,11 +90,11 @@ class LogScan:
 
     @property
     def torn(self) -> int:
-        return self._chain.torn + self._chain.unparsed
+        return self._chain.torn_lines
 
     @property
     def damage(self) -> tuple[str, ...]:
-        return tuple(self._chain.damage)
+        return self._chain.findings
 
 
 class ChainedLog:
@@ -174,7 +175,7 @@ class ChainedLog:
             if chain.take(line) is not None:
                 self._last_line = line
         self.head = chain.head or GENESIS
-        self.damage = tuple(chain.damage)
+        self.damage = chain.findings
         self._size = os.fstat(descriptor).st_size
         self._ends_in_newline = self._size == 0 or os.pread(descriptor, 1, self._size - 1) == b"\n"
         if self._size == 0:
@@ -204,9 +205,24 @@ class _Chain:
     unparsed: int = 0  # lines that do not parse, since the last one that does
     number: int = 0
     damage: list[str] = field(default_factory=list)
+    ended: bool = False  # whether the last line that came was empty: what stands behind the last newline is
+
+    @property
+    def torn_lines(self) -> int:
+        return self.torn + (0 if self.ended else self.unparsed)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        if not (self.ended and self.unparsed):
+            return tuple(self.damage)
+        return (
+            *self.damage,
+            f"line {self.number - 1} does not parse, and is whole: it was changed or overwritten",
+        )
 
     def take(self, line: bytes) -> dict[str, Any] | None:
         self.number += 1
+        self.ended = not line
         if not line:
             return None
         entry = _parse(line)
@@ -264,5 +280,6 @@ def _lines(paths: list[Path]) -> Iterator[bytes]:
                     yield from whole[1:]
                     begun.clear()
                 begun.append(rest)
-            if last := b"".join(begun):
+            last = b"".join(begun)
+            if last or path == paths[-1]:  # at the end also nothing: then the line before it is whole
                 yield last
