@@ -10,7 +10,6 @@ from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
 from stoker.plan.timelines import Timelines, ancestry, on_history, read_timelines, skips
-from stoker.store.errors import DataError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.checkpoints import Checkpoint
@@ -63,13 +62,9 @@ class RunAccounts:
         """What the current timeline passes over."""
         return skips(self.timelines())
 
-    def settle(self, checkpoint: Checkpoint | None, *, convicted: bool) -> None:
-        """Make record and plan agree with the newest proven checkpoint, or raise DataError.
-
-        It is raised too where none is left of those there were: `convicted` says that one was so just now.
-        """
+    def settle(self, checkpoint: Checkpoint | None) -> None:
+        """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
         if checkpoint is None:
-            self._refuse_a_new_beginning(convicted)
             return
         if self.book.record is None:
             self.book.restore(checkpoint)
@@ -83,16 +78,21 @@ class RunAccounts:
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
-    def _refuse_a_new_beginning(self, convicted: bool) -> None:
-        kept = (read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}).get("step", 0)
-        best = self.book.record.best_step if self.book.record else kept
-        if kept or (convicted and best):
-            raise DataError(
-                f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
-                f"whole: it does not begin again at step 0 by itself. Put a whole one back into "
-                f"{self.run.checkpoints} (what was convicted lies in {self.layout.quarantine}/checkpoint-*, "
-                f"each with its reason.json), or begin anew on purpose: stoker rollback {self.file} 0"
-            )
+    def why_not_anew(self, *, convicted: bool) -> str:
+        """Why a run without a proven checkpoint does not begin at step 0, with the two ways on; empty where
+        it never had one. `convicted`: one was just now."""
+        if self.book.record is None:
+            return ""
+        kept = int((read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}).get("step", 0))
+        best = max(kept, self.book.record.best_step)
+        if not (kept or (convicted and best)):
+            return ""
+        return (
+            f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
+            f"whole: it does not begin again at step 0 by itself. Put a whole one back into "
+            f"{self.run.checkpoints} (what was convicted lies in {self.layout.quarantine}/checkpoint-*, "
+            f"each with its reason.json), or begin anew on purpose: stoker rollback {self.file} 0"
+        )
 
     def steps(self, checkpoint: Checkpoint | None) -> int:
         """The run's last step, seen from a checkpoint."""

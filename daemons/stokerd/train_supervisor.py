@@ -137,7 +137,9 @@ class TrainSupervisor:
         checkpoint = self.desk.newest_proven(history)
         if not self.accounts.counts(checkpoint):
             return None  # it could not be told before: it is past a fork, and is moved away now
-        self.accounts.settle(checkpoint, convicted=self.desk.convicted)
+        if checkpoint is None and (why := self.accounts.why_not_anew(convicted=self.desk.convicted)):
+            return self.fail(DataError.exit_code, why)
+        self.accounts.settle(checkpoint)
         self.desk.see_to_heldout()
         self.keep_books(checkpoint)
         if (code := self.follow(checkpoint)) is not None:

@@ -213,6 +213,7 @@ def test_a_run_whose_every_checkpoint_is_bad_begins_anew_only_when_told_to(
         assert ended.returncode == 65, ended.stderr
         assert "has trained to step 60, and none of its checkpoints is left whole" in ended.stderr
         assert f"stoker rollback {run.data.file} 0" in ended.stderr
+    assert run.record()["state"] == "failed"
     kept = sorted(path.parent.name for path in run.data.pipeline.layout.quarantine.glob("*/*/SHA256SUMS"))
     assert kept == ["step-000000050", "step-000000060"]
     assert len(run.events("trainer_launched")) == 1

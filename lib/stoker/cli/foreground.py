@@ -20,7 +20,7 @@ from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.wait import SignalEvent, Waiter
 from stoker.kit.worker import child_environment, launch_command
 from stoker.observe.status import read_status
-from stoker.store.errors import StorageError
+from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
 
@@ -190,7 +190,7 @@ class Foreground:
         """Whether the supervisor gave the run up."""
         try:
             body = read_record(self.pipeline.layout.run(self.pipeline.train.run).record)
-        except (FileNotFoundError, RecordDamaged, StorageError):
+        except (FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
             return False
         return body.get("state") == "failed"
 

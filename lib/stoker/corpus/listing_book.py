@@ -42,8 +42,13 @@ class ListingBook:
         """The files that were written, with their sizes."""
         if (found := self._read()) is None:
             return
-        for path, size in parse_each(found[1]):
-            yield str(path), int(size)
+        try:
+            for path, size in parse_each(found[1]):
+                yield str(path), int(size)
+        except (ValueError, TypeError) as error:
+            raise RecordDamaged(
+                f"{self._file}: {error}; remove it: the next look at the source writes it"
+            ) from error
 
     def write(
         self, files: Iterable[tuple[str, int]], *, complete: bool, revision: str, origin: str = ""
@@ -75,7 +80,10 @@ class ListingBook:
         ):
             return self._read_otherwise()
         # A quotation mark within a text is never bare, so that these were the record's own.
-        about = parse_json(data[:begin] + b"," + data[end + len(_AFTER) : sum_at] + b"}")
+        try:
+            about = parse_json(data[:begin] + b"," + data[end + len(_AFTER) : sum_at] + b"}")
+        except ValueError:
+            return self._read_otherwise()
         files = data[begin + len(_BEFORE) : end].decode("utf-8", "surrogatepass")
         return _head(about, found), files
 
