@@ -24,8 +24,8 @@ def download(file: Path, once: bool, dry_run: bool) -> int:
 
     --dry-run asks the source, reads a few seconds' worth to measure the rate, locks and writes nothing.
 
-    Exit codes: 1 files were given up, with --once; 69 the source cannot be had; 75 a watchdog of this
-    pipeline runs already, or --once was stopped before its end; 78 configuration.
+    Exit codes: 1 files were given up or are rotten, with --once; 69 the source cannot be had; 75 a watchdog
+    of this pipeline runs already, or --once was stopped before its end; 78 configuration.
     """
     if dry_run:
         if once:

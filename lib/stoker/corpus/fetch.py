@@ -26,6 +26,7 @@ LONGEST_RETRY_AFTER_S = 86_400.0
 PROGRESS_BYTES = 1 << 16  # an attempt that brought fewer resets no backoff: a server may drip and break off
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\b.*?\bt\s*=\s*(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+_UNTOLD = "does not say whether it has the same content as before"
 
 
 class FetchFailed(Exception):
@@ -205,7 +206,8 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
         go = Go(kept.offset, None if found[3] == "*" else int(found[3]))
         known = answer.validator or not file.identity  # without a sum nothing else would tell another content
         if kept.validator and known and answer.validator != kept.validator:
-            raise FetchFailed("anew", f"{answer.where} has another content than before ({answer.etag})")
+            said = f"has another content than before ({answer.etag})" if answer.validator else _UNTOLD
+            raise FetchFailed("anew", f"{answer.where} {said}")
         if kept.total is not None and go.total not in (None, kept.total):
             raise FetchFailed("anew", f"{answer.where} has {go.total} bytes, {kept.total} before")
     else:
