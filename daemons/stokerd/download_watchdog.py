@@ -23,8 +23,8 @@ from stokerd.download_board import DownloadBoard
 from stokerd.fetched_source import FetchedSource
 from stokerd.files_list import FILES_LIST, FilesList
 from stokerd.folder_source import FolderSource
-from stokerd.inbox import Inbox
 from stokerd.receipt_book import ReceiptBook
+from stokerd.request_box import RequestBox
 from stokerd.source_kind import Desktop, SourceKind
 from stokerd.state_trouble import wait_for_processes, wait_for_state
 
@@ -49,7 +49,7 @@ class DownloadWatch:
         self.context = context
         self.layout, self.events = context.layout, context.events
         self.crew = Crew(f"{self.layout.state}:{DOWNLOAD_WATCHDOG}", context.waiter)
-        self.inbox = Inbox(self.layout, DOWNLOAD_WATCHDOG, self.events)
+        self.box = RequestBox(self.layout, DOWNLOAD_WATCHDOG, self.events)
         self.book = ReceiptBook(context)
         self.board = DownloadBoard(context)
         tools = Desktop(context, self.crew, Patience(), self.book, self.board, FilesList(context))
@@ -111,8 +111,8 @@ class DownloadWatch:
 
     def answer_requests(self) -> None:
         """Take what others ask about a path."""
-        for request in self.inbox.read():
-            self.inbox.finish(request, self._answer(request))
+        for request in self.box.read():
+            self.box.finish(request, self._answer(request))
 
     def _answer(self, request: Request) -> dict[str, Any]:
         path, sha256 = str(request.args.get("path")), request.args.get("sha256")

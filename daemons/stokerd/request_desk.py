@@ -9,7 +9,7 @@ from stoker.kit.context import DaemonContext
 from stoker.store.errors import StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request
-from stokerd.inbox import Inbox
+from stokerd.request_box import RequestBox
 from stokerd.turns import Turns
 
 LOOK_S = 1.0
@@ -23,7 +23,7 @@ class RequestDesk:
 
     def __init__(self, context: DaemonContext, turns: Turns, verbs: Mapping[str, Consider]) -> None:
         self.events, self.turns = context.events, turns
-        self.inbox = Inbox(context.layout, TRAIN_SUPERVISOR, context.events)
+        self.box = RequestBox(context.layout, TRAIN_SUPERVISOR, context.events)
         self.verbs = verbs
 
     def look(self) -> None:
@@ -31,10 +31,10 @@ class RequestDesk:
         if not self.turns.due("requests", LOOK_S):
             return
         try:
-            for request in self.inbox.read():
+            for request in self.box.read():
                 outcome = self.consider(request)
                 if outcome is not None:
-                    self.inbox.finish(request, outcome)
+                    self.box.finish(request, outcome)
         except StorageError as problem:
             if self.turns.due("request trouble", COMPLAINT_S):
                 self.events.record("storage_trouble", "warning", message=str(problem))

@@ -12,8 +12,8 @@ from stoker.kit.worker import WorkerExit
 from stoker.store.requests import Request
 from stokerd.crew import Job, Patience
 from stokerd.hot_yard import HotYard
-from stokerd.inbox import Inbox
 from stokerd.pinning import Pinning
+from stokerd.request_box import RequestBox
 from stokerd.source_book import SourceBook
 from stokerd.source_outcomes import SourceOutcomes
 
@@ -28,7 +28,7 @@ class SetRequests:
 
     def __init__(
         self,
-        inbox: Inbox,
+        box: RequestBox,
         *,
         book: SourceBook,
         yard: HotYard,
@@ -36,7 +36,7 @@ class SetRequests:
         patience: Patience,
         pinning: Pinning,
     ) -> None:
-        self._inbox, self._book, self._yard, self._pinning = inbox, book, yard, pinning
+        self._box, self._book, self._yard, self._pinning = box, book, yard, pinning
         self._outcomes, self._patience = outcomes, patience
         self._asked: dict[str, list[Request]] = {}
         self.verbs: dict[str, Callable[[Request], Mapping[str, Any] | None]] = {}
@@ -48,23 +48,23 @@ class SetRequests:
     def read(self) -> None:
         """Answer at once what can be; the rest waits for a proof."""
         self._asked = {}
-        for request in self._inbox.read():
+        for request in self._box.read():
             if request.verb in self.verbs:
                 answer = self.verbs[request.verb](request)
                 if answer is not None:
-                    self._inbox.finish(request, answer)
+                    self._box.finish(request, answer)
                 continue
             if request.verb != PROVE_SET:
-                self._inbox.finish(request, {"refused": f"unknown verb {request.verb}"})
+                self._box.finish(request, {"refused": f"unknown verb {request.verb}"})
                 continue
             source = self._owner(request.args.get("key"))
             if source is None:
-                self._inbox.finish(
+                self._box.finish(
                     request, {"verdict": "unknown", "reason": "no shard set of this key is on record"}
                 )
             elif not source.hot:
                 where = "on warm only" if source.evicted else f"not on hot, its source is {source.state}"
-                self._inbox.finish(request, {"verdict": "invalid", "reason": f"the set is {where}"})
+                self._box.finish(request, {"verdict": "invalid", "reason": f"the set is {where}"})
             else:
                 self._asked.setdefault(source.path, []).append(request)
 
@@ -88,7 +88,7 @@ class SetRequests:
         if word == "invalid" and source.state in PUBLISHED:
             self._outcomes.set_invalid(source, reason)
         for request in self._asked.pop(source.path, ()):
-            self._inbox.finish(request, {"verdict": word, "reason": reason})
+            self._box.finish(request, {"verdict": word, "reason": reason})
 
     def _owner(self, key: object) -> Source | None:
         key_of = self._pinning.key_of()

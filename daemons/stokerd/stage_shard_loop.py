@@ -36,12 +36,12 @@ from stokerd.fresh_start import (
 )
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
-from stokerd.inbox import Inbox
 from stokerd.landing_desk import LandingDesk
 from stokerd.loads import crew_name
 from stokerd.parallelism_desk import ParallelismDesk
 from stokerd.pinning import Pinning
 from stokerd.quarantine_desk import QuarantineDesk
+from stokerd.request_box import RequestBox
 from stokerd.residence import Residence
 from stokerd.room_desk import RoomDesk
 from stokerd.set_moves import MOVES, SetMoves
@@ -149,7 +149,7 @@ class StageShard:
             failures=self.failures,
         )
         self.requests = SetRequests(
-            Inbox(self.layout, STAGE_SHARD, self.events),
+            RequestBox(self.layout, STAGE_SHARD, self.events),
             book=book,
             yard=self.yard,
             outcomes=self.outcomes,

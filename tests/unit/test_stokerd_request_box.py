@@ -10,14 +10,14 @@ from stoker.kit.log import Log
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.requests import file_request
-from stokerd.inbox import Inbox
+from stokerd.request_box import RequestBox
 
 
 def test_what_cannot_be_moved_is_told_once_and_moved_when_it_can(tmp_path: Path) -> None:
     layout = StateLayout(tmp_path)
     layout.create()
     metrics = Metrics(STAGE_SHARD, "demo")
-    inbox = Inbox(
+    box = RequestBox(
         layout,
         STAGE_SHARD,
         Events(layout, STAGE_SHARD, "demo", Log(STAGE_SHARD, "demo", environ={}), metrics),
@@ -28,13 +28,13 @@ def test_what_cannot_be_moved_is_told_once_and_moved_when_it_can(tmp_path: Path)
     layout.quarantine.write_bytes(b"")  # nothing can be moved into it
     asked = file_request(layout, STAGE_SHARD, "verify", {})
     for _ in range(3):
-        assert [request.id for request in inbox.read()] == [asked]
+        assert [request.id for request in box.read()] == [asked]
     (told,) = read_events(layout)
     assert (told["event"], told["path"]) == ("request_stuck", f"{directory}/\\udcff.json")
 
     layout.quarantine.unlink()
     layout.quarantine.mkdir()
-    assert [request.id for request in inbox.read()] == [asked]
+    assert [request.id for request in box.read()] == [asked]
     assert [file.name for file in directory.iterdir()] == [f"{asked}.json"]
     assert len(list(layout.quarantine.glob("*/reason.json"))) == 1
     metrics.close()

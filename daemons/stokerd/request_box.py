@@ -11,7 +11,7 @@ from stoker.store.layout import StateLayout
 from stoker.store.requests import Request, finish_request, pending_requests
 
 
-class Inbox:
+class RequestBox:
     """A daemon's folder of requests."""
 
     def __init__(self, layout: StateLayout, daemon: str, events: Events) -> None:
