@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.units import format_bytes
+from stoker.corpus.growth import Growth
 from stoker.corpus.reconcile import parquet_name
 from stoker.corpus.situation import Room
 from stoker.corpus.sources import Source
-from stoker.corpus.space import Estimate, Workload, claims_of, ratio_of
+from stoker.corpus.space import Estimate, Workload, amount_bytes, claims_of, ratio_of
 from stoker.kit.daemon import DaemonContext
-from stoker.observe.ledger import Claim, Disk, claimed_bytes, others_claims, room, write_claims
+from stoker.observe.ledger import Claim, Disk, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.store.layout import DAEMONS, STAGE_SHARD
 from stokerd.crew import Crew
 from stokerd.hot_yard import HotYard
@@ -56,6 +58,7 @@ class DiskSpace:
         self._linked = False  # whether staging is by hard links, as the last one was
         self._lands_on_hot = pipeline.dataset.source.kind != "folder" and pipeline.warm is None
         self._short_since = 0.0
+        self._granted: dict[str, int] = {}  # what builds may take of hot, by the source's path
         self._reached: dict[str, int] = {}  # tokens built by this daemon's workers, by the key's first digits
         self.short = self.warm_short = ""  # what waits for room on hot, and on warm, with the numbers
 
@@ -103,6 +106,8 @@ class DiskSpace:
         if len(self._reached) > KEPT_REACHED:
             self._reached.clear()  # of sets that are published by now, mostly; the next commit tells again
         unbuilt = self._book.sources.in_state("staged", "building")
+        building = {one.path for one in unbuilt if one.state == "building"}
+        self._granted = {path: size for path, size in self._granted.items() if path in building}
         return Workload(
             staging=doing["stage"],
             unbuilt=unbuilt,
@@ -110,6 +115,7 @@ class DiskSpace:
             syncing=doing["sync"],
             committed={one.path: self._committed(one) for one in unbuilt},
             copied={one.path: self._copied(one) for one in doing["stage"]},
+            granted=self._granted,
             linked=self._linked,
             pinned=self._pinning.pin is not None,
         )
@@ -130,7 +136,45 @@ class DiskSpace:
         return partial.get(parquet_name(source), 0) if partial else 0
 
     def _rest(self, source: Source) -> int:
-        return self.estimate.rest(source, self._committed(source))
+        return self.estimate.rest(source, self._committed(source), self._granted.get(source.path, 0))
+
+    # Builds that grow beyond what was expected
+
+    def granted(self, source: Source) -> int:
+        """What the build of a source may take of hot: what it was granted, else what is expected of it."""
+        expected = max(self.estimate.built(source), self._committed(source))
+        return self._granted.setdefault(source.path, expected)
+
+    def grant(self, source: Source, size: int) -> None:
+        """Let a build take so many bytes of hot."""
+        self._granted[source.path] = size
+
+    def begins_anew(self, source: Source) -> None:
+        """What was built of the source's set is gone, and nothing is granted to it any more."""
+        self._granted.pop(source.path, None)
+        self._reached.pop(str(source.key)[:16], None)
+
+    def growth(self, source: Source, *, written: int, needed: int) -> Growth | None:
+        """What decides whether a build may take `needed` bytes; None while hot's size is not known."""
+        disk = self._known(self._hot)
+        if disk is None:
+            return None
+        linked, rest = self._lands_on_hot and self._linked, self._rest(source)
+        purpose: Purpose | None = "sets" if linked else None
+        # Downloads keep hot full to the floor, and sets are built in it: then half of it is kept.
+        floor = self._floor // 2 if linked else self._floor
+        checkpoints = claimed_bytes(self._others, disk.device, "checkpoints")
+        sets = amount_bytes(self._book.sources.sums.hot, self.estimate.token_bytes)
+        copy = 0 if self._linked else source.size
+        return Growth(
+            expected=self.estimate.built(source),
+            claimed=self._granted.get(source.path, 0),
+            written=written,
+            needed=needed,
+            room=rest + room(disk, (*self._mine, *self._others), floor_bytes=floor, purpose=purpose),
+            floor_room=disk.free_bytes - checkpoints - self._begun(but=source.path),
+            most=disk.total_bytes - self._floor - checkpoints - sets - copy,
+        )
 
     def free(self, floor_bytes: int = 0) -> int | None:
         """Bytes of hot that nobody claims, less a floor; None while that is not known."""
@@ -175,9 +219,12 @@ class DiskSpace:
         disk = self._known(self._hot)
         if disk is None:
             return None
-        begun = sum(self._rest(source) for source in self._building())
         checkpoints = claimed_bytes(self._others, disk.device, "checkpoints")
-        return disk.free_bytes - checkpoints - begun
+        return disk.free_bytes - checkpoints - self._begun()
+
+    def _begun(self, but: str | None = None) -> int:
+        """What the builds that go on will still write."""
+        return sum(self._rest(source) for source in self._building() if source.path != but)
 
     def _building(self) -> list[Source]:
         return [self._book.sources[path] for path, what in self._crew.busy.items() if what == "build"]
@@ -206,17 +253,26 @@ class DiskSpace:
     def _known(yard: Yard | NoWarm) -> Disk | None:
         return yard.disk if yard.known and yard.measured else None
 
-    def tell_waiting(self, *, staging: list[Source], building: list[Source], cold: int, stuck: bool) -> None:
+    def tell_waiting(
+        self,
+        *,
+        staging: list[Source],
+        building: list[Source],
+        set_back: Mapping[str, int],
+        cold: int,
+        stuck: bool,
+    ) -> None:
         """Say once, with the numbers, what waits for room on hot: at once if `stuck`, else after a while.
 
-        `cold` are bytes of sets to be brought back.
+        `cold` are bytes of sets to be brought back, `set_back` what builds begin again with, by path.
         """
         disk = self._known(self._hot)
         if disk is None:
             return
-        needs = [("building", self._rest(source)) for source in building]
+        needs = [(f"building {source.path}", self._rest(source)) for source in building]
         needs += [("bringing shard sets back", cold)] if cold else []
-        needs += [("staging", self.stage_needs(source)) for source in staging]
+        needs += [(f"staging {source.path}", self.stage_needs(source)) for source in staging]
+        needs += [(f"building {path}", size) for path, size in set_back.items()]
         over = -(self.free() or 0)
         needs += [("what was claimed already", over)] if over > 0 else []
         if not needs:

@@ -38,8 +38,8 @@ class FullDisks:
         self._reasons: dict[Place, str] = {}
         self._ask_at = 0.0
 
-    def failed(self, activity: str, reason: str) -> None:
-        """An activity's worker found its disk full; with --once gives up after some tries."""
+    def failed(self, activity: str, path: str, reason: str) -> None:
+        """A worker found its disk full at a source's path; with --once gives up after some tries."""
         place, now = WRITES.get(activity, "hot"), time.monotonic()
         full = self._full.get(place)
         self._full[place] = Full(place, now, now) if full is None else full.again(now)
@@ -51,10 +51,11 @@ class FullDisks:
                 level="error",
                 place=place,
                 activity=activity,
+                path=path,
                 reason=f"{reason}; free some space: it goes on by itself",
             )
         if self._context.once and self._full[place].times >= TRIES_ONCE:
-            raise StorageError(f"{activity}: {reason}")
+            raise StorageError(f"{activity} {path}: {reason}")
 
     def works(self, activity: str) -> None:
         """An activity's worker made something durable: its disk has room again."""

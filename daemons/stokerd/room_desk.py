@@ -24,7 +24,8 @@ class RoomDesk:
         cold, sources = residence.wants.cold_bytes, view.book.sources
         staging = [sources[path] for path in stageable(situation, now)[:1]]
         building = [sources[path] for path in buildable(situation, now)[:1]]
-        needed = cold + sum(space.stage_needs(source) for source in staging)
+        set_back = dict(islice(view.outcomes.growth.needs.items(), 1))
+        needed = cold + sum(space.stage_needs(source) for source in staging) + sum(set_back.values())
         residence.make_room(needed, view.doing("hydrate"))
         stuck = not view.crew.busy.keys() - {view.hot.lister, view.warm.lister}
         first = building or [source for source in staging if source.path in situation.wanted]
@@ -33,6 +34,6 @@ class RoomDesk:
         elif stuck and first and view.hot.measured:
             self._actions.unstage(first[0], view.tokenizer.contents)
         cold, stuck = cold if residence.wants.blocked else 0, stuck and not residence.consumed
-        space.tell_waiting(staging=staging, building=building, cold=cold, stuck=stuck)
+        space.tell_waiting(staging=staging, building=building, set_back=set_back, cold=cold, stuck=stuck)
         space.tell_warm_full(list(islice(unsynced(sources), 1)))
         residence.tell_too_small()

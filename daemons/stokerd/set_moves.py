@@ -185,7 +185,7 @@ class SetMoves:
         self._patience.retry_in(source.path, RETRY_S)
         if activity == "hydrate":
             self._hot.discard(self._tasks.coming(source))
-        self._failures.disks.failed(activity, reason)
+        self._failures.disks.failed(activity, source.path, reason)
 
     def _try_again(self, activity: str, source: Source, reason: str) -> None:
         """Wait, with this set and, lest each of many fails in turn, with all that is to go the same way."""

@@ -76,6 +76,7 @@ class ShardView:
             shelved += self.files.left_out(self.receipts.keys() | self.book.sources.keys(), but=wanted)
         limits, alone = self.failures.limited(self.limits, self._may_build)
         shelved += self.failures.memory.held_back(alone)
+        shelved += self.outcomes.growth.held_back()
         situation = Situation(
             receipts=self.receipts,
             sources=self.book.sources,

@@ -176,4 +176,5 @@ class SourceActions:
             self._book.write(building)
         task = self._tasks.build(building, pin, self._outcomes.staged_xxh3(source))
         task["read_rows"] = self._outcomes.failures.memory.read_rows(source.path)
+        task["room"] = self._outcomes.growth.begin(building)
         self._start("build", building, task)

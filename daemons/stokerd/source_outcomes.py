@@ -19,6 +19,7 @@ from stoker.store.names import record_name
 from stoker.store.requests import file_request
 from stokerd.crew import Job, Patience
 from stokerd.failure_desk import FailureDesk
+from stokerd.growth_desk import GrowthDesk
 from stokerd.hot_yard import HotYard
 from stokerd.shard_tasks import FLAW_FIELDS
 from stokerd.source_book import SourceBook
@@ -53,13 +54,16 @@ class SourceOutcomes:
     def __init__(
         self,
         context: DaemonContext,
+        *,
         book: SourceBook,
         yard: HotYard,
         patience: Patience,
         failures: FailureDesk,
+        growth: GrowthDesk,
     ) -> None:
         self._context, self._events = context, context.events
-        self._book, self._yard, self._patience, self.failures = book, yard, patience, failures
+        self._book, self._yard, self._patience = book, yard, patience
+        self.failures, self.growth = failures, growth
         self.convicted: dict[str, dict[str, Any]] = {}
         self.invalid_sets: dict[str, str] = {}
         pipeline = context.pipeline
@@ -92,6 +96,8 @@ class SourceOutcomes:
             self.failures.disks.works(job.activity)
         if message.get("phase") == "encode":
             job.note["encoding"] = True
+        if message["kind"] == "room":
+            self.growth.hear(job, message)
         if message["kind"] == "engine":
             source = self._book.sources[job.subject]
             self._sampled(source, str(message["used"]), str(message["reason"]))
@@ -112,21 +118,21 @@ class SourceOutcomes:
                 self.convicted[source.path] = {name: result[name] for name in FLAW_FIELDS}
             case "changed":
                 self.dispute(source, receipt)
+            case "outgrown":
+                self._outgrown(job, source)
             case "recycled":
                 self._recycled(job, source, further=further)
             case "disk_full":
                 self._patience.retry_in(source.path, LOOK_S)
                 self._yard.look_soon()  # how much of it is built already
-                self.failures.disks.failed(job.activity, verdict.reason)
+                self.failures.disks.failed(job.activity, source.path, verdict.reason)
             case "out_of_memory" | "over_memory":
                 self._short_of_memory(job, source, verdict)
             case "killed":  # by hand, or with the daemon's own stop: nobody is to blame
                 wait_s = max(RETRY_S, self._patience.failed(source.path))  # longer, if it goes on and on
                 self._try_again(job, source, verdict.reason, wait_s=wait_s)
-            case "died" if verdict.doubtful:
-                self._doubt(job, source, verdict.reason)
             case "died":
-                self._died(job, source, verdict.reason)
+                (self._doubt if verdict.doubtful else self._died)(job, source, verdict.reason)
             case "storage":  # what it read may be gone: a look brings the record in line
                 self._yard.look_soon()
                 self._try_again(job, source, verdict.reason)
@@ -141,6 +147,12 @@ class SourceOutcomes:
             self._reached[content] = reached
             self._patience.succeeded(source.path)
         return further
+
+    def _outgrown(self, job: Job, source: Source) -> None:
+        self._yard.look_soon()  # its partial set is gone
+        self._reached.pop((source.path, source.sha256), None)
+        if (finding := self.growth.refused(job, source)) is not None:
+            self.convicted[source.path] = finding
 
     def _recycled(self, job: Job, source: Source, *, further: bool) -> None:
         """A fresh worker goes on at once; one that never came further reads in smaller batches first."""

@@ -34,6 +34,7 @@ from stokerd.fresh_start import (
     begin_new_version,
     restore_formers,
 )
+from stokerd.growth_desk import GrowthDesk
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
 from stokerd.landing_desk import LandingDesk
@@ -102,7 +103,6 @@ class StageShard:
         self.disk_board = DiskBoard(
             context.metrics, book=self.book, space=self.space, hot=self.yard, warm=self.warm
         )
-
         self.decided_on = 0  # the changes to the records that the last decisions knew of
 
     def build_disks(self) -> None:
@@ -124,7 +124,15 @@ class StageShard:
         self.failures = FailureDesk(self.context, crew, hot=self.yard, warm=self.warm)
         self.away = SourceAway(self.context, crew)
         self.landing = LandingDesk(self.context, book)
-        self.outcomes = SourceOutcomes(self.context, book, self.yard, patience, self.failures)
+        growth = GrowthDesk(self.events, crew, book, self.space, self.yard)
+        self.outcomes = SourceOutcomes(
+            self.context,
+            book=book,
+            yard=self.yard,
+            patience=patience,
+            failures=self.failures,
+            growth=growth,
+        )
         self.actions = SourceActions(
             events=self.events,
             crew=crew,
@@ -292,6 +300,7 @@ class StageShard:
             yard.keep_owned()
             yard.look_if_due()
         self.space.refresh(linked=self.outcomes.linked)
+        self.outcomes.growth.act(linked=self.outcomes.linked)
 
     # Acting
 

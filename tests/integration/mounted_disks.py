@@ -1,12 +1,16 @@
 """Disks that hang, die, go away or turn read-only under the data daemons: a pause with a reason, no verdict.
 
+And small disks under files that expand to more than anybody expected.
+
 Run by test_dead_mounts.py, in mounts of their own.
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +21,13 @@ import pytest
 from stoker.kit.process import children_tree, signal_process
 from stoker.shards.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
+from support.audits import audit_of
 from support.fuse import FuseMount
 from support.halting import wait_halted
-from support.mounts import is_apart, mount_small
-from support.parquet import write_fineweb
+from support.mounts import free_bytes, is_apart, mount_small
+from support.parquet import prose, write_fineweb, write_repeated
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import RunningDaemon, has_ended
+from support.processes import RunningDaemon, daemon_command, has_ended
 from support.waiting import wait_until
 
 if not is_apart():
@@ -282,3 +287,60 @@ def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
         wait_for(data, "proven")
     nothing_was_blamed(data)
     assert len(data.sets()) == FILES
+
+
+MIB = 1 << 20
+HOT, FLOOR = 24 * MIB, 4 * MIB
+
+
+def small(home: Path) -> DataPipeline:
+    """A pipeline on a small disk whose tokenizer costs little: a token a byte."""
+    tokenizer = {"train": {"vocab_size": 257, "train_bytes": "20KB"}, "engine": "tokenizers"}
+    stage = {"settle": "0s", "free_floor": f"{FLOOR}B"}
+    shard = {"val_ratio": 0.1, "shard_tokens": 100_000_000, "release": "never"}
+    return make_pipeline(home, tokenizer=tokenizer, stage=stage, shard=shard)
+
+
+def test_a_file_that_expands_to_more_than_the_disk_is_set_aside_and_the_others_are_built(home: Path) -> None:
+    mount_small(home / "hot", HOT)
+    data = small(home)
+    write_files(data, count=4)
+    write_repeated(data.source / "1-bomb.parquet", prose(random.Random(1), 20_000)[:MIB], rows=400)
+    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    least = drained_with_least_free(data)
+    states = data.states()
+    assert states.pop("1-bomb.parquet") == "quarantined"
+    assert list(states.values()) == ["proven"] * 4
+    finding = data.reasons()["1-bomb.parquet"]
+    assert finding["reason"] == "exceeds_disk"
+    assert HOT // 2 < finding["needed_bytes"] < HOT + (16 << 20), "what it took, and one piece more"
+    assert HOT // 2 < finding["room_bytes"] < HOT
+    assert least >= FLOOR, "the build went into the floor"
+    assert not list((home / "hot" / ".building").iterdir()), "what was begun of it is gone"
+    audit = audit_of(data.file, deep=True)
+    assert audit["balanced"], audit["findings"]
+
+
+def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home: Path) -> None:
+    mount_small(home / "hot", HOT)
+    data = small(home)
+    write_files(data, count=1)
+    write_repeated(data.source / "1-repeated.parquet", prose(random.Random(1), 80), rows=1500)
+    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    assert drained_with_least_free(data) >= FLOOR
+    assert list(data.states().values()) == ["proven"] * 2 and not data.reasons()
+    built = data.sources()["1-repeated.parquet"]
+    assert built.books is not None and built.books["tokens"] * 2 > 100 * built.size
+
+
+def drained_with_least_free(data: DataPipeline) -> int:
+    """Have all shard sets made; returns the fewest bytes that were free on hot meanwhile."""
+    least = free_bytes(data.pipeline.hot)
+    command = daemon_command(STAGE_SHARD, data.file, "--once")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as loop:
+        while loop.poll() is None:
+            least = min(least, free_bytes(data.pipeline.hot))
+            time.sleep(0.002)
+        assert loop.stderr is not None
+        assert loop.returncode == 0, loop.stderr.read()
+    return least

@@ -23,9 +23,14 @@ class Recorder:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.stopping = False
+        self.answers: list[dict[str, Any]] = []
 
     def __call__(self, kind: str, **fields: Any) -> None:
         self.messages.append({"kind": kind, **fields})
+
+    def receive(self) -> dict[str, Any] | None:
+        """Nobody answers these builds unless the test says so."""
+        return self.answers.pop(0)
 
     def raise_if_stopping(self) -> None:
         """Nobody asks these builds to stop unless the test says so."""

@@ -93,6 +93,14 @@ def write_fineweb(path: Path, rows: int = 400, *, seed: int = 1, row_group: int 
     return path
 
 
+def write_repeated(path: Path, text: str, rows: int) -> Path:
+    """A file of some hundred bytes whose every row is the same text: one entry of a dictionary."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": column}), path, compression="zstd", store_schema=False)
+    return path
+
+
 def truncate(path: Path, share: float = 0.5) -> Path:
     """Keep only the first part of the file."""
     data = path.read_bytes()

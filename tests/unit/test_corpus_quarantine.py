@@ -19,7 +19,7 @@ from stoker.corpus.quarantine_rules import (
     refusal,
 )
 from stoker.corpus.quarantine_shelf import Kept, QuarantineShelf, mark
-from stoker.corpus.sources import Source, SourceState
+from stoker.corpus.sources import EXCEEDS_DISK, Source, SourceState
 from stoker.store.record import read_record, set_aside, write_record
 
 DAY_S = 86_400.0
@@ -113,6 +113,11 @@ class TestDue:
         assert self.names(kept("a"), after=99 * DAY_S, every=None) == []
         assert self.names(kept("a"), after=5, every=None, asked_at=self.now + 4) == ["parquet-a"]
         assert self.names(kept("a"), after=5, every=None, asked_at=self.now) == []
+
+    def test_a_file_whose_set_is_larger_than_the_disk_waits_for_people(self) -> None:
+        sources = {"a": replace(source(), reason=EXCEEDS_DISK)}
+        assert self.names(kept("a"), after=99 * DAY_S, sources=sources) == []
+        assert refusal(kept("a"), sources["a"]) is None
 
     def test_a_clock_that_ran_ahead_puts_nothing_off(self) -> None:
         assert self.names(kept("a"), after=-CLOCK_SLACK_S) == []

@@ -225,6 +225,13 @@ def test_a_source_that_failed_waits_and_a_full_disk_pauses_its_activity() -> Non
     assert actions(situation(source("a"), shelved=frozenset({"a"})), math.inf) == ()
 
 
+def test_staged_files_that_are_left_alone_take_no_place_in_the_queue() -> None:
+    staged = [source(path, "building") for path in ("a", "b", "c")]
+    full = situation(*staged, source("d"), busy=dict.fromkeys(("a", "b", "c"), "prove"))
+    assert actions(full) == ()
+    assert actions(replace(full, shelved=frozenset({"a", "b"}))) == (Stage("d", decode=False),)
+
+
 def test_before_a_slice_is_settled_only_what_is_in_line_is_built_or_has_its_content() -> None:
     staged = situation(source("a", "staged"), source("b", "staged"))
     assert actions(replace(staged, in_line={"a"})) == (Build("a"),)

@@ -73,6 +73,29 @@ def built(material: Path, home: Path, engine: str = "fastokens") -> tuple[dict[s
     return build_worker.main({**task, "engine": engine}, recorder), recorder, Path(task["target"])
 
 
+def test_a_build_asks_where_its_set_outgrows_its_room_and_goes_on(material: Path, tmp_path: Path) -> None:
+    _, _, free = built(material, tmp_path / "free")
+    task = build_task(tmp_path, material / "source-1.parquet", material / "tokenizer.json", every_s=0.0)
+    recorder = Recorder()
+    recorder.answers = [{"room": 60_000}, {"room": 1 << 30}]
+    result = build_worker.main({**task, "room": 30_000}, recorder)
+    asked = [each for each in recorder.messages if each["kind"] == "room"]
+    assert result["status"] == "published"
+    assert len(asked) == 2
+    assert asked[0]["written"] <= 30_000 < asked[0]["needed"] <= asked[1]["written"] + 30_000
+    assert asked[1]["written"] <= 60_000 < asked[1]["needed"]
+    assert set_bytes(Path(task["target"])) == set_bytes(free)
+
+
+def test_a_build_without_room_ends_and_leaves_nothing(material: Path, tmp_path: Path) -> None:
+    task = build_task(tmp_path, material / "source-1.parquet", material / "tokenizer.json", every_s=0.0)
+    recorder = Recorder()
+    recorder.answers = [{"room": 0}]
+    assert build_worker.main({**task, "room": 60_000}, recorder)["status"] == "outgrown"
+    assert not Path(task["building"]).exists() and not Path(task["target"]).exists()
+    assert build_worker.main({**task, "room": 1 << 30}, Recorder())["status"] == "published"
+
+
 def test_both_engines_make_the_same_set(material: Path, tmp_path: Path) -> None:
     fast, _, target = built(material, tmp_path / "fast")
     reference, _, other = built(material, tmp_path / "reference", "tokenizers")

@@ -15,7 +15,7 @@ from stoker.corpus.preflight import preflight
 from stoker.shards.batches import Batch, UndecodableText, decode_text
 from stoker.shards.filters import make_filters, select
 from stoker.shards.identity import Filters
-from stoker.shards.parquet import BadParquet, ParquetText
+from stoker.shards.parquet import BATCH_BYTES, BadParquet, ParquetText
 from stoker.shards.past_cache import PastCacheFile
 from stoker.store.errors import StorageError, Transient
 from support.text import damage_page, documents, write_parquet
@@ -318,3 +318,19 @@ def test_what_lies_under_a_null_is_nobodys_text() -> None:
     with pytest.raises(UndecodableText) as caught:
         decode_text(broken)
     assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY"])
+def test_a_long_text_that_is_stored_once_for_many_rows_is_read_in_small_batches(
+    tmp_path: Path, encoding: str
+) -> None:
+    path, text = tmp_path / "repeated.parquet", "a long text " * 87_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 70, pa.int32()), [text])
+    if encoding == "RLE_DICTIONARY":
+        pq.write_table(pa.table({"text": column}), path, compression="zstd", store_schema=False)
+    else:
+        table = pa.table({"text": column.cast(pa.string())})
+        pq.write_table(table, path, use_dictionary=False, column_encoding={"text": encoding})
+    batches = list(ParquetText(path, "text").batches())
+    assert max(sum(map(len, batch.utf8)) for batch in batches) <= BATCH_BYTES
+    assert [each for batch in batches for each in batch.texts] == [text] * 70

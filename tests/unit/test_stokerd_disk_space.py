@@ -10,10 +10,11 @@ import pytest
 
 from stoker.corpus.catalog import Catalog
 from stoker.corpus.situation import Room
-from stoker.corpus.sources import Source
-from stoker.observe.ledger import Claim, Disk, write_claims
-from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR, StateLayout
+from stoker.corpus.sources import EXCEEDS_DISK, Source
+from stoker.observe.ledger import Claim, Disk, read_claims, write_claims
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
 from stokerd.disk_space import DiskSpace
+from stokerd.growth_desk import GrowthDesk
 
 MIB = 1 << 20
 FLOOR = 200 * MIB
@@ -37,20 +38,24 @@ class Site:
             evict=SimpleNamespace(target_free=None),
             dataset=SimpleNamespace(source=SimpleNamespace(kind=kind)),
         )
-        disk = Disk(DEVICE, 1000 * MIB, 100 * MIB)
         self.sources = Catalog()
         self.crew: Any = Crew()
         self.crew.busy = {}
-        yard: Any = SimpleNamespace(disk=disk, known=True, measured=True, building_bytes={}, partial={})
+        self.hot: Any = SimpleNamespace(known=True, measured=True, building_bytes={}, partial={})
+        self.hot.measure_soon = lambda: None
+        self.free(100 * MIB)
         self.space = DiskSpace(
             SimpleNamespace(pipeline=pipeline, layout=self.layout),  # type: ignore[arg-type]
             crew=self.crew,
             book=SimpleNamespace(sources=self.sources, changes=0),  # type: ignore[arg-type]
             pinning=SimpleNamespace(pin=None),  # type: ignore[arg-type]
             told=None,  # type: ignore[arg-type]
-            hot=yard,
+            hot=self.hot,
             warm=SimpleNamespace(disk=None),  # type: ignore[arg-type]
         )
+
+    def free(self, size: int) -> None:
+        self.hot.disk = Disk(DEVICE, 1000 * MIB, size)
 
     def room(self, *, linked: bool = True) -> Room:
         self.space.refresh(linked=linked)
@@ -58,6 +63,91 @@ class Site:
 
     def claim(self, daemon: str, purpose: Any, size: int) -> None:
         write_claims(self.layout, daemon, [Claim(DEVICE, "/hot", purpose, size)])
+
+
+class Growing:
+    """A folder source's file that is expected to take some 1.5 MiB, in its build; what is told about it."""
+
+    def __init__(self, state: Path) -> None:
+        self.site, self.events, self.told = Site(state, "folder"), [], []
+        events: Any = SimpleNamespace(record=lambda word, **fields: self.events.append((word, fields)))
+        self.source = Source("d", "a", MIB, "ab" * 32, "building", key="cd" * 32)
+        self.site.sources.put(self.source)
+        self.desk = GrowthDesk(
+            events,
+            self.site.crew,
+            SimpleNamespace(sources=self.site.sources),  # type: ignore[arg-type]
+            self.site.space,
+            self.site.hot,
+        )
+        worker = SimpleNamespace(send=self.told.append)
+        self.job: Any = SimpleNamespace(subject="a", note={}, worker=worker)
+        self.site.crew.jobs, self.site.crew.busy, self.site.crew["a"] = [self.job], {"a": "build"}, self.job
+        self.site.free(400 * MIB)
+
+    def begins(self) -> int:
+        bound = self.desk.begin(self.source)
+        self.site.space.refresh(linked=False)
+        return bound
+
+    def asks(self, written: int, needed: int) -> int:
+        """What it is told."""
+        self.desk.hear(self.job, {"written": written, "needed": needed})
+        self.desk.act(linked=False)
+        return int(self.told[-1]["room"])
+
+    def ends(self) -> dict[str, Any] | None:
+        self.site.crew.busy, self.site.crew.jobs = {}, []
+        del self.site.crew["a"]
+        finding = self.desk.refused(self.job, self.source)
+        self.site.space.refresh(linked=False)
+        return finding
+
+    @property
+    def claimed(self) -> int:
+        return sum(claim.bytes for claim in read_claims(self.site.layout, STAGE_SHARD))
+
+
+def test_what_a_growing_build_is_granted_is_claimed_first(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    first = growing.begins()
+    assert MIB < first < growing.claimed < 2 * MIB
+    bound = growing.asks(first, 10 * MIB)
+    assert bound > 10 * MIB
+    assert growing.claimed > bound
+    growing.site.hot.measured = False
+    growing.desk.hear(growing.job, {"written": bound, "needed": bound + MIB})
+    growing.desk.act(linked=False)
+    assert len(growing.told) == 1, "not by a measure taken before it asked"
+
+
+def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.begins()
+    growing.site.free(FLOOR + 2 * MIB)
+    assert growing.asks(60 * MIB, 70 * MIB) == 0
+    assert growing.ends() is None
+    assert [word for word, _ in growing.events] == ["build_set_back"]
+    assert growing.claimed < 2 * MIB
+    assert growing.desk.held_back() == ["a"], "nothing has left"
+    growing.site.free(FLOOR + 75 * MIB)
+    assert growing.desk.held_back() == ["a"], "the same would happen again"
+    growing.site.free(FLOOR + 95 * MIB)
+    assert growing.desk.held_back() == []
+    assert growing.begins() > 85 * MIB
+    assert growing.claimed > 85 * MIB
+
+
+def test_a_file_whose_set_hot_could_never_hold_is_found_too_large_with_its_figures(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.begins()
+    growing.site.free(FLOOR + 2 * MIB)
+    assert growing.asks(590 * MIB, 600 * MIB) == 0
+    finding = growing.ends()
+    assert finding is not None and finding["reason"] == EXCEEDS_DISK
+    assert finding["needed_bytes"] > 600 * MIB
+    assert finding["room_bytes"] == 1000 * MIB - FLOOR - MIB, "all but the floor and the file itself"
+    assert not growing.desk.held_back() and not growing.events
 
 
 def test_downloads_that_fill_hot_to_the_floor_do_not_keep_their_sets_from_being_built(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class World:
         self.told: list[str] = []
         self.asked: list[str] = []
         self.hot: Disk | None = Disk(1, 1000 * MIB, 0)
-        events = SimpleNamespace(record=lambda word, **_: self.told.append(word))
+        self.named: list[str | None] = []
+        events = SimpleNamespace(record=self._record)
         context: Any = SimpleNamespace(events=events, once=once)
         self.disks = FullDisks(
             context,
@@ -35,6 +36,10 @@ class World:
             },
         )
 
+    def _record(self, word: str, path: str | None = None, **_: Any) -> None:
+        self.told.append(word)
+        self.named.append(path)
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
@@ -44,9 +49,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_one_event_whatever_number_of_writers_and_the_pause_ends_with_room(world: World) -> None:
-    for activity in ("build", "stage", "build"):
-        world.disks.failed(activity, "ENOSPC")
-    assert world.told == ["disk_full"]
+    for number, activity in enumerate(("build", "stage", "build")):
+        world.disks.failed(activity, f"{number}.parquet", "ENOSPC")
+    assert (world.told, world.named) == (["disk_full"], ["0.parquet"])
     assert list(world.disks.waiting()) == ["hot"], "whatever writes there"
     world.now += 3600
     assert world.disks.waiting(), "it waits for room, not for time"
@@ -57,14 +62,14 @@ def test_one_event_whatever_number_of_writers_and_the_pause_ends_with_room(world
 
 
 def test_who_finished_in_the_last_free_bytes_does_not_end_the_episode(world: World) -> None:
-    world.disks.failed("build", "ENOSPC")
+    world.disks.failed("build", "a.parquet", "ENOSPC")
     world.now += 0.5
     world.disks.works("build")
     assert world.told == ["disk_full"] and world.disks.waiting()
 
 
 def test_a_disk_is_measured_every_few_seconds_while_it_is_waited_for(world: World) -> None:
-    world.disks.failed("sync", "ENOSPC")
+    world.disks.failed("sync", "a.parquet", "ENOSPC")
     asked = []
     for _ in range(10):
         world.disks.look()
@@ -75,7 +80,7 @@ def test_a_disk_is_measured_every_few_seconds_while_it_is_waited_for(world: Worl
 
 
 def test_an_unmeasured_disk_is_not_written_to(world: World) -> None:
-    world.disks.failed("build", "ENOSPC")
+    world.disks.failed("build", "a.parquet", "ENOSPC")
     world.hot = None
     world.now += 100
     assert world.disks.waiting()
@@ -85,11 +90,11 @@ def test_once_gives_up_after_some_tries_or_when_no_room_comes(monkeypatch: pytes
     world = World(once=True)
     monkeypatch.setattr(full_disks.time, "monotonic", lambda: world.now)
     for _ in range(TRIES_ONCE - 1):
-        world.disks.failed("build", "ENOSPC")
+        world.disks.failed("build", "a.parquet", "ENOSPC")
     with pytest.raises(StorageError):
-        world.disks.failed("build", "ENOSPC")
+        world.disks.failed("build", "a.parquet", "ENOSPC")
     world = World(once=True)
-    world.disks.failed("build", "ENOSPC")
+    world.disks.failed("build", "a.parquet", "ENOSPC")
     world.disks.look()
     world.now += ONCE_WAITS_S + 1
     with pytest.raises(StorageError, match="hot is full"):

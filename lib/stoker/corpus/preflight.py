@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stoker.corpus.dictionaries import longest_entry
 from stoker.corpus.footer import Flaw, FlawError, Reader, by_path, open_parquet, telling
 from stoker.store.errors import Transient
 
@@ -48,7 +49,7 @@ def preflight(
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
                 for group in range(file.num_row_groups):
-                    _decode_group(file, group, text_column, columns)
+                    _decode_group(path, file, group, text_column, columns)
                     progress(group + 1)
     except FlawError as found:
         return found.flaw
@@ -120,20 +121,23 @@ def _check_between(
         raise FlawError(Flaw("footer_absurd", f"{value} {what}", group, column))
 
 
-def _decode_group(file: pq.ParquetFile, group: int, text_column: str, columns: Sequence[str]) -> None:
+def _decode_group(
+    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Sequence[str]
+) -> None:
     """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
-        _decode(file, group, wanted, text_column)
+        _decode(path, file, group, wanted, text_column)
     except FlawError as first:
         for column in wanted:
-            _decode(file, group, [column], text_column)
+            _decode(path, file, group, [column], text_column)
         raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
 
 
-def _decode(file: pq.ParquetFile, group: int, columns: list[str], text_column: str) -> None:
+def _decode(path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str) -> None:
     rows, expected = 0, file.metadata.row_group(group).num_rows
-    most = _batch_rows(file, group)
+    longest = longest_entry(path, file.metadata, group, text_column)
+    most = max(1, min(_batch_rows(file, group), _BATCH_BYTES // max(1, longest)))
     with telling(lambda _: "page_corrupt", row_group=group, column=columns[0]):
         for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
             if text_column in columns:

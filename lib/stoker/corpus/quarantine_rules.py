@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.corpus.quarantine_shelf import Kept
-from stoker.corpus.sources import TERMINAL, Source
+from stoker.corpus.sources import EXCEEDS_DISK, TERMINAL, Source
 
 OVER_FILES = "quarantine.keep_files are kept, and newer ones are there"
 OVER_BYTES = "quarantine.keep_bytes are kept, and newer ones fill them"
@@ -99,7 +99,8 @@ def due(
     """
     known = findings(shelf)
     quarantined = (source for source in sources.values() if source.state == "quarantined")
-    quarantined = (source for source in quarantined if not source.never_came)  # there is nothing to look at
+    # There is nothing to look at, or nothing in doubt: another try would only fill the disk again.
+    quarantined = (one for one in quarantined if not one.never_came and one.reason != EXCEEDS_DISK)
     standing = (known.get((source.path, source.sha256)) for source in quarantined)
     found = [kept for kept in standing if kept is not None and _is_due(kept, now, every, asked_at)]
     return sorted(found, key=lambda kept: (kept.looked_at, kept.name))

@@ -180,7 +180,8 @@ def stageable(situation: Situation, now: float) -> list[str]:
         return []
     most = slots(situation, "stage", limits.stagers)
     here = catalog.in_state("staged", "building")
-    ahead = {source.path for source in here if situation.busy.get(source.path) != "build"}
+    waiting = (source.path for source in here if source.path not in situation.shelved)
+    ahead = {path for path in waiting if situation.busy.get(path) != "build"}
     ahead |= {path for path, each in situation.busy.items() if each == "stage"}
     claimed = {source.sha256 for source in here} | {catalog[path].sha256 for path in situation.busy}
     queued = sum(catalog[path].size for path in ahead)

@@ -21,6 +21,7 @@ TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
 DOWNLOAD_FAILED = "download_failed"  # why a source is quarantined whose file could not be fetched
 SOURCE_ROTTEN = "source_rotten"  # and one whose file in a folder has not the content it once had
 NEVER_CAME = (DOWNLOAD_FAILED, SOURCE_ROTTEN)
+EXCEEDS_DISK = "exceeds_disk"  # why one is whose shard set is larger than hot
 
 # Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
 # gone from disk. A set found published and proven moves its source to `proven` from any state before it; one

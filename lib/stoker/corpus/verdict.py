@@ -26,6 +26,7 @@ Kind = Literal[
     "bad",
     "changed",
     "recycled",
+    "outgrown",
     "out_of_memory",
     "over_memory",
     "killed",
@@ -58,8 +59,8 @@ NO_EVIDENCE = Evidence()
 class Verdict:
     """How to go on: only `died` counts against the file; `reason` is for the event.
 
-    `recycled` and `killed` (by hand) are no failures; `out_of_memory` is the machine's, `over_memory` the
-    worker's own size; `doubtful`: a death that a vanished file or disk explains as well.
+    `recycled`, `outgrown` and `killed` (by hand) are no failures; `out_of_memory` is the machine's,
+    `over_memory` the worker's own size; `doubtful`: a death that a vanished file or disk explains as well.
     """
 
     kind: Kind
@@ -91,6 +92,8 @@ def _finished(result: Mapping[str, Any]) -> Verdict:
             return Verdict("changed", "its content is not what the receipt says", result)
         case "recycled":
             return Verdict("recycled", "it had grown over its soft budget", result)
+        case "outgrown":
+            return Verdict("outgrown", "its shard set needs more room than there is", result)
     return Verdict("done", fields=result)
 
 

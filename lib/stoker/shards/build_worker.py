@@ -1,9 +1,11 @@
 """The worker that builds shard sets: `python -m stoker.shards.build_worker`, a task a line of its input.
 
 Messages: `phase` (open, encode, commit, seal_hash, seal_manifest, seal_sums, publish), `commit` with how far
-the durable part reaches, and `engine` where the engine asked for was given up for the reference. Result:
-`status` published or existed with the books, else bad, changed or target_invalid with the reason; or recycled
-with the memory held: a fresh process has to go on from the last commit. A disk that cannot be read or written
+the durable part reaches, `engine` where the engine asked for was given up for the reference, and `room` with
+the bytes written and needed where the set outgrows its task's `room`: it waits for the line {"room": bytes}.
+Result: `status` published or existed with the books, else bad, changed or target_invalid with the reason; or
+outgrown, the partial set removed, where that line gave too little; or recycled with the memory held: a fresh
+process has to go on from the last commit. A disk that cannot be read or written
 now is an error, exit code 74.
 """
 
@@ -24,7 +26,7 @@ from typing import Any, NoReturn
 
 from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import run_worker
-from stoker.shards.builder import Build, BuildTask, EncodeThread, Reporter
+from stoker.shards.builder import Build, BuildTask, Dialogue, EncodeThread, NoRoom, Reporter
 from stoker.shards.engine import HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
 from stoker.shards.footprint import give_back, resident_bytes
 from stoker.shards.parquet import BadParquet
@@ -43,7 +45,7 @@ from stoker.store.errors import DataError, LockHeld
 from stoker.store.files import make_dir, opened, remove_tree
 
 
-def main(task: dict[str, Any], report: Reporter) -> dict[str, Any]:
+def main(task: dict[str, Any], report: Dialogue) -> dict[str, Any]:
     """Build, or find built, the set that the task describes."""
     one_thread()
     insist_on(task)
@@ -58,9 +60,12 @@ def main(task: dict[str, Any], report: Reporter) -> dict[str, Any]:
         give_back()
 
 
-def _result(task: BuildTask, report: Reporter) -> dict[str, Any]:
+def _result(task: BuildTask, report: Dialogue) -> dict[str, Any]:
     try:
         published = _build(task, report)
+    except NoRoom:
+        remove_tree(task.building)
+        return {"status": "outgrown", "key": task.key}
     except BadParquet as error:
         remove_tree(task.building)
         if not still_staged(task.parquet, task.source_sha256, report):
@@ -79,7 +84,7 @@ def _result(task: BuildTask, report: Reporter) -> dict[str, Any]:
     }
 
 
-def _build(task: BuildTask, report: Reporter) -> Published | None:
+def _build(task: BuildTask, report: Dialogue) -> Published | None:
     """None where a fresh process has to go on."""
     if os.path.lexists(task.target):
         return examine_target(task, report)

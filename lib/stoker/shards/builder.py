@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from stoker.shards.filters import make_filters, select
 from stoker.shards.footprint import Footprint
 from stoker.shards.growing import GrowingSet
 from stoker.shards.identity import BuildParameters, build_id, set_key
-from stoker.shards.manifest import Books
+from stoker.shards.manifest import OFFSET_BYTES, Books
 from stoker.shards.progress import Committer, Progress, origin_of, recover
 from stoker.shards.readers import READERS
 from stoker.shards.trail import Trail
@@ -28,6 +29,7 @@ from stoker.store.errors import DataError
 Result = TypeVar("Result")
 
 SOFT_BYTES = 320 << 20  # where the task says nothing
+ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
 PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
 
 
@@ -41,11 +43,22 @@ class Reporter(Protocol):
     def raise_if_stopping(self) -> None: ...
 
 
+class Dialogue(Reporter, Protocol):
+    """A reporter that hears the daemon's answers too; None where it is asked to stop."""
+
+    def receive(self) -> dict[str, Any] | None: ...
+
+
+class NoRoom(Exception):
+    """The set needs more bytes on the disk than this build may take."""
+
+
 @dataclass(frozen=True)
 class BuildTask:
     """One build as the daemon asks for it; sizes in bytes, times in seconds.
 
-    `source_xxh3` is the xxh3_128 of the staged file, empty where the daemon does not know it.
+    `source_xxh3` is the xxh3_128 of the staged file, empty where the daemon does not know it. `room` is what
+    the set's data may take before more is asked for, None for any size.
     """
 
     parquet: Path
@@ -67,6 +80,7 @@ class BuildTask:
     commit_every_row_group: bool
     soft_bytes: int
     reader: str
+    room: int | None = None
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
@@ -92,6 +106,7 @@ class BuildTask:
                 commit_every_row_group=bool(task.get("commit_every_row_group", False)),
                 soft_bytes=int(task.get("memory", {}).get("soft", SOFT_BYTES)),
                 reader=str(task.get("reader", "parquet")),
+                room=None if task.get("room") is None else int(task["room"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"build task: {error!r}") from error
@@ -119,6 +134,7 @@ class Build:
             task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
         )
         self.row_group, self.row = self.progress.row_group, self.progress.row
+        self._room, self._needed = task.room, 0
         self._reference = reference
         self._footprint, self._too_large = Footprint(task.soft_bytes, loaded), False
         self._filters = make_filters(task.build.filters)
@@ -135,22 +151,39 @@ class Build:
         """Let go of the set's files: a worker builds more than one."""
         self.set.close()
 
-    def run(self, report: Reporter, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
-        """Read the source to its end and leave everything committed; raises BadParquet, StorageError.
+    def run(self, report: Dialogue, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
+        """Read the source to its end and leave everything committed; raises BadParquet, NoRoom, StorageError.
 
         False when this process holds too much memory by then, and a fresh one had better go on from the last
         commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
         be read back.
         """
-        encoding = self._encode(report, source_trail, set_trail)
-        while encoder.call(lambda: next(encoding, None)) is not None:
-            encoder.renew()
-            self._footprint.forgotten()
+        with closing(self._encode(report, source_trail, set_trail)) as encoding:
+            while (word := encoder.call(lambda: next(encoding, None))) is not None:
+                if word == "room":
+                    self._ask_for_room(report)
+                else:
+                    encoder.renew()
+                    self._footprint.forgotten()
         report.raise_if_stopping()
         return not self._too_large
 
-    def _encode(self, report: Reporter, source_trail: Trail, set_trail: Trail) -> Iterator[str]:
-        """Do it, and yield where another thread had better go on: the engine's memory is its thread's."""
+    def _ask_for_room(self, report: Dialogue) -> None:
+        """Have the daemon raise what the set may take; raises NoRoom where it does not."""
+        report("room", written=self.set.disk_bytes, needed=self._needed)
+        answer = report.receive()
+        report.raise_if_stopping()
+        self._room = int((answer or {})["room"])
+        if self._needed > self._room:
+            raise NoRoom
+
+    def _encode(
+        self, report: Reporter, source_trail: Trail, set_trail: Trail
+    ) -> Generator[Literal["room", "crowded"]]:
+        """Do it, and yield "room" where the set needs more of that than it has.
+
+        Yields "crowded" where another thread had better go on: the engine's memory is its thread's.
+        """
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
@@ -159,7 +192,7 @@ class Build:
             report("phase", phase="encode")
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
-                self._take(batch, source, report)
+                yield from self._take(batch, source, report)
                 at_end = self._pass(batch, source)
                 committer.check()
                 if report.stopping:
@@ -207,7 +240,7 @@ class Build:
         )
         committer.start(self.set.take_dirty(), self.progress)
 
-    def _take(self, batch: Batch, source: Reader, report: Reporter) -> None:
+    def _take(self, batch: Batch, source: Reader, report: Reporter) -> Generator[Literal["room"]]:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
         books = self.books
@@ -221,6 +254,10 @@ class Build:
         texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
         for part in portions(texts):
             tokens, lengths = self._documents(texts[part], report)
+            added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
+            self._needed = self.set.disk_bytes + added
+            if self._room is not None and self._needed > self._room:
+                yield "room"
             self._append(tokens.astype(self._dtype, copy=False), lengths, numbers[part], val[part])
 
     def _append(

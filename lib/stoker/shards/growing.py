@@ -16,6 +16,7 @@ from stoker.store.errors import storage_errors
 from stoker.store.files import fsync_dir, opened, write_all
 
 _CHUNK = 1 << 20
+BLOCK = 4096  # in which file systems give out room
 
 
 class GrowingFile:
@@ -144,6 +145,11 @@ class GrowingSet:
     def files(self) -> Iterable[GrowingFile]:
         """Every file of the set."""
         return (file for split in self.splits.values() for shard in split.files for file in shard)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the set may take on the disk by now, the unused ends of blocks included."""
+        return sum(file.length + BLOCK for file in self.files)
 
     def close(self) -> None:
         """Let go of every file: a worker may build more than one set."""

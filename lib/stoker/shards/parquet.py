@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stoker.corpus.dictionaries import longest_entry
 from stoker.corpus.preflight import is_text
 from stoker.shards.batches import Batch, UndecodableText, decode_text
 from stoker.shards.past_cache import PastCacheFile
@@ -25,6 +26,7 @@ from stoker.store.errors import DataError, StorageError, Transient
 READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
 MOST_GROWTH, LEAST_GROWN = 8, 100
+BATCH_BYTES = 16 << 20  # of text that many rows have in common, in a batch
 
 
 class BadParquet(DataError):
@@ -158,6 +160,8 @@ class ParquetText:
         """
         expected = max(self._layout[group].row_bytes, self._seen, 1.0)
         most = self.read_rows * (MOST_GROWTH if self._seen and self.read_rows >= LEAST_GROWN else 1)
+        if longest := longest_entry(self.path, self._file.metadata, group, self.text_column):
+            most = min(most, max(1, BATCH_BYTES // longest))
         return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
 
     def _convict(self, group: int, first: Exception) -> None:
