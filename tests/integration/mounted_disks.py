@@ -21,7 +21,7 @@ import pytest
 from stoker.kit.process import children_tree, signal_process
 from stoker.shards.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
-from support.audits import audit_of
+from support.audits import STOKER, audit_of
 from support.fuse import FuseMount
 from support.halting import wait_halted
 from support.mounts import free_bytes, is_apart, mount_small
@@ -290,7 +290,7 @@ def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
 
 
 MIB = 1 << 20
-HOT, FLOOR = 24 * MIB, 4 * MIB
+HOT, FLOOR = 16 * MIB, 2 * MIB
 
 
 def small(home: Path) -> DataPipeline:
@@ -305,7 +305,7 @@ def test_a_file_that_expands_to_more_than_the_disk_is_set_aside_and_the_others_a
     mount_small(home / "hot", HOT)
     data = small(home)
     write_files(data, count=4)
-    write_repeated(data.source / "1-bomb.parquet", prose(random.Random(1), 20_000)[:MIB], rows=400)
+    write_repeated(data.source / "1-bomb.parquet", prose(random.Random(1), 20_000)[:MIB], rows=200)
     assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
     least = drained_with_least_free(data)
     states = data.states()
@@ -319,13 +319,22 @@ def test_a_file_that_expands_to_more_than_the_disk_is_set_aside_and_the_others_a
     assert not list((home / "hot" / ".building").iterdir()), "what was begun of it is gone"
     audit = audit_of(data.file, deep=True)
     assert audit["balanced"], audit["findings"]
+    assert "exceeds_disk" in quarantine(data, "list")
+    quarantine(data, "release", "1-bomb.parquet")
+    assert data.states()["1-bomb.parquet"] == "seen", "once there is a larger disk"
+
+
+def quarantine(data: DataPipeline, verb: str, *words: str) -> str:
+    """What `stoker quarantine` says."""
+    command = [STOKER, "quarantine", verb, str(data.file), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home: Path) -> None:
     mount_small(home / "hot", HOT)
     data = small(home)
     write_files(data, count=1)
-    write_repeated(data.source / "1-repeated.parquet", prose(random.Random(1), 80), rows=1500)
+    write_repeated(data.source / "1-repeated.parquet", prose(random.Random(1), 80), rows=600)
     assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
     assert drained_with_least_free(data) >= FLOOR
     assert list(data.states().values()) == ["proven"] * 2 and not data.reasons()

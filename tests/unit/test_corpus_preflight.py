@@ -18,7 +18,7 @@ from stoker.corpus.preflight import Flaw, preflight
 from stoker.shards.past_cache import PastCacheFile
 from stoker.store.errors import Transient
 from support import bad_parquet as bad
-from support.parquet import flip_page, truncate, write_columns, write_fineweb
+from support.parquet import flip_page, truncate, write_columns, write_fineweb, write_repeated
 
 TEXT = ["a line of text that is long enough"] * 20
 
@@ -196,3 +196,23 @@ def test_row_groups_without_rows_are_no_flaw(tmp_path: Path) -> None:
 def test_names_as_no_one_would_choose_them_are_no_flaw(tmp_path: Path) -> None:
     for name in ("a\nb.parquet", "q'uo\"te.parquet", "🔥 'n' ice.parquet", "x" * 247 + ".parquet"):
         assert preflight(text_file(tmp_path / name), "text", decode=True) is None
+
+
+def test_a_row_group_that_takes_long_shows_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.corpus.preflight.ALIVE_EVERY_S", 0.0)
+    path, told = write_fineweb(tmp_path / "long.parquet", 600, row_group=600), []
+    assert preflight(path, "text", decode=True, progress=told.append) is None
+    assert told == [0, 0, 0, 1]
+
+
+def test_a_text_stored_once_for_all_rows_is_not_decoded_in_one_piece(tmp_path: Path) -> None:
+    path = write_repeated(tmp_path / "bomb.parquet", "a long text " * 87_000, rows=200)
+    code = (
+        "import resource, sys; from pathlib import Path; from stoker.corpus.preflight import preflight\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; before = peak()\n"
+        "assert preflight(Path(sys.argv[1]), 'text', decode=True) is None; print(peak() - before)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
+    assert int(ended.stdout) < 120 << 10, "kilobytes; the file holds 200 MB of text"

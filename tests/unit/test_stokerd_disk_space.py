@@ -121,6 +121,13 @@ def test_what_a_growing_build_is_granted_is_claimed_first(tmp_path: Path) -> Non
     assert len(growing.told) == 1, "not by a measure taken before it asked"
 
 
+def test_after_a_restart_what_lies_on_hot_tells_how_large_the_claim_is(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.site.hot.building_bytes = {str(growing.source.key)[:16]: 90 * MIB}
+    assert growing.begins() > 89 * MIB
+    assert growing.asks(90 * MIB, 98 * MIB) > 98 * MIB
+
+
 def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.begins()

@@ -5,7 +5,8 @@ Heavy (pyarrow): for workers and the command line, never for a daemon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from stoker.store.errors import Transient
 __all__ = ["Flaw", "is_text", "preflight"]
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
+ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
 _FIRST_BYTE = 4  # after the magic
 # Far beyond what any writer makes of one row group, one column chunk, one file.
 _MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
@@ -39,9 +41,9 @@ def preflight(
     """The first flaw of the file, None when there is none.
 
     `columns` must be there besides the text. With `decode` all of them are read whole, so that a corrupt page
-    is found too; `progress` is told the row groups done. Raises OSError when the file cannot be read now,
-    MemoryError where memory lacks, Transient where a second reading contradicts the first: none of these
-    says anything about the file.
+    is found too; `progress` is told the row groups done, also in the middle of one that takes long. Raises
+    OSError when the file cannot be read now, MemoryError where memory lacks, Transient where a second reading
+    contradicts the first: none of these says anything about the file.
     """
     try:
         with open_parquet(path, reader) as file:
@@ -49,7 +51,11 @@ def preflight(
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
                 for group in range(file.num_row_groups):
-                    _decode_group(path, file, group, text_column, columns)
+                    told = time.monotonic()
+                    for _ in _decode_group(path, file, group, text_column, columns):
+                        if time.monotonic() - told >= ALIVE_EVERY_S:
+                            told = time.monotonic()
+                            progress(group)
                     progress(group + 1)
     except FlawError as found:
         return found.flaw
@@ -123,18 +129,20 @@ def _check_between(
 
 def _decode_group(
     path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Sequence[str]
-) -> None:
+) -> Iterator[None]:
     """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
-        _decode(path, file, group, wanted, text_column)
+        yield from _decode(path, file, group, wanted, text_column)
     except FlawError as first:
         for column in wanted:
-            _decode(path, file, group, [column], text_column)
+            yield from _decode(path, file, group, [column], text_column)
         raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
 
 
-def _decode(path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str) -> None:
+def _decode(
+    path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str
+) -> Iterator[None]:
     rows, expected = 0, file.metadata.row_group(group).num_rows
     longest = longest_entry(path, file.metadata, group, text_column)
     most = max(1, min(_batch_rows(file, group), _BATCH_BYTES // max(1, longest)))
@@ -143,6 +151,7 @@ def _decode(path: Path, file: pq.ParquetFile, group: int, columns: list[str], te
             if text_column in columns:
                 _check_text(batch[text_column], group, rows, text_column)
             rows += batch.num_rows
+            yield
         if rows != expected:
             raise pa.ArrowInvalid(f"{rows} rows where the footer says {expected}")
 
