@@ -58,6 +58,7 @@ class DiskSpace:
         self._linked = False  # whether staging is by hard links, as the last one was
         self._lands_on_hot = pipeline.dataset.source.kind != "folder" and pipeline.warm is None
         self._short_since = 0.0
+        self._keeps_parquet = pipeline.shard.release == "never"
         self._granted: dict[str, int] = {}  # what builds may take of hot, by the source's path
         self._reached: dict[str, int] = {}  # tokens built by this daemon's workers, by the key's first digits
         self.short = self.warm_short = ""  # what waits for room on hot, and on warm, with the numbers
@@ -164,8 +165,10 @@ class DiskSpace:
         # Downloads keep hot full to the floor, and sets are built in it: then half of it is kept.
         floor = self._floor // 2 if linked else self._floor
         checkpoints = claimed_bytes(self._others, disk.device, "checkpoints")
-        sets = amount_bytes(self._book.sources.sums.hot, self.estimate.token_bytes)
-        copy = 0 if self._linked else source.size
+        sums = self._book.sources.sums
+        stays = amount_bytes(sums.hot, self.estimate.token_bytes)
+        if not self._linked:
+            stays += source.size + (sums.measured.parquet_bytes if self._keeps_parquet else 0)
         return Growth(
             expected=self.estimate.built(source),
             claimed=self._granted.get(source.path, 0),
@@ -173,7 +176,7 @@ class DiskSpace:
             needed=needed,
             room=rest + room(disk, (*self._mine, *self._others), floor_bytes=floor, purpose=purpose),
             floor_room=disk.free_bytes - checkpoints - self._begun(but=source.path),
-            most=disk.total_bytes - self._floor - checkpoints - sets - copy,
+            most=disk.total_bytes - self._floor - checkpoints - stays,
         )
 
     def free(self, floor_bytes: int = 0) -> int | None:

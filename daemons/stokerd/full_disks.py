@@ -43,7 +43,7 @@ class FullDisks:
         place, now = WRITES.get(activity, "hot"), time.monotonic()
         full = self._full.get(place)
         self._full[place] = Full(place, now, now) if full is None else full.again(now)
-        self._reasons[place] = reason
+        self._reasons[place] = f"{activity} {path}: {reason}"
         self._ask[place]()
         if full is None:
             self._events.record(
@@ -55,7 +55,7 @@ class FullDisks:
                 reason=f"{reason}; free some space: it goes on by itself",
             )
         if self._context.once and self._full[place].times >= TRIES_ONCE:
-            raise StorageError(f"{activity} {path}: {reason}")
+            raise StorageError(self._reasons[place])
 
     def works(self, activity: str) -> None:
         """An activity's worker made something durable: its disk has room again."""

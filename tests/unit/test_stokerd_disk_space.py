@@ -36,6 +36,7 @@ class Site:
             warm=warm,
             stage=SimpleNamespace(free_floor=FLOOR),
             evict=SimpleNamespace(target_free=None),
+            shard=SimpleNamespace(release="after_proof"),
             dataset=SimpleNamespace(source=SimpleNamespace(kind=kind)),
         )
         self.sources = Catalog()
