@@ -235,7 +235,7 @@ def test_a_hot_disk_that_hangs_pauses_everything(home: Path, mounts: Mounts) -> 
 
 def test_a_read_only_hot_disk_pauses_everything(home: Path) -> None:
     mount_small(home / "hot", 64 << 20)
-    data = pipeline(home, train__start_when={"tokens": "1000"})
+    data = pipeline(home)
     with at_work(data) as daemon:
         wait_until(lambda: "building" in data.states().values(), what="a build")
         turn_read_only(home / "hot", daemon)

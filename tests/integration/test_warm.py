@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.config.units import format_bytes
 from stoker.corpus.sources import Source, write_source
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.plan.consumption import consumed_body
@@ -391,7 +392,8 @@ def test_room_that_another_daemon_claims_is_left_alone_until_it_claims_it_no_mor
 
 
 def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path, stage__free_floor="1000TiB")
+    disk = shutil.disk_usage(tmp_path)
+    data = make_pipeline(tmp_path, stage__free_floor=f"{disk.total - (1 << 20)}B")  # more would be refused
     write_fineweb(data.source / "a.parquet", 60, seed=1)
     assert data.once("download_watchdog").returncode == 0
     ended = data.once("stage_shard")
@@ -399,5 +401,5 @@ def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(tmp_path: Pa
     short = data.events("stage_shard", "disk_short")
     assert len(short) == 1
     assert re.match(r"staging \S+ waits for room on hot: it takes", short[0]["reason"])
-    assert "1000.0 TiB stays free (stage.free_floor)" in short[0]["reason"]
+    assert f"{format_bytes(disk.total - (1 << 20))} stays free (stage.free_floor)" in short[0]["reason"]
     assert data.states() == {"a.parquet": "seen"}

@@ -137,6 +137,7 @@ def make_pipeline(home: Path, name: str = "data", **changes: Any) -> DataPipelin
         "shard": {"val_ratio": 0.1, "shard_tokens": 8000, "workers": 2},
         "train": {
             "steps": 10,
+            "start_when": {"tokens": "1000"},  # that fits on the smallest hot disk of a test
             "seq_len": 32,
             "global_batch": 2,
             "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 64},

@@ -57,7 +57,6 @@ class FullDiskScenario(Scenario):
             evict={"target_free": f"{self.hot // 2}B", "keep_hot_sets": 0, "min_active_tokens": 0},
             stage={"settle": "0s", "free_floor": "1MiB", "queue_files": 3, "queue_bytes": "8MiB"},
             tokenizer={"train": {"vocab_size": 257, "train_bytes": "100KB"}},
-            train__start_when={"tokens": "1000"},
         )
         for number in range(self.files):
             write_letters(self.data.source / f"{number:04d}.parquet", LETTERS_A_SET, number)
