@@ -194,6 +194,18 @@ class TestLogs:
             assert reading.damage == ("line 3 does not parse, and is whole: it was changed or overwritten",)
         assert ChainedLog(tmp_path / "log").damage == reading.damage
 
+    def test_a_last_line_that_a_power_cut_left_zeros_in_is_torn_with_its_newline_too(
+        self, tmp_path: Path
+    ) -> None:
+        self.write(tmp_path / "log", 2)
+        with (tmp_path / "log").open("ab") as file:
+            file.write(bytes(64) + b'"prev":"00"}\n')
+        reading = read_log(tmp_path / "log")
+        assert (reading.torn, reading.damage) == (1, ())
+        log = ChainedLog(tmp_path / "log")
+        log.append({"n": 2})
+        assert (log.damage, len(read_log(tmp_path / "log").entries)) == ((), 3)
+
     def test_a_changed_line_in_the_middle_is_damage_and_named(self, tmp_path: Path) -> None:
         self.write(tmp_path / "log")
         lines = (tmp_path / "log").read_bytes().splitlines(keepends=True)

@@ -4,8 +4,9 @@ A line's hash is the sha256 of its bytes without the newline; each line carries 
 A crash may leave part of a line, or zeros: the writer ends such a torn line with a newline before the next
 entry, which chains past it to the last valid line. A line that does not parse and is not chained past, or a
 chain that does not close, is damage: reading reports it and goes on behind it, never in silence. At the end
-of a log a line without its newline is torn, one with it is damage: the writer hands over both in one write.
-(Only one that dies exactly behind the newline which ends a torn line is taken for damage too.)
+of a log a line without its newline is torn, one with it is damage unless a power cut left zeros in it: the
+writer hands over both in one write. (Only one that dies exactly behind the newline which ends a torn line is
+taken for damage too.)
 """
 
 from __future__ import annotations
@@ -206,14 +207,15 @@ class _Chain:
     number: int = 0
     damage: list[str] = field(default_factory=list)
     ended: bool = False  # whether the last line that came was empty: what stands behind the last newline is
+    zeros: bool = False  # whether the last line that did not parse has some: a power cut left its blocks out
 
     @property
     def torn_lines(self) -> int:
-        return self.torn + (0 if self.ended else self.unparsed)
+        return self.torn + (0 if self.ended and not self.zeros else self.unparsed)
 
     @property
     def findings(self) -> tuple[str, ...]:
-        if not (self.ended and self.unparsed):
+        if not (self.ended and self.unparsed) or self.zeros:
             return tuple(self.damage)
         return (
             *self.damage,
@@ -228,6 +230,7 @@ class _Chain:
         entry = _parse(line)
         if entry is None:
             self.unparsed += 1
+            self.zeros = b"\0" in line
             return None
         if self.head is None or entry["prev"] == self.head:
             self.torn += self.unparsed
