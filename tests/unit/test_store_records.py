@@ -194,9 +194,7 @@ class TestLogs:
             assert reading.damage == ("line 3 does not parse, and is whole: it was changed or overwritten",)
         assert ChainedLog(tmp_path / "log").damage == reading.damage
 
-    def test_a_last_line_that_a_power_cut_left_zeros_in_is_torn_with_its_newline_too(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_last_line_that_a_power_cut_left_zeros_in_is_torn(self, tmp_path: Path) -> None:
         self.write(tmp_path / "log", 2)
         with (tmp_path / "log").open("ab") as file:
             file.write(bytes(64) + b'"prev":"00"}\n')
