@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from stoker.supervise.audit import audit_run
 from support.parquet import write_fineweb
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
+from support.warm_ground import EVERYTHING_OFF
 
 ROOMY: dict[str, Any] = {"shard__release": "after_sync", "train__steps": 20}
-ALMOST_ALL = shutil.disk_usage(tempfile.gettempdir()).total - (1 << 20)  # more would be refused
-EVERYTHING_LEAVES = {"target_free": f"{ALMOST_ALL}B", "keep_hot_sets": 0}
 
 
 def evicted(run: TrainPipeline) -> set[str]:
@@ -35,14 +32,14 @@ def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(tmp_
     first.data.drain()
     assert first.once().returncode == 0
 
-    make_training(home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_LEAVES, **ROOMY)
+    make_training(home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_OFF, **ROOMY)
     loop = first.data.start(STAGE_SHARD)
     supervisor = None
     try:
         wait_until(lambda: len(evicted(first)) == 2, 60, "everything's leaving")
         loop.stop()
         second = make_training(
-            home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_LEAVES, train__run="second", **ROOMY
+            home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_OFF, train__run="second", **ROOMY
         )
         supervisor = second.start()
         wait_until(

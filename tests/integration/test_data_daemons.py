@@ -381,13 +381,13 @@ class TestStageShard:
     def test_a_second_pipeline_on_the_same_hot_directory_is_refused_by_name(
         self, drained: Drained, tmp_path: Path
     ) -> None:
-        data = drained.copy(tmp_path, name="first")
+        data = drained.copy(tmp_path)
         daemon = data.start("stage_shard")
         try:
             other = make_pipeline(tmp_path / "other", name="second", hot=str(data.pipeline.hot))
             ended = other.once("stage_shard")
             assert ended.returncode == 75
-            assert "pipeline first" in ended.stderr
+            assert f"pipeline {data.pipeline.name}" in ended.stderr
         finally:
             assert daemon.stop() == 0
         assert read_holder(data.pipeline.hot_layout.owner_lock) is None

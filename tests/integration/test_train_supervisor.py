@@ -156,7 +156,7 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         plan={"segment_tokens": 2000, "hold": "0.5s"},
     )
     pin = run.data.pin()
-    more = replace(pin, listing=(*pin.listing, "late.parquet"), complete=False)
+    more = replace(pin, listing=(*pin.listing, "late.parquet"), complete=False, whole=False)
     write_record(run.data.pipeline.layout.dataset("prose"), more.to_record())
     daemon = run.start()
     try:

@@ -27,8 +27,8 @@ from support.pipelines import DataPipeline, make_pipeline
 from support.processes import RunningDaemon
 from support.sites import write_site
 from support.waiting import wait_until
+from support.warm_ground import EVERYTHING_OFF
 
-EVERYTHING_OFF = {"target_free": "1000TiB", "keep_hot_sets": 0}  # evict whatever may leave
 NOTHING_OFF = {"target_free": "0B"}
 
 

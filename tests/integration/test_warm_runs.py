@@ -20,7 +20,7 @@ from support.parquet import write_fineweb
 from support.pipelines import DataPipeline
 from support.training import TrainPipeline, on_one_core
 from support.waiting import wait_until
-from support.warm_ground import FILES, SETTINGS, Ground, at_work
+from support.warm_ground import EVERYTHING_OFF, FILES, SETTINGS, Ground, at_work
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batc
 def test_a_second_run_over_the_same_sets_takes_none_away_from_the_first(
     ground: Ground, tmp_path: Path
 ) -> None:
-    off = {"evict": {"target_free": "1000TiB", "keep_hot_sets": 0}}
+    off = {"evict": EVERYTHING_OFF}
     run = TrainPipeline(ground.copy(tmp_path, **off))
     layout = run.data.pipeline.layout
     with at_work(run.data):

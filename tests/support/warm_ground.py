@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from support.processes import RunningDaemon
 from support.training import TrainPipeline, on_one_core
 
 FILES = 4
+# Evict whatever may leave: nearly the whole disk is to be free. The whole of it would be refused.
+ALMOST_ALL = shutil.disk_usage(tempfile.gettempdir()).total - (1 << 20)
+EVERYTHING_OFF: dict[str, Any] = {"target_free": f"{ALMOST_ALL}B", "keep_hot_sets": 0}
 SETTINGS: dict[str, Any] = {
     "shard__release": "after_sync",
     "evict": {"target_free": "0B"},

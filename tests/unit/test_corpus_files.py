@@ -20,7 +20,7 @@ from stoker.corpus.quarantine_shelf import mark
 from stoker.corpus.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
 from stoker.corpus.sources import Source, read_sources, write_source
 from stoker.corpus.transfer import DiskFullError
-from stoker.store.errors import DataError
+from stoker.store.errors import UnknownFormat
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
@@ -64,7 +64,7 @@ class TestRecords:
 
     def test_a_record_of_another_version_is_refused_and_not_called_damaged(self, layout: StateLayout) -> None:
         write_record(layout.receipt("d", "x"), {**RECEIPT.to_record(), "path": "x", "v": 2})
-        with pytest.raises(DataError, match="newer Stoker"):
+        with pytest.raises(UnknownFormat, match="version 2"):
             read_receipts(layout, "d")
 
     def test_a_shelf_parses_only_what_changed(self, layout: StateLayout) -> None:

@@ -6,7 +6,6 @@ size of hot.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from stoker.kit.metrics import Metrics
 from stoker.kit.state_owner import another_owner
 from stoker.shards.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
+from stoker.store.parsing import parse_json
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.gates import DataInView
 from stoker.supervise.record import configured, parse_record, pinned, refusal
@@ -113,7 +113,7 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
 def _newest_model(checkpoints: Path) -> Mapping[str, Any]:
     newest = max(checkpoints.glob("step-*"), default=None)
     try:
-        return dict(json.loads((newest / "model.json").read_bytes())) if newest is not None else {}
+        return dict(parse_json((newest / "model.json").read_bytes())) if newest is not None else {}
     except (OSError, ValueError, TypeError):  # a damaged checkpoint is the supervisor's matter
         return {}
 
