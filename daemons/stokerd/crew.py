@@ -6,18 +6,17 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.kit.backoff import Backoff
-from stoker.kit.fork_server import FORK_SERVER, ForkServer, reap_adopted
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.kit.sampler import sample_process
 from stoker.kit.wait import Event, FdEvent, Waiter
 from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
 from stoker.kit.worker_exit import raise_unknown_format
-from stoker.kit.worker_launch import CREW_VARIABLE, room_for
+from stoker.kit.worker_launch import CREW_VARIABLE
 from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
 from stokerd.warm_pool import WarmPool
@@ -67,7 +66,6 @@ class Crew:
         self.stall_s: Mapping[str, float] = {}  # how long it may neither speak nor compute, by activity
         self.tell: Callable[..., None] = lambda event, **fields: None
         self.on_start: Callable[[Job], None] = lambda job: None
-        self.forked: Collection[str] = ()  # the modules of workers that a fork server has loaded
 
     def start(
         self,
@@ -96,58 +94,22 @@ class Crew:
         }
         worker = self._pool.take(module) if warm else None
         if worker is None:
-            more = {"stacks": True} if stacks else {}
-            worker = self._start(module, task, name, keep_open=keep_open or warm, **bounds, **more)
+            worker = Worker.start(
+                module,
+                task,
+                name=name,
+                deadline_s=None,
+                environ={CREW_VARIABLE: self._name},
+                keep_open=keep_open or warm,
+                stacks=stacks,
+                **bounds,
+            )
         else:
             worker.give(task, name=name, **bounds)
         job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
         self._waiter.add_fd(job.descriptor, subject)
         self.on_start(job)
         return job
-
-    def adopt(self, activity: str, subject: str, module: str, worker: Worker) -> None:
-        """Take over a warm worker that was started before there was a crew, and its task."""
-        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm=True)
-        self._waiter.add_fd(job.descriptor, subject)
-
-    @property
-    def name(self) -> str:
-        """What marks its processes in their environment."""
-        return self._name
-
-    def warm_up(self, module: str, count: int = 1) -> None:
-        """Have so many idle workers of a module, its imports done, for tasks that are about to come."""
-        while self.idle(module) < count:
-            self._pool.put(module, self._start(module, None, f"idle {module}", keep_open=True))
-
-    def idle(self, module: str) -> int:
-        """How many workers of a module wait for a task."""
-        return self._pool.idle(module)
-
-    def keep(self, module: str) -> None:
-        """Have an idle worker of a module stay for a while from now on."""
-        self._pool.look(module)
-
-    def _start(
-        self, module: str, task: Mapping[str, Any] | None, name: str, *, keep_open: bool, **bounds: Any
-    ) -> Worker:
-        environ = {CREW_VARIABLE: self._name}
-        if module == FORK_SERVER:
-            return ForkServer.launch(task, name=name, environ=environ, **bounds)
-        forked = None
-        with room_for(name):
-            if module in self.forked and isinstance(server := self._pool.look(FORK_SERVER), ForkServer):
-                forked = server.fork(module)
-        return Worker.start(
-            module,
-            task,
-            name=name,
-            deadline_s=None,
-            environ=environ,
-            process=forked,
-            keep_open=keep_open,
-            **bounds,
-        )
 
     def __getitem__(self, subject: str) -> Job:
         return self._jobs[subject]
@@ -198,8 +160,6 @@ class Crew:
         return any(ended is not None for ended in ends)
 
     def _tend_pool(self, now: float) -> None:
-        if self.forked:
-            reap_adopted(self.pids)
         for died in self._pool.tend(now):
             self.tell("idle_worker_died", level="warning", reason=died.reason())
 
@@ -239,9 +199,7 @@ class Crew:
 
     def _too_big(self, job: Job) -> bool:
         most = self.recycle_rss_bytes
-        if most is None or job.module == FORK_SERVER:  # what that holds it was told to hold, for all others
-            return False
-        return sample_process(job.worker.pid).rss_bytes > most
+        return most is not None and sample_process(job.worker.pid).rss_bytes > most
 
     def _abandon_if_stuck(self, job: Job, now: float) -> None:
         if job.worker.stuck_s(now) > KILL_WAIT_S:

@@ -10,7 +10,6 @@ from stoker.corpus.schedule import decide
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import StorageError, Transient, UnavailableError
 from stokerd.shard_board import summary
-from stokerd.shard_tasks import PREPARE
 from stokerd.shard_view import ShardView
 
 
@@ -28,11 +27,9 @@ class Drain:
         if warm.configured:
             seen = seen and warm.known and warm.measured and warm.tidy
             seen = seen and (view.residence.tried or not view.space.short)
-        idle = {job.subject for job in view.crew.jobs if job.abandoned or job.activity == PREPARE}
+        idle = {job.subject for job in view.crew.jobs if job.abandoned}
         if not seen or view.shelf.behind or view.crew.busy.keys() - {hot.lister, warm.lister} - idle:
             return False
-        if view.preparation.loading and view.book.sources.count(*OPEN):
-            return False  # what waits for it may find something to do
         if view.failures.holds_back:  # for a while: it says so, and gives up by itself
             return False
         situation = view.situation()

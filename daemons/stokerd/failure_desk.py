@@ -22,7 +22,7 @@ from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import Yard
 
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
-WRITERS = ("stage", "sample", "build", "hydrate", "sync")
+WRITERS = ("stage", "build", "hydrate", "sync")
 SAMPLE_EVERY_S = 3.0
 # With neither a word nor CPU time; only for what writes to hot: an fsync to a slow warm disk may take longer.
 STALL_S = 120.0

@@ -19,7 +19,7 @@ from stokerd.crew import Crew, Job
 LOOK_EVERY_S = 1.0
 ROOMY = 2  # times the soft budget: what one builder needs to go on after a pause
 ONCE_WAITS_S = 120.0  # with --once, for memory to come back
-BUILDS = ("build", "sample")
+BUILDS = ("build",)
 
 
 class MemoryDesk:

@@ -15,12 +15,11 @@ from stoker.observe.pace import Pace
 from stoker.observe.shard_progress import progress_line, progress_parts
 from stokerd.crew import Crew, Job
 from stokerd.progress_teller import ProgressTeller
-from stokerd.shard_tasks import PREPARE
 from stokerd.source_book import SourceBook
 
 ACTIVITIES = (
-    *("stage", "tokenizer", "sample", "build", "prove", "quarantine", "release"),
-    *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import", PREPARE),
+    *("stage", "tokenizer", "build", "prove", "quarantine", "release"),
+    *("sync", "evict", "hydrate", "recall", "revalidate", "drop", "import"),
 )
 RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
 SAMPLE_EVERY_S = 3.0

@@ -15,7 +15,6 @@ from stoker.shards.identity import Filters
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import WarmLayout
 from stoker.store.names import new_id, record_name
-from stokerd.loads import PRELOAD
 
 READ_ROWS = 250  # the batch that read fastest and peaked lowest
 ON_HOT = {"staged", "building", *PUBLISHED}
@@ -25,7 +24,6 @@ FLAW_FIELDS = ("reason", "row_group", "column", "detail")
 # all the time; training a tokenizer is silent while it merges.
 MODULES: Mapping[str, tuple[str, float]] = {
     "stage": ("stoker.corpus.stage_worker", 300.0),
-    "sample": ("stoker.shards.engine_worker", 300.0),
     "build": ("stoker.shards.build_worker", 300.0),
     "prove": ("stoker.shards.proof_worker", 300.0),
     "quarantine": ("stoker.corpus.quarantine_worker", 300.0),
@@ -40,13 +38,8 @@ MODULES: Mapping[str, tuple[str, float]] = {
     "import": ("stoker.shards.import_worker", 300.0),
 }
 
-
-PREPARE = "prepare"  # the activity of a worker that loads what the next files need
-# Whose modules a fork server loads.
-FORKED = frozenset(MODULES[each][0] for each in ("stage", "tokenizer", "sample", "build"))
-
 # Done by workers that go on to the next task.
-WARM = frozenset(("stage", "sample", "build", "release", "sweep"))
+WARM = frozenset(("stage", "build", "release", "sweep"))
 
 
 class ShardTasks:
@@ -93,27 +86,6 @@ class ShardTasks:
             "decode": decode,
         }
 
-    def sample(self, source: Source, pin: DatasetPin) -> dict[str, Any]:
-        """Try the engines on a sample of the source's text."""
-        return {
-            "parquet": self.parquet(source),
-            "source": {"path": source.path, "size": source.size, "sha256": source.sha256},
-            "text_column": self._pipeline.dataset.text_column,
-            "tokenizer_file": str(self._layout.datasets / pin.tokenizer.file),
-            "read_rows": READ_ROWS,
-        }
-
-    def preload(self, tokenizer: Path | None) -> dict[str, Any]:
-        """Have a fork server load the workers' modules, or the engine that most files are built with."""
-        if tokenizer is None:
-            return {"module": PRELOAD}
-        engine = "tokenizers" if self._pipeline.tokenizer.engine == "tokenizers" else "fastokens"
-        return {"module": PRELOAD, "engine": engine, "tokenizer_file": str(tokenizer)}
-
-    def prepare(self, tokenizer: Path) -> dict[str, Any]:
-        """Have a sampler load what it compares the engines with."""
-        return {"prepare": True, "tokenizer_file": str(tokenizer)}
-
     def build(self, source: Source, pin: DatasetPin, xxh3: str) -> dict[str, Any]:
         """Make the source's shard set; after a death each row group is committed, to blame one.
 
@@ -134,7 +106,7 @@ class ShardTasks:
             "read_rows": READ_ROWS,
             "commit": {"every_s": commit.every, "bytes": commit.bytes},
             "commit_every_row_group": bool(source.deaths),
-            "engine": source.engine or "tokenizers",
+            "engine": "tokenizers" if source.engine == "tokenizers" else self._pipeline.tokenizer.engine,
             "memory": self._pipeline.shard.memory.model_dump(),
         }
 

@@ -18,7 +18,6 @@ from stokerd.crew import Crew, Patience
 from stokerd.disk_space import DiskSpace
 from stokerd.failure_desk import FailureDesk
 from stokerd.files_list import FilesList
-from stokerd.fresh_start import Preparation
 from stokerd.hot_yard import HotYard
 from stokerd.landing_desk import LandingDesk
 from stokerd.pinning import Pinning
@@ -33,7 +32,7 @@ from stokerd.tokenizer_desk import TokenizerDesk
 from stokerd.warm_yard import NoWarm, WarmYard
 from stokerd.yard import TRIES_ONCE
 
-PAUSABLE = ("stage", "sample", "build", "sync", "hydrate")
+PAUSABLE = ("stage", "build", "sync", "hydrate")
 
 
 @dataclass
@@ -60,7 +59,6 @@ class ShardView:
     files: FilesList
     away: SourceAway
     landing: LandingDesk
-    preparation: Preparation
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     _unlike: set[str] = field(default_factory=set)
@@ -101,8 +99,6 @@ class ShardView:
         return replace(situation, recallable=recallable(situation, self.shelves()), urgent=urgent)
 
     def _paused_until(self, activity: str) -> float:
-        if self.preparation.makes_wait(activity):
-            return float("inf")
         until = max(self.patience.not_before.get(paused(activity), 0.0), self.failures.paused_until(activity))
         return max(until, self.away.until) if activity == "stage" else until
 

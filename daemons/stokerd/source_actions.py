@@ -18,7 +18,6 @@ from stoker.corpus.actions import (
     Release,
     Renew,
     Replace,
-    Sample,
     Stage,
     Withdraw,
 )
@@ -71,9 +70,6 @@ class SourceActions:
                 assert receipt is not None  # nothing else is staged
                 task = self._tasks.stage(source, receipt, decode=decode)
                 self._start("stage", source, task).note["receipt"] = receipt
-            case Sample():
-                assert self._pinning.pin is not None  # there is a tokenizer to try
-                self._start("sample", source, self._tasks.sample(source, self._pinning.pin))
             case Build():
                 self._start_build(source)
             case Prove():

@@ -24,10 +24,10 @@ from stokerd.hot_yard import HotYard
 from stokerd.shard_tasks import FLAW_FIELDS
 from stokerd.source_book import SourceBook
 
+HF_TOKENIZERS = "tokenizers"  # the engine that every file can be built with
 FOOTER = -1  # stands for the row group where the footer is what was being read
 RETRY_S = 1.0  # where nobody is to blame
 DOUBT_S = 5.0  # time for a look at the disk
-SAMPLE_FAILURES = ("died", "over_memory", "out_of_memory", "stalled", "silent")
 
 _NOTHING_COMES = {
     DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
@@ -72,7 +72,6 @@ class SourceOutcomes:
         self._disputed: dict[str, Receipt] = {}
         self._reached: dict[tuple[str, str], tuple[int, int]] = {}  # row group and row, by path and content
         self._doubts: dict[str, Doubt] = {}  # deaths that the disk may explain, by path
-        self._unsampled: dict[tuple[str, str], int] = {}  # how often a sample ended badly
         self._xxh3: dict[str, str] = {}  # of the files staged since the start, by their sha256
 
     def disputes(self, receipts: Mapping[str, Receipt]) -> list[str]:
@@ -94,13 +93,12 @@ class SourceOutcomes:
         if message["kind"] == "commit":
             job.note["reached"] = (message["row_group"], message["row"])
             self.failures.disks.works(job.activity)
-        if message.get("phase") == "encode":
+        if message.get("phase") in ("check_engine", "encode"):
             job.note["encoding"] = True
         if message["kind"] == "room":
             self.growth.hear(job, message)
         if message["kind"] == "engine":
-            source = self._book.sources[job.subject]
-            self._sampled(source, str(message["used"]), str(message["reason"]))
+            self._without_fast(self._book.sources[job.subject], str(message["reason"]))
 
     def ended(self, job: Job, ended: WorkerExit, receipt: Receipt | None, key: str | None) -> None:
         """Judge the end of a worker on a source and act on it."""
@@ -108,9 +106,6 @@ class SourceOutcomes:
         verdict = self.failures.judge(job, ended)
         result = verdict.fields or {}
         further = self._credit(source, job.note.get("reached", (0, 0)))
-        if job.activity == "sample" and verdict.kind in SAMPLE_FAILURES and self._gives_up_sampling(source):
-            self._sampled(source, "tokenizers", f"its sample ended twice: {verdict.reason}")
-            return
         match verdict.kind:
             case "done":
                 self._done(job, source, result, key)
@@ -133,6 +128,8 @@ class SourceOutcomes:
                 self._try_again(job, source, verdict.reason, wait_s=wait_s)
             case "died":
                 (self._doubt if verdict.doubtful else self._died)(job, source, verdict.reason)
+            case "stalled" | "silent" if job.note.get("encoding") and self._fast_for(source):
+                self._died(job, source, verdict.reason)
             case "storage":  # what it read may be gone: a look brings the record in line
                 self._yard.look_soon()
                 self._try_again(job, source, verdict.reason)
@@ -199,8 +196,6 @@ class SourceOutcomes:
                     self.linked = result["how"] == "link"
                 self._xxh3[source.sha256] = str(result["xxh3"])
                 self._book.write(source.moved("staged", attempts=0, deaths=(), reason=None))
-            case ("sample", "sampled"):
-                self._sampled(source, str(result["engine"]), str(result.get("reason") or ""))
             case ("build", "target_invalid"):
                 return self.set_invalid(source, str(result["reason"]))
             case ("build", "published" | "existed"):
@@ -223,13 +218,14 @@ class SourceOutcomes:
                 )
         return self._patience.succeeded(source.path)
 
-    def _sampled(self, source: Source, engine: str, reason: str) -> None:
-        self._book.write(replace(source, engine=engine))
-        if reason:
-            self._tell_refused(source, engine, reason)
+    def _without_fast(self, source: Source, reason: str) -> None:
+        self._book.write(replace(source, engine=HF_TOKENIZERS))
+        self._tell_refused(source, reason)
 
-    def _tell_refused(self, source: Source, used: str, reason: str) -> None:
-        self._events.record("engine_refused", level="warning", path=source.path, used=used, reason=reason)
+    def _tell_refused(self, source: Source, reason: str) -> None:
+        self._events.record(
+            "engine_refused", level="warning", path=source.path, used=HF_TOKENIZERS, reason=reason
+        )
 
     def _take_proof(self, job: Job, source: Source, key: str, proof: Mapping[str, Any]) -> None:
         if proof["verdict"] == "proven":
@@ -310,20 +306,15 @@ class SourceOutcomes:
         folder = open_folder(directory, "parquet", record_name(dataset, path), about)
         self._events.record("source_quarantined", level="warning", path=path, folder=str(folder), **finding)
 
-    def _gives_up_sampling(self, source: Source) -> bool:
-        content = (source.path, source.sha256)
-        self._unsampled[content] = self._unsampled.get(content, 0) + 1
-        return self._unsampled[content] > 1
-
     def _died(self, job: Job, source: Source, reason: str) -> None:
         self._try_again(job, self._blame(job, source, reason), reason)
 
     def _blame(self, job: Job, source: Source, reason: str) -> Source:
         """The source with this death on its account; twice at one place convicts it."""
-        if job.activity == "build" and source.engine not in (None, "tokenizers") and job.note.get("encoding"):
+        if job.activity == "build" and job.note.get("encoding") and self._fast_for(source):
             # The engine may have died of the text: the reference shows whether the file is to blame.
-            self._tell_refused(source, "tokenizers", reason)
-            return replace(source, engine="tokenizers")
+            self._tell_refused(source, reason)
+            return replace(source, engine=HF_TOKENIZERS)
         group = job.note.get("row_group")
         if group is not None:
             source = replace(source, deaths=(*source.deaths, int(group)))
@@ -336,6 +327,10 @@ class SourceOutcomes:
                 "detail": f"{reason}; twice at the same place",
             }
         return source
+
+    def _fast_for(self, source: Source) -> bool:
+        configured = self._context.pipeline.tokenizer.engine
+        return HF_TOKENIZERS not in (configured, source.engine)
 
     def _try_again(self, job: Job, source: Source, reason: str, *, wait_s: float | None = None) -> None:
         """Wait longer each time, or always `wait_s` seconds."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from stoker.corpus.catalog import OPEN
 from stoker.corpus.listing import ListingReader
 from stoker.corpus.moves import decide_moves
 from stoker.corpus.receipts import receipt_shelf
 from stoker.corpus.schedule import decide
 from stoker.corpus.situation import Limits
-from stoker.kit.daemon import DaemonContext, daemon_main
-from stoker.kit.fork_server import ForkServer
+from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerNotStarted
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
@@ -27,18 +24,12 @@ from stokerd.disk_board import DiskBoard
 from stokerd.disk_space import DiskSpace
 from stokerd.drain import Drain
 from stokerd.failure_desk import FailureDesk
-from stokerd.files_list import FILES_LIST, FilesList
-from stokerd.fresh_start import (
-    Preparation,
-    acquit_for_other_columns,
-    begin_new_version,
-    restore_formers,
-)
+from stokerd.files_list import FilesList
+from stokerd.fresh_start import acquit_for_other_columns, begin_new_version, restore_formers
 from stokerd.growth_desk import GrowthDesk
 from stokerd.hot_yard import HotYard
 from stokerd.import_desk import ImportDesk
 from stokerd.landing_desk import LandingDesk
-from stokerd.loads import crew_name
 from stokerd.parallelism_desk import ParallelismDesk
 from stokerd.pinning import Pinning
 from stokerd.quarantine_desk import QuarantineDesk
@@ -48,7 +39,7 @@ from stokerd.room_desk import RoomDesk
 from stokerd.set_moves import MOVES, SetMoves
 from stokerd.set_requests import SetRequests
 from stokerd.shard_board import ShardBoard
-from stokerd.shard_tasks import PREPARE, ShardTasks
+from stokerd.shard_tasks import ShardTasks
 from stokerd.shard_view import ShardView
 from stokerd.source_actions import SourceActions
 from stokerd.source_away import SourceAway
@@ -64,15 +55,15 @@ LONGEST_WAIT_S = 5.0
 PROVERS = 2
 
 
-def command(words: Sequence[str], server: ForkServer | None) -> int:
+def story(context: DaemonContext) -> int:
     """Make shard sets until asked to stop; with --once of everything that has a receipt."""
-    return daemon_main(STAGE_SHARD, lambda context: StageShard(context, server).run(), words, [FILES_LIST])
+    return StageShard(context).run()
 
 
 class StageShard:
     """The loop and what it knows."""
 
-    def __init__(self, context: DaemonContext, server: ForkServer | None) -> None:
+    def __init__(self, context: DaemonContext) -> None:
         pipeline = context.pipeline
         self.context = context
         self.layout, self.events = context.layout, context.events
@@ -84,16 +75,12 @@ class StageShard:
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
             release=pipeline.shard.release,
-            sample=pipeline.tokenizer.engine != "tokenizers",
             train=pipeline.tokenizer.file is None,
         )
-        self.crew = Crew(crew_name(self.layout.state), context.waiter)
+        self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
         self.patience, self.told = Patience(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
-        sampler = self.limits.sample
-        self.preparation = Preparation(self.crew, self.tasks, self.pinning, sampler=sampler)
-        self.preparation.adopt(server)
         self.book = SourceBook(self.layout, self.dataset, self.events)
         self.shelf = receipt_shelf(self.layout, self.dataset, patient=True)
         self.listing = ListingReader(self.layout, self.dataset)
@@ -176,7 +163,6 @@ class StageShard:
             tasks=tasks,
             book=book,
             outcomes=self.outcomes,
-            preparation=self.preparation,
         )
         self.view = ShardView(
             once=self.context.once,
@@ -199,7 +185,6 @@ class StageShard:
             files=FilesList(self.context),
             away=self.away,
             landing=self.landing,
-            preparation=self.preparation,
         )
         self.parallelism = ParallelismDesk(
             self.context,
@@ -219,17 +204,12 @@ class StageShard:
         self.crew.end_leftovers()
         self.watch_state()
         try:
-            # Of files that have a receipt, or a record that says more, those that are open count.
-            files = self.book.sources.count(*OPEN) if self.book.sources else len(self.shelf.read())
-            if files:
-                self.preparation.begin()
             self.take_disks()
             begin_new_version(self.book, self.pinning, self.yard)
             restore_formers(self.book)
             acquit_for_other_columns(self.book, self.tasks.columns_read)
             if self.context.pipeline.warm is None:
                 forget_copies(self.book, self.events)
-            self.preparation.go_on()
             self.tokenizer.start_if_ready()  # a given one waits for nothing
             self.context.ready("looking at hot")
             while not self.context.stopping:
@@ -313,7 +293,6 @@ class StageShard:
         while self.takes_a_step():
             self.space.refresh(linked=self.outcomes.linked)
         self.decided_on = self.book.changes
-        self.preparation.go_on()
         self.tokenizer.start_if_ready()
         self.imports.begin()
         for yard in (self.yard, self.warm):
@@ -352,9 +331,7 @@ class StageShard:
                 yard.ended(job, ended)
                 continue
             self.yard.measure_soon()
-            if job.activity == PREPARE:
-                self.preparation.ended(job, ended)
-            elif job.subject == TOKENIZER:
+            if job.subject == TOKENIZER:
                 self.tokenizer.ended(job, ended, self.view.receipts)
             elif job.activity in MOVES:
                 self.moves.ended(job, ended)
@@ -374,7 +351,7 @@ class StageShard:
             yard.hear(message)
         elif job.activity == "import":
             self.imports.hear(job, message)
-        elif job.activity not in (PREPARE, "tokenizer"):
+        elif job.activity != "tokenizer":
             self.outcomes.hear(job, message)
         self.board.hear(job, message)
 

@@ -12,7 +12,6 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.crew import Crew, Job, Patience
-from stokerd.fresh_start import Preparation
 from stokerd.pinning import Pinning
 from stokerd.shard_tasks import FLAW_FIELDS, MODULES, ShardTasks
 from stokerd.source_book import SourceBook
@@ -35,9 +34,7 @@ class TokenizerDesk:
         tasks: ShardTasks,
         book: SourceBook,
         outcomes: SourceOutcomes,
-        preparation: Preparation,
     ) -> None:
-        self._preparation = preparation
         self._context, self._crew, self._patience = context, crew, patience
         self._pinning, self._tasks, self._book, self._outcomes = pinning, tasks, book, outcomes
         self.training: TrainingSet | None = None
@@ -75,8 +72,6 @@ class TokenizerDesk:
         """Start training the tokenizer, or taking the given one over."""
         task = self.task()
         if task is None or TOKENIZER in self._crew or not self._patience.allows(TOKENIZER):
-            return
-        if self._preparation.makes_wait("tokenizer"):
             return
         module, quiet_s = MODULES["tokenizer"]
         job = self._crew.start("tokenizer", TOKENIZER, module, task, quiet_s=quiet_s)

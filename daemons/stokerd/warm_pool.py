@@ -49,17 +49,6 @@ class WarmPool:
                 return idle.worker
         return None
 
-    def look(self, module: str) -> Worker | None:
-        """An idle worker of the module, to be used where it is; it is not idle for long then."""
-        worker = self.take(module)
-        if worker is not None:
-            self.put(module, worker)
-        return worker
-
-    def idle(self, module: str) -> int:
-        """How many wait for a task of the module."""
-        return sum(1 for idle in self._kept if idle.serves(module))
-
     @property
     def pids(self) -> set[int]:
         """The processes kept here, those about to go included."""

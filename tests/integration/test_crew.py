@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.fork_server import FORK_SERVER
 from stoker.kit.process import ProcessId
 from stoker.kit.wait import Waiter
 from stokerd import crew as crew_module
@@ -27,18 +26,14 @@ from support.waiting import LONG_S, wait_until
 TALKING, WARM = "support.talking_worker", "support.warm_worker"
 
 
-@pytest.fixture(params=["started", "forked"])
-def crew(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    """A crew whose warm workers are Pythons of their own, or made by a fork server."""
+@pytest.fixture
+def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     waiter = Waiter()
     made = Crew(str(tmp_path), waiter)
     made.told: list[tuple[str, dict[str, Any]]] = []  # type: ignore[attr-defined, misc]
     made.tell = lambda event, **fields: made.told.append((event, fields))  # type: ignore[attr-defined]
-    if request.param == "forked":
-        made.forked = (WARM,)
-        made.warm_up(FORK_SERVER)
     yield made
     monkeypatch.setattr(crew_module, "STOP_GRACE_S", 0.1)
     made.stop()
@@ -58,10 +53,10 @@ def start(crew: Crew, subject: str, task: dict[str, Any], module: str = WARM, **
     return crew.start("build", subject, module, task, **{"quiet_s": LONG_S, "warm": True, **options})
 
 
-def pids(crew: Crew) -> set[int]:
-    """Its workers, without the fork server."""
-    server = crew._pool.look(FORK_SERVER)
-    return crew.pids - ({server.pid} if server is not None else set())
+def idle_worker(crew: Crew) -> int:
+    """The pid of a worker that has done a task and waits for the next."""
+    start(crew, "a", {"do": "pid"})
+    return int((heard(crew, "a").result or {})["pid"])
 
 
 def told(crew: Crew) -> list[str]:
@@ -85,21 +80,12 @@ def test_two_at_once_are_two_workers(crew: Crew) -> None:
     assert crew.busy == {"a": "build"}
 
 
-def test_a_worker_made_ahead_is_there_for_the_first_task(crew: Crew) -> None:
-    crew.warm_up(WARM, 2)
-    crew.warm_up(WARM, 2)
-    ahead = pids(crew)
-    assert len(ahead) == 2 and not crew.busy
-    start(crew, "a", {"do": "pid"})
-    assert (heard(crew, "a").result or {})["pid"] in ahead
-
-
 def test_a_recycled_worker_is_not_kept(crew: Crew) -> None:
     start(crew, "a", {"do": "recycle"})
     old = (heard(crew, "a").result or {})["pid"]
     start(crew, "a", {"do": "pid"})
     assert (heard(crew, "a").result or {})["pid"] != old
-    turn_until(crew, lambda: old not in pids(crew))
+    turn_until(crew, lambda: old not in crew.pids)
     assert told(crew) == []
 
 
@@ -107,31 +93,28 @@ def test_a_worker_that_stayed_big_is_not_kept(crew: Crew) -> None:
     crew.recycle_rss_bytes = 1 << 20
     start(crew, "a", {"do": "pid"})
     old = (heard(crew, "a").result or {})["pid"]
-    turn_until(crew, lambda: old not in pids(crew))
+    turn_until(crew, lambda: old not in crew.pids)
 
 
 def test_a_worker_that_dies_idle_is_forgotten_and_told_of_only_if_a_signal_did_it(crew: Crew) -> None:
-    crew.warm_up(WARM)
-    (pid,) = pids(crew)
-    os.kill(pid, signal.SIGKILL)
-    turn_until(crew, lambda: not pids(crew))
+    os.kill(idle_worker(crew), signal.SIGKILL)
+    turn_until(crew, lambda: not crew.pids)
     assert told(crew) == ["idle_worker_died"]
     start(crew, "a", {"do": "pid"})
     assert heard(crew, "a").kind == "finished"
 
 
 def test_an_idle_worker_goes_after_its_time(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    crew.warm_up(WARM)
-    later = time.monotonic() + 61.0
-    assert crew._pool.tend(later) == [] and crew._pool.idle(WARM) == 0
-    turn_until(crew, lambda: not pids(crew))
+    idle_worker(crew)
+    assert crew._pool.tend(time.monotonic() + 61.0) == []
+    turn_until(crew, lambda: not crew.pids)
     assert told(crew) == []
 
 
 def test_a_failed_warm_worker_is_gone_and_the_next_is_fresh(crew: Crew) -> None:
     start(crew, "a", {"do": "segfault"})
     assert heard(crew, "a").signal == signal.SIGSEGV
-    assert not pids(crew)
+    assert not crew.pids
     start(crew, "a", {"do": "pid"})
     assert heard(crew, "a").kind == "finished"
 
@@ -181,7 +164,7 @@ def test_a_stop_does_not_wait_for_what_the_kernel_holds(crew: Crew, monkeypatch:
         held.append((worker, worker._signal_group))
         worker._signal_group = lambda signum: None
     crew.stop()
-    assert not crew.busy and not pids(crew)
+    assert not crew.busy and not crew.pids
     gone = [ProcessId.of(worker.pid) for worker, _ in held]
     for worker, real in held:
         real(signal.SIGKILL)

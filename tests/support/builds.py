@@ -88,7 +88,7 @@ def build_task(
         "target": str(home / hot / "shards" / "prose" / key[:16]),
         "read_rows": read_rows,
         "commit": {"every_s": every_s, "bytes": commit_bytes},
-        "engine": "auto",
+        "engine": "tokenizers",
     }
 
 

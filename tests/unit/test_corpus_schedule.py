@@ -17,7 +17,6 @@ from stoker.corpus.actions import (
     Release,
     Renew,
     Replace,
-    Sample,
     Stage,
 )
 from stoker.corpus.receipts import Receipt
@@ -152,16 +151,6 @@ def test_nothing_is_built_before_the_dataset_is_pinned() -> None:
 def test_an_interrupted_build_goes_before_a_new_one() -> None:
     sources = [source("a", "staged"), source("b", "staged"), source("c", "building")]
     assert actions(situation(*sources)) == (Build("c"), Build("a"))
-
-
-def test_a_sample_of_a_staged_file_is_encoded_before_it_is_built_and_one_file_at_a_time() -> None:
-    sampling = replace(LIMITS, sample=True)
-    fresh = situation(source("a", "staged"), source("b", "staged"), key_of=key_of, limits=sampling)
-    assert actions(fresh) == (Sample("a"),)
-    known = source("a", "staged", engine="fastokens")
-    tried = situation(known, source("b", "building"), key_of=key_of, limits=sampling)
-    assert actions(tried) == (Sample("b"), Build("a"))
-    assert actions(replace(tried, key_of=None)) == ()
 
 
 def test_the_same_content_under_two_names_is_claimed_once() -> None:

@@ -133,7 +133,7 @@ def test_imports_are_outside_the_limit(tmp_path: Path, limit: dict[str, int]) ->
 
 
 def test_nothing_is_done_for_an_import_but_what_is_done_for_its_set() -> None:
-    limits = Limits(2, 2, 2, 8, 1 << 40, "after_proof", sample=True)
+    limits = Limits(2, 2, 2, 8, 1 << 40, "after_proof")
     lost = imported("import/lost", "seen")
     sources = catalog(imported("import/a"), lost)
     situation = Situation(

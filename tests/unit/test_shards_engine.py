@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,16 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.shards import build_worker, engine_worker, fast
-from stoker.shards import engine as engine_module
-from stoker.shards import tokenizer as tokenizer_module
+from stoker.shards import build_worker, engine_check, fast
 from stoker.shards.engine import Engine, EngineUnsupported, HFEngine, make_engine
+from stoker.shards.engine_check import Engines
 from stoker.shards.fast import FastEngine, IdGuard
-from stoker.shards.preload import preload
 from stoker.shards.probes import probes
 from stoker.shards.tokenizer import FrozenTokenizer, examine_tokenizer, reload_tokenizer
 from support.builds import Recorder, build_task
-from support.text import damage_page, documents, write_parquet
+from support.text import documents, write_parquet
 from support.tokenizers import FLAGS, LIKE, tokenizer_like
 
 KINDS = [
@@ -155,31 +151,27 @@ def task_for(home: Path, tokenizer: bytes, texts: list[str | None] | None = None
     file.write_bytes(tokenizer)
     return {
         "parquet": str(parquet),
-        "source": {"sha256": hashlib.sha256(parquet.read_bytes()).hexdigest()},
         "text_column": "text",
         "tokenizer_file": str(file),
-        "read_rows": 250,
     }
 
 
-def sample(task: dict[str, Any]) -> dict[str, Any]:
-    engine_worker._kept.clear()
-    return engine_worker.main(task, Recorder())  # type: ignore[arg-type]
+def chosen(task: dict[str, Any]) -> tuple[str, str]:
+    """The engine for the task's file by name, and why it is not the fast one."""
+    engines = Engines(reload_tokenizer(Path(task["tokenizer_file"])))
+    engine, refused = engines.choose(Path(task["parquet"]), task["text_column"], "parquet")
+    return engine.name, refused
 
 
 def test_a_file_on_which_both_agree_gets_the_fast_engine(tmp_path: Path) -> None:
-    assert sample(task_for(tmp_path, tokenizer_like("gpt2"))) == {
-        "status": "sampled",
-        "engine": "fastokens",
-        "reason": "",
-    }
+    assert chosen(task_for(tmp_path, tokenizer_like("gpt2"))) == ("fastokens", "")
 
 
 @pytest.mark.parametrize("texts", [[], [None] * 30, ["x" * 300_000]])
-def test_a_file_with_little_to_compare_is_sampled_all_the_same(
+def test_a_file_with_little_to_compare_gets_the_fast_engine_too(
     tmp_path: Path, texts: list[str | None]
 ) -> None:
-    assert sample(task_for(tmp_path, tokenizer_like("gpt2"), texts))["status"] == "sampled"
+    assert chosen(task_for(tmp_path, tokenizer_like("gpt2"), texts)) == ("fastokens", "")
 
 
 @pytest.mark.parametrize("spoilt", ["prose", "odd texts"])
@@ -193,9 +185,9 @@ def test_where_they_differ_the_reference_is_used_and_the_text_is_named(
         return whole(self, [text.replace(word, "?") for text in texts])
 
     monkeypatch.setattr(FastEngine, "documents", wrong)
-    result = sample(task_for(tmp_path, tokenizer_like("gpt2")))
-    assert (result["status"], result["engine"]) == ("sampled", "tokenizers")
-    assert "odd texts" in result["reason"] if spoilt == "odd texts" else "row group" in result["reason"]
+    engine, reason = chosen(task_for(tmp_path, tokenizer_like("gpt2")))
+    assert engine == "tokenizers"
+    assert ("odd texts" if spoilt == "odd texts" else "row group") in reason
 
 
 def _filling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,95 +203,41 @@ def test_an_engine_that_cannot_take_the_tokenizer_is_refused_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     spoil(monkeypatch)
-    result = sample(task_for(tmp_path, tokenizer_like("gpt2")))
-    assert (result["status"], result["engine"]) == ("sampled", "tokenizers")
-    assert "fastokens" in result["reason"]
+    engine, reason = chosen(task_for(tmp_path, tokenizer_like("gpt2")))
+    assert engine == "tokenizers" and "fastokens" in reason
 
 
-def test_a_bad_file_is_told_as_a_build_tells_it(tmp_path: Path) -> None:
-    task = task_for(tmp_path, tokenizer_like("gpt2"))
-    parquet = damage_page(tmp_path / "a.parquet", 0)  # the first row group is always looked at
-    assert sample(task) == {"status": "changed"}
-    result = sample({**task, "source": {"sha256": hashlib.sha256(parquet.read_bytes()).hexdigest()}})
-    assert (result["status"], result["reason"], result["row_group"]) == ("bad", "page_corrupt", 0)
-
-
-def count_engines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
+def test_a_builder_keeps_its_engines_for_the_next_file_and_tells_of_a_refused_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
 
     def counting(name: str, tokenizer: FrozenTokenizer) -> Engine:
         made.append(name)
         return make_engine(name, tokenizer)
 
-    monkeypatch.setattr(module, "make_engine", counting)
-    return made
-
-
-@pytest.mark.parametrize("before", ["nothing", "prepared"])
-def test_both_engines_are_kept_for_the_next_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
-) -> None:
-    made = count_engines(monkeypatch, engine_worker)
-    task = task_for(tmp_path, tokenizer_like("gpt2"))
-    monkeypatch.setattr(engine_worker, "_kept", [])
-    if before == "prepared":
-        task_before = {"prepare": True, "tokenizer_file": task["tokenizer_file"]}
-        assert engine_worker.main(task_before, Recorder()) == {"status": "prepared", "reason": ""}  # type: ignore[arg-type]
-        assert made == ["tokenizers", "fastokens"]
-    first = engine_worker.main(task, Recorder())  # type: ignore[arg-type]
-    assert engine_worker.main(task, Recorder()) == first  # type: ignore[arg-type]
+    monkeypatch.setattr(engine_check, "make_engine", counting)
+    monkeypatch.setattr(build_worker, "_kept", [])
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_like("gpt2"))
+    for number in range(2):
+        parquet = write_parquet(tmp_path / f"{number}.parquet", documents(50, seed=number))
+        task = {**build_task(tmp_path, parquet, tokenizer), "engine": "auto"}
+        assert build_worker.main(task, Recorder())["status"] == "published"
     assert made == ["tokenizers", "fastokens"]
-    other = task_for(tmp_path, tokenizer_like("llama3"))
-    engine_worker.main(other, Recorder())  # type: ignore[arg-type]
-    assert len(made) == 4
+    _forgets_its_promise(monkeypatch)
+    tokenizer.write_bytes(tokenizer_like("llama3"))
+    parquet = write_parquet(tmp_path / "refused.parquet", documents(50, seed=7))
+    recorder = Recorder()
+    task = {**build_task(tmp_path, parquet, tokenizer), "engine": "auto"}
+    assert build_worker.main(task, recorder)["status"] == "published"
+    (told,) = [each for each in recorder.messages if each["kind"] == "engine"]
+    assert told["used"] == "tokenizers" and "fastokens" in told["reason"]
+    assert made == ["tokenizers", "fastokens"] * 2
 
 
-@pytest.fixture
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has loaded no tokenizer and no engine yet."""
-    for module in (build_worker, engine_worker):
-        monkeypatch.setattr(module, "_kept", [])
-    for module in (tokenizer_module, engine_module):
-        monkeypatch.setattr(module, "_kept", {})
-
-
-@pytest.mark.usefixtures("nothing_kept")
-def test_what_was_loaded_before_is_what_the_workers_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = task_for(tmp_path, tokenizer_like("gpt2"))
-    tokenizer = Path(task["tokenizer_file"])
-    assert preload({"tokenizer_file": str(tokenizer), "engine": "fastokens"}) == {"status": "prepared"}
-    made: list[str] = []
-    whole = engine_module._make
-    monkeypatch.setattr(engine_module, "_make", lambda name, frozen: made.append(name) or whole(name, frozen))
-    monkeypatch.setattr(tokenizer_module, "_without", lambda *_: pytest.fail("it is examined again"))
-    parquet = write_parquet(tmp_path / "b.parquet", documents(50, seed=3))
-    build = {**build_task(tmp_path, parquet, tokenizer), "engine": "fastokens"}
-    assert build_worker.main(build, Recorder())["status"] == "published"
-    assert made == []
-    assert engine_worker.main(task, Recorder())["engine"] == "fastokens"  # type: ignore[arg-type]
-    assert made == ["tokenizers"]
-
-
-@pytest.mark.usefixtures("nothing_kept")
-def test_another_tokenizer_in_the_same_place_is_not_the_one_that_was_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_bytes(tokenizer_like("gpt2"))
-    preload({"tokenizer_file": str(file), "engine": "fastokens"})
-    loaded = reload_tokenizer(file)
-    file.write_bytes(tokenizer_like("llama3"))
-    other = reload_tokenizer(file)
-    assert other.vocab_size != loaded.vocab_size
-    assert make_engine("fastokens", other) is not make_engine("fastokens", loaded)
-    assert make_engine("fastokens", loaded) is make_engine("fastokens", loaded)
-
-
-@pytest.mark.usefixtures("nothing_kept")
-def test_a_tokenizer_that_the_fast_engine_does_not_take_is_no_failure_to_load(tmp_path: Path) -> None:
+def test_a_tokenizer_that_the_fast_engine_does_not_take_is_built_with_the_reference(tmp_path: Path) -> None:
     definition = json.loads(tokenizer_like("gpt2"))
     definition["added_tokens"][0]["id"] = 1 << 17  # with more holes below it than can be filled
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text(json.dumps(definition))
-    result = preload({"tokenizer_file": str(tokenizer), "engine": "fastokens"})
-    assert result["status"] == "unsupported" and "holes" in result["reason"]
+    engine, reason = chosen(task_for(tmp_path, json.dumps(definition).encode()))
+    assert engine == "tokenizers" and "holes" in reason

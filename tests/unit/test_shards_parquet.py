@@ -206,7 +206,7 @@ def test_nothing_heavy_is_loaded_to_read_and_filter_a_batch(tmp_path: Path) -> N
     reading = """if True:
         import sys
         from pathlib import Path
-        from stoker.shards import build_worker, engine_worker
+        from stoker.shards import build_worker
         from stoker.shards.filters import make_filters, select
         from stoker.shards.identity import Filters
         from stoker.shards.parquet import ParquetText

@@ -51,13 +51,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Encode a sample of the path's file with every engine: the fast one builds it only if they agree."""
-
-    path: str
-
-
-@dataclass(frozen=True)
 class Build:
     """Make the path's shard set, or go on making it."""
 
@@ -100,5 +93,5 @@ class Withdraw:
 
 
 Action = (Renew | Replace | Withdraw | Duplicate | Forsake | GiveUp) | (
-    Stage | Sample | Build | Prove | Quarantine | QuarantineSet | Release
+    Stage | Build | Prove | Quarantine | QuarantineSet | Release
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Literal
 
 from stoker.corpus.actions import (
     Action,
@@ -18,7 +17,6 @@ from stoker.corpus.actions import (
     Release,
     Renew,
     Replace,
-    Sample,
     Stage,
     Withdraw,
 )
@@ -26,8 +24,6 @@ from stoker.corpus.catalog import OPEN
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.situation import Activity, Situation, in_hand, is_free, slots
 from stoker.corpus.sources import PUBLISHED, Source, SourceState
-
-SAMPLERS = 1  # one keeps ahead of many builders: a sample is some 0.1 s of work
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -47,7 +43,6 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
         *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
         *_proofs(situation, now),
         *_stages(situation, now),
-        *_samples(situation, now),
         *_builds(situation, now),
         *_releases(situation, now),
     )
@@ -218,7 +213,7 @@ def _may_stage(situation: Situation, source: Source, now: float) -> bool:
 
 def buildable(situation: Situation, now: float) -> list[str]:
     """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
-    ready = _ready(situation, "build", now)
+    ready = _ready(situation, now)
     chosen: list[str] = []
     claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
     for path in ready:
@@ -230,19 +225,17 @@ def buildable(situation: Situation, now: float) -> list[str]:
     return chosen
 
 
-def _ready(situation: Situation, activity: Literal["sample", "build"], now: float) -> list[str]:
-    """The staged paths that wait for this activity, in the order in which they are to be built."""
+def _ready(situation: Situation, now: float) -> list[str]:
+    """The staged paths that wait to be built, in the order in which they are."""
     if situation.key_of is None:
         return []
-    sampling = situation.limits.sample
     ready = [
         path
         for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
-        if (sampling and source.engine is None) == (activity == "sample")
-        and path not in situation.beyond
+        if path not in situation.beyond
         and _is_in_line(situation, source)
         and not situation.is_published(source)
-        and _open(situation, path, activity, now)
+        and _open(situation, path, "build", now)
     ]
     first = situation.urgent
     return sorted(
@@ -256,11 +249,6 @@ def _is_in_line(situation: Situation, source: Source) -> bool:
         return True
     same = situation.catalog.with_content(source.sha256)
     return any(path in situation.in_line for path in (source.path, *same))
-
-
-def _samples(situation: Situation, now: float) -> Iterator[Sample]:
-    for path in _ready(situation, "sample", now)[: slots(situation, "sample", SAMPLERS)]:
-        yield Sample(path)
 
 
 def _stages(situation: Situation, now: float) -> Iterator[Stage]:

@@ -13,7 +13,6 @@ from stoker.corpus.sources import Source
 Activity = Literal[
     "stage",
     "tokenizer",
-    "sample",
     "build",
     "prove",
     "quarantine",
@@ -30,8 +29,7 @@ class Limits:
     """How much may go on at once; `queue_*` bound what is staged ahead of the builders, beside what they have
     in hand.
 
-    `sample` says that a file's engine is chosen by trying a sample of it, before it is built; `train` that
-    the tokenizer is made of the first files' text.
+    `train` says that the tokenizer is made of the first files' text.
     """
 
     stagers: int
@@ -40,7 +38,6 @@ class Limits:
     queue_files: int
     queue_bytes: int
     release: Literal["never", "after_proof", "after_sync"]
-    sample: bool = False
     train: bool = False
 
 

@@ -50,12 +50,12 @@ class Source:
     a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
     why it was quarantined, and which column was to blame. `on_warm`: a copy of its shard set was proven
     there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
-    whatever happens; `evicted`: it is on warm only. `engine`: what encodes its text, None until a sample of
-    it was tried. `imported`: its set was taken over as tokens; no file and no receipt stand behind it, and
+    whatever happens; `evicted`: it is on warm only. `engine`: tokenizers where the fast engine was given up
+    for its text. `imported`: its set was taken over as tokens; no file and no receipt stand behind it, and
     `size` and `sha256` are those of the tokens. `former`: the path whose file had this content until it was
     replaced, after the shard set was proven: no file and no receipt stand behind such a source either.
-    `formers` are the contents (sha256, size) that this path's file had before and that have a source of their
-    own.
+    `formers` are the contents (sha256, size) that this path's file had before and that have a source of
+    their own.
     """
 
     dataset: str

@@ -15,7 +15,7 @@ result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import xxhash
 
@@ -93,10 +93,5 @@ def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought
         return bring(source, target, Wanted(task["sha256"], task["size"]), task["floor"], tell)
 
 
-def serve() -> NoReturn:
-    """Be the worker's process."""
-    run_worker(main, stop_anywhere=True, many=True)
-
-
 if __name__ == "__main__":
-    serve()
+    run_worker(main, stop_anywhere=True, many=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,6 @@ from stoker.kit.poll import readable
 from stoker.kit.sampler import Sample, sample_process
 from stoker.kit.worker_exit import Cause, WorkerExit, classify, signal_name
 from stoker.kit.worker_launch import (
-    Process,
     WorkerNotStarted,
     child_environment,
     launch,
@@ -51,7 +51,9 @@ class Worker:
     and is given the next; its deadlines stand still in between. `sample` is how it stood when it last told.
     """
 
-    def __init__(self, process: Process, name: str, *, deadline_s: float | None, keep_open: bool) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], name: str, *, deadline_s: float | None, keep_open: bool
+    ) -> None:
         self.name = name
         self.pid = process.pid
         self.sample = Sample(0, 0.0)
@@ -91,20 +93,19 @@ class Worker:
         environ: Mapping[str, str] | None = None,
         pass_fds: Iterable[int] = (),
         arguments: Iterable[str] = (),
-        process: Process | None = None,
         keep_open: bool = False,
         stacks: bool = False,
     ) -> Self:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        `process` is one that a fork server made for the module. deadline_s bounds its whole life, the rest
-        is as in give(); keep_open leaves its input open for send() and give(). stacks: past a deadline it is
-        not asked to stop but ended by SIGABRT, so that its threads' stacks are the last that it writes to
-        standard error. Raises WorkerNotStarted where the system has no room for another process.
+        deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
+        and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
+        stacks are the last that it writes to standard error. Raises WorkerNotStarted where the system has no
+        room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
         with room_for(name):
-            process = process or launch(module, arguments, environ or {}, pass_fds)
+            process = launch(module, arguments, environ or {}, pass_fds)
         worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
         if stacks:
             worker._stacks = True

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
 
 from stoker.kit.worker_main import PARENT_VARIABLE
 from stoker.store.errors import Transient
@@ -42,16 +41,6 @@ def launch_command(command: list[str]) -> list[str]:
 
 class WorkerNotStarted(Transient):
     """The system has no room for another process now."""
-
-
-class Process(Protocol):
-    """What a worker needs of its process: subprocess.Popen has it."""
-
-    pid: int
-    returncode: Any
-    stdin: Any
-    stdout: Any
-    stderr: Any
 
 
 @contextlib.contextmanager

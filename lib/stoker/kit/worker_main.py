@@ -1,9 +1,8 @@
 """The worker's side: read the task, report by JSON lines, end with one result or one error.
 
-A worker module ends with `if __name__ == "__main__": run_worker(main)`; one that is forked too has that call
-in a function `serve`. Standard output belongs to the protocol: whatever else prints there is sent to standard
-error. When its daemon ends, however it ends, the kernel kills the worker at once: what a worker leaves on
-disk must stand a kill at any instruction.
+A worker module ends with `if __name__ == "__main__": run_worker(main)`. Standard output belongs to the
+protocol: whatever else prints there is sent to standard error. When its daemon ends, however it ends, the
+kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
 
 With `many=True` it takes one task after another, each a line of its input, and ends each with
 `{"done": result}`, but the last with `{"result": result}` as any worker, where its input is at its end by
@@ -31,7 +30,6 @@ from stoker.kit.sampler import Sample, Sampler
 from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
-CONTROL_VARIABLE, PACKET_BYTES = "STOKER_FORK_CONTROL", 64 << 10  # a fork server's socket
 LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
 EXIT_IO, EXIT_AGAIN, EXIT_SOFTWARE = 74, 75, 70
 

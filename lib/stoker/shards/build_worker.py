@@ -1,12 +1,12 @@
 """The worker that builds shard sets: `python -m stoker.shards.build_worker`, a task a line of its input.
 
-Messages: `phase` (open, encode, commit, seal_hash, seal_manifest, seal_sums, publish), `commit` with how far
-the durable part reaches, `engine` where the engine asked for was given up for the reference, and `room` with
-the bytes written and needed where the set outgrows its task's `room`: it waits for the line {"room": bytes}.
-Result: `status` published or existed with the books, else bad, changed or target_invalid with the reason; or
-outgrown, the partial set removed, where that line gave too little; or recycled with the memory held: a fresh
-process has to go on from the last commit. A disk that cannot be read or written
-now is an error, exit code 74.
+Messages: `phase` (check_engine, open, encode, commit, seal_hash, seal_manifest, seal_sums, publish), `commit`
+with how far the durable part reaches, `engine` where the fast engine was given up for the reference, and
+`room` with the bytes written and needed where the set outgrows its task's `room`: it waits for the line
+{"room": bytes}. Result: `status` published or existed with the books, else bad, changed or target_invalid
+with the reason; or outgrown, the partial set removed, where that line gave too little; or recycled with the
+memory held: a fresh process has to go on from the last commit. A disk that cannot be read or written now is
+an error, exit code 74.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker.corpus.disks import insist_on
 from stoker.kit.worker_main import run_worker
 from stoker.shards.builder import Build, BuildTask, Dialogue, EncodeThread, NoRoom, Reporter
-from stoker.shards.engine import HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
+from stoker.shards.engine import FASTOKENS, HF_TOKENIZERS, Engine, make_engine
+from stoker.shards.engine_check import Engines
 from stoker.shards.footprint import give_back, resident_bytes
 from stoker.shards.parquet import BadParquet
 from stoker.shards.sealing import (
@@ -90,12 +90,12 @@ def _build(task: BuildTask, report: Dialogue) -> Published | None:
         return examine_target(task, report)
     if sealed_before(task, report):
         return publish(task, report, staged=still_staged(task.parquet, task.source_sha256, report))
-    kept = _engine_for(task, report)
-    reference = partial(make_engine, HF_TOKENIZERS, kept.tokenizer)
+    kept = _engines_for(task)
+    engine = _engine_for(task, kept, report)
     with (
         closing(Trail(report, sha256=not task.source_xxh3)) as source_trail,
         closing(Trail(report)) as set_trail,
-        closing(Build(task, kept.engine, reference, kept.loaded)) as build,
+        closing(Build(task, engine, kept.reference, kept.loaded)) as build,
     ):
         if not build.run(report, source_trail, set_trail, kept.encoder):
             return None
@@ -107,19 +107,33 @@ def _build(task: BuildTask, report: Dialogue) -> Published | None:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tokenizer and its engine, kept for the next file; `loaded` is what the process held with them."""
+    """A tokenizer and its engines, kept for the next file; `loaded` is what the process holds with them."""
 
     asked: tuple[str, str]
     tokenizer: FrozenTokenizer
-    engine: Engine
+    engines: Engines | None  # None where the reference alone is asked for
     loaded: int
     encoder: EncodeThread = field(default_factory=EncodeThread)
+
+    def reference(self) -> Engine:
+        """The engine that every tokenizer has."""
+        return self.engines.reference if self.engines else make_engine(HF_TOKENIZERS, self.tokenizer)
 
 
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
 
 
-def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
+def _engine_for(task: BuildTask, kept: _Kept, report: Reporter) -> Engine:
+    if kept.engines is None:
+        return kept.reference()
+    report("phase", phase="check_engine")
+    engine, refused = kept.engines.choose(task.parquet, task.build.text_column, task.reader)
+    if refused:
+        report("engine", used=engine.name, refused=FASTOKENS, reason=refused)
+    return engine
+
+
+def _engines_for(task: BuildTask) -> _Kept:
     asked = (task.build.tokenizer_sha256, task.engine)
     if not _kept or _kept[0].asked != asked:
         if _kept:
@@ -134,13 +148,9 @@ def _engine_for(task: BuildTask, report: Reporter) -> _Kept:
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
                 "restore it, or raise dataset.version to build anew"
             )
-        try:
-            engine = make_engine(task.engine, tokenizer)
-        except EngineUnsupported as error:
-            engine = make_engine(HF_TOKENIZERS, tokenizer)
-            report("engine", used=engine.name, refused=task.engine, reason=str(error))
+        engines = None if task.engine == HF_TOKENIZERS else Engines(tokenizer)
         give_back()
-        _kept.append(_Kept(asked, tokenizer, engine, resident_bytes()))
+        _kept.append(_Kept(asked, tokenizer, engines, resident_bytes()))
     return _kept[0]
 
 
@@ -157,10 +167,5 @@ def _alone(building: Path) -> Iterator[None]:
         yield
 
 
-def serve() -> NoReturn:
-    """Be the worker's process."""
-    run_worker(main, many=True)
-
-
 if __name__ == "__main__":
-    serve()
+    run_worker(main, many=True)

@@ -88,22 +88,11 @@ class HFEngine:
         return np.fromiter(flat, dtype=np.uint32, count=int(lengths.sum())), lengths
 
 
-_kept: dict[tuple[str, str], Engine] = {}  # by name and the tokenizer's fingerprint
-
-
-def make_engine(name: str, tokenizer: FrozenTokenizer, *, keep: bool = False) -> Engine:
-    """The engine of this name; with `keep` this process, and those it forks, need not make it again.
+def make_engine(name: str, tokenizer: FrozenTokenizer) -> Engine:
+    """The engine of this name.
 
     Raises EngineUnsupported where it cannot take the tokenizer, ConfigError for a name that is not built in.
     """
-    asked = name, tokenizer.sha256
-    engine = _kept.get(asked) or _make(name, tokenizer)
-    if keep:
-        _kept[asked] = engine
-    return engine
-
-
-def _make(name: str, tokenizer: FrozenTokenizer) -> Engine:
     if name in ("auto", HF_TOKENIZERS):  # auto: whoever compared nothing has the reference
         return HFEngine(tokenizer)
     if name == FASTOKENS:

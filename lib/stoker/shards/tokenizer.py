@@ -92,18 +92,12 @@ def read_frozen(path: Path) -> bytes:
         raise FileNotFoundError(error.errno, advice, str(path)) from error
 
 
-_kept: dict[str, FrozenTokenizer] = {}  # by fingerprint
-
-
-def reload_tokenizer(path: Path, *, keep: bool = False) -> FrozenTokenizer:
+def reload_tokenizer(path: Path) -> FrozenTokenizer:
     """The same without trying it on text: for one that was checked when it was frozen.
 
-    The caller compares the fingerprint. With `keep` this process, and those it forks, need not do it again.
+    The caller compares the fingerprint.
     """
-    tokenizer = _examine(read_frozen(path), str(path))
-    if keep:
-        _kept[tokenizer.sha256] = tokenizer
-    return tokenizer
+    return _examine(read_frozen(path), str(path))
 
 
 def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
@@ -115,8 +109,6 @@ def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
 
 def _examine(data: bytes, where: str) -> FrozenTokenizer:
     sha256 = hashlib.sha256(data).hexdigest()
-    if sha256 in _kept:
-        return _kept[sha256]
     try:
         definition = parse_json(data)
         _check_kind(definition, where)

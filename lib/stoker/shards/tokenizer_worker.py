@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker.kit.worker_main import Report, run_worker
 from stoker.shards.one_thread import one_thread
@@ -103,10 +103,5 @@ class TrainingText:
         return texts
 
 
-def serve() -> NoReturn:
-    """Be the worker's process."""
-    run_worker(main, stop_anywhere=True)
-
-
 if __name__ == "__main__":
-    serve()
+    run_worker(main, stop_anywhere=True)

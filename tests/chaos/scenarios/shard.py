@@ -26,15 +26,16 @@ from support.striking import Blow, Striker
 FILES, ROWS, ROW_GROUP = 8, 120, 30
 SEALING = ("seal_hash", "seal_manifest", "seal_sums", "publish")
 # Who dies inside a call, and where in its work; drawn evenly from those who have something to do.
-BUILD = tuple(("build", phase) for phase in ("task", "open", "commit", "commit", *SEALING, *SEALING))
+PHASES = ("task", "check_engine", "open", "commit", "commit", *SEALING, *SEALING)
+BUILD = tuple(("build", phase) for phase in PHASES)
 DAEMON = ((STAGE_SHARD, "start"), (STAGE_SHARD, ""))
 ROOMS = {
     **{"stage": "corpus", "lister": "corpus", "sweep": "corpus", "quarantine": "corpus"},
-    **{"build": "shards", "engine": "shards", "move": "shards", "fork": "kit"},
+    **{"build": "shards", "move": "shards"},
 }
 # How often a call is made from there on, where that is less than what the strikes are drawn from.
 AT_MOST = {("publish", "rename"): 1, ("seal_sums", "rename"): 2, ("task", "rename"): 1}
-ONLY_WRITE = ("engine", "lister", "fork")
+ONLY_WRITE = ("lister",)
 
 
 class ShardScenario(BesiegedScenario):
@@ -81,13 +82,10 @@ class ShardScenario(BesiegedScenario):
         seen = len(states) < FILES + 2 or "seen" in states.values()
         busy = {
             "stage": seen,
-            "engine": (seen or "staged" in states.values())
-            and self.data.pipeline.tokenizer.engine != "tokenizers",
             "quarantine": states.get("damaged.parquet") != "quarantined",
             "sweep": self.data.pipeline.shard.release != "never",
             "move": self.data.pipeline.warm is not None,
             "lister": True,
-            "fork": seen,
         }
         return [*BUILD, *DAEMON, *((name, "task") for name, is_busy in busy.items() if is_busy)]
 
