@@ -1,8 +1,8 @@
 """A state directory that version 0.1.0 wrote is taken up as it is.
 
 tests/data/state-0.1.0.tar.xz holds a whole pipeline of that version: five source files (one quarantined, one
-a duplicate), three shard sets on hot and warm, a run at step 40 of timeline 1 that was rolled back once with a
-skip, checkpoints, their mirror, and what was abandoned.
+a duplicate), three shard sets on hot and warm, a run at step 40 of timeline 1 that was rolled back once with
+a skip, checkpoints, their mirror, and what was abandoned.
 """
 
 from __future__ import annotations
