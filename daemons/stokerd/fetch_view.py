@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import Wanted, is_settled
 
 STATES = ("waiting", "fetching", "verified", "unproven", "releasing", "released", "disputed", "given_up")
-_LEFT = 0x80  # in what is noted of a file: its bytes are still to come
 
 
 class Figures:
@@ -20,11 +18,12 @@ class Figures:
 
     def __init__(self) -> None:
         self._of: object = None
-        self._wanted: Packed[Wanted] | None = None
+        self._wanted: Mapping[str, Wanted] = {}
         self._still: Mapping[str, Wanted] = {}
         self._again: Mapping[str, Wanted] = {}
         self._receipts: Mapping[str, Receipt] = {}
-        self._noted = bytearray()  # of each wanted file, in path order
+        # A wanted file's state, and whether its bytes are still to come.
+        self._noted: dict[str, tuple[str, bool]] = {}
         self._counts: Counter[str] = Counter(dict.fromkeys(STATES, 0))
         self._whole = self._left = 0
 
@@ -36,7 +35,7 @@ class Figures:
     def take(
         self,
         state: object,
-        wanted: Packed[Wanted],
+        wanted: Mapping[str, Wanted],
         still: Mapping[str, Wanted],
         receipts: Mapping[str, Receipt],
         *,
@@ -54,28 +53,28 @@ class Figures:
         self._of = state
         self._wanted, self._still, self._again, self._receipts = wanted, still, again, receipts
         self._counts, self._left = Counter(dict.fromkeys(STATES, 0)), 0
-        self._noted = bytearray(len(wanted))
-        for place, (path, each) in enumerate(wanted.items()):
-            self._note(place, path, each)
+        self._noted = {}
+        for path, each in wanted.items():
+            self._note(path, each)
         self._whole = sum(each.size or 0 for _, each in meant.items())
 
     def moved(self, path: str) -> None:
         """A file's receipt was written."""
-        if self._wanted is None or (place := self._wanted.place(path)) < 0:
+        if (each := self._wanted.get(path)) is None:
             return
-        each, noted = self._wanted[path], self._noted[place]
-        self._counts[STATES[noted & ~_LEFT]] -= 1
-        self._left -= (each.size or 0) if noted & _LEFT else 0
-        self._note(place, path, each)
+        state, left = self._noted[path]
+        self._counts[state] -= 1
+        self._left -= (each.size or 0) if left else 0
+        self._note(path, each)
 
-    def _note(self, place: int, path: str, each: Wanted) -> None:
+    def _note(self, path: str, each: Wanted) -> None:
         receipt, open_ = self._receipts.get(path), path in self._still
         settled = is_settled(receipt, each)
         state = "waiting"
         if receipt is not None and (not open_ or settled or receipt.state == "disputed"):
             state = receipt.state
         left = open_ and not settled
-        self._noted[place] = STATES.index(state) | (_LEFT if left else 0)
+        self._noted[path] = state, left
         self._counts[state] += 1
         self._left += (each.size or 0) if left else 0
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.arrivals import file_of
-from stoker.corpus.cells import WantedCodec
+from stoker.corpus.by_path import first
 from stoker.corpus.fetch import LOCAL
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.listing import Listing
 from stoker.corpus.listing_book import ListingHead
-from stoker.corpus.packed import Chosen, Packed
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.wants import (
     WantDesk,
@@ -57,7 +56,6 @@ class FetchedSource:
         self.shown, self.repo = self.lister.shown, self.lister.repo
         if self.listing is not None and self.listing.origin == self.lister.origin:
             self.lister.pinned = self.listing.revision or None
-        self.lister.own = self.book.receipts.own
         self.news = ListingNews(tools, self.lister)
         self.fetcher = Fetcher(tools, self.pipeline.source_root, self.repo)
         self.outcomes = FetchOutcomes(tools, self.fetcher, self.lister)
@@ -65,11 +63,11 @@ class FetchedSource:
         self.ahead = SliceAhead(self.pipeline)
         self.book.on_write = self._written
 
-        self.wanted = Packed(WantedCodec())  # all that is listed, within dataset.limit.files
+        self.wanted: Mapping[str, Wanted] = {}  # all that is listed, within dataset.limit.files
         self.revision = ""
-        self.meant = self.wanted  # those of them that are to be here now
+        self.meant: Mapping[str, Wanted] = self.wanted  # those of them that are to be here now
         self.again: dict[str, Wanted] = {}  # not listed any more, but asked for
-        self.open: Chosen[Wanted] = Chosen(self.wanted)  # those that something is to be done about
+        self.open: dict[str, Wanted] = {}  # those that something is to be done about
         self.releasing = set(self.book.in_state("releasing"))
         self.changes = 0  # of what is wanted
         self.figures = Figures()
@@ -101,7 +99,7 @@ class FetchedSource:
     def take_listing(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
         before = self.revision or (self.listing.revision if self.listing else "")
-        self.wanted = listed.files.first(self.pipeline.dataset.limit.files)
+        self.wanted = first(listed.files, self.pipeline.dataset.limit.files)
         self.revision, self.kept.changed = listed.revision, True
         self.check_files_list()
         if self.ahead.bounded:
@@ -131,13 +129,12 @@ class FetchedSource:
         self.meant = self.wanted
         if self.ahead.bounded:
             paths = frozenset() if stretch is None else stretch.paths
-            meant = ((path, each) for path, each in self.wanted.items() if path in paths)
-            self.meant = Packed(WantedCodec(), meant)
+            self.meant = {path: each for path, each in self.wanted.items() if path in paths}
         self.changes += 1
-        self.open = Chosen(self.meant, (path for path, each in self.meant.items() if self._step(each)))
+        self.open = {path: each for path, each in self.meant.items() if self._step(each)}
         for path, each in self.again.items():
             if path not in self.wanted and self._step(each):
-                self.open.put(path, each)
+                self.open[path] = each
         self.kept.due = True
 
     def _step(self, wanted: Wanted) -> str:
@@ -276,7 +273,7 @@ class FetchedSource:
         if wanted is None and path not in self.wanted:
             self._written_again(receipt)
         elif wanted is not None and not self._step(wanted):
-            self.open.drop(path)
+            self.open.pop(path, None)
         elif wanted is not None and path not in self.open:
             self.find_open()
         self.figures.moved(path)
@@ -288,10 +285,10 @@ class FetchedSource:
         wanted = wanted_again(receipt, self.repo) if receipt.state == "disputed" else None
         if wanted is None:
             self.again.pop(receipt.path, None)
-            self.open.drop(receipt.path)
+            self.open.pop(receipt.path, None)
         else:
             self.again[receipt.path] = wanted
-            self.open.put(receipt.path, wanted)
+            self.open[receipt.path] = wanted
 
     # Books
 

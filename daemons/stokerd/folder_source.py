@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.arrivals import WATCHED, Desk, Look, Unproven, Watched, file_of, is_rot, vanished, watch
+from stoker.corpus.arrivals import Desk, Look, Unproven, Watched, file_of, is_rot, vanished, watch
+from stoker.corpus.by_path import first
 from stoker.corpus.files_list import insist_known
 from stoker.corpus.folder import FileSeen
 from stoker.corpus.listing_book import ListingBook, ListingHead
-from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.kit.worker import WorkerExit
 from stoker.store.errors import ConfigError, DataError, UnavailableError
@@ -47,9 +47,9 @@ class FolderSource:
         self.settle_s = 0.0 if self.context.once else self.pipeline.stage.settle
 
         self.kept = ListingBook(self.context.layout, self.dataset)
-        self.watched = Packed(WATCHED)
-        self.meant = self.watched  # those within dataset.limit
-        self.open = Unproven(self.meant)  # those of them that no receipt vouches for
+        self.watched: dict[str, Watched] = {}
+        self.meant: Mapping[str, Watched] = self.watched  # those within dataset.limit
+        self.open = Unproven()  # those of them that no receipt vouches for
         self.bytes = 0  # of those within dataset.limit
         self.pace = HashingPace()
         self.listing_due = False  # something happened that the listing may have to tell
@@ -88,10 +88,7 @@ class FolderSource:
             self.book.tell_once("source_unreadable", path or self.root, reason)
         if not self.news.take(look, len(receipts), self.lister.every_s):
             return
-        before, self.watched = (
-            self.watched,
-            watch(self.watched, look.files.values(), time.monotonic(), self._own),
-        )
+        before, self.watched = self.watched, watch(self.watched, look.files.values(), time.monotonic())
         self.confirmed = self.watched == before
         whole, self.whole = self.whole, not look.unreadable
         if not self.confirmed or self.lister.looks == 1 or whole != self.whole:
@@ -100,9 +97,6 @@ class FolderSource:
         self.book.came_back("source_vanished", self.watched.__contains__)
         for path in vanished(self.watched, receipts) if self.whole else ():
             self.book.tell_once("source_vanished", path, "its receipt is kept")
-
-    def _own(self, path: str) -> str:
-        return self.book.receipts.own(self.watched.own(path))
 
     def lister_ended(self, ended: WorkerExit) -> None:
         """The lister died or hung, and another starts later; ConfigError where it refuses the folder."""
@@ -144,10 +138,10 @@ class FolderSource:
     def find_open(self) -> None:
         """Know anew which files are to be hashed: with fifty thousand that is not done every turn."""
         most = self.pipeline.dataset.limit.files
-        self.meant = self.watched.first(most)
+        self.meant = first(self.watched, most)
         desk = self.desk(self.meant)
         unproven = ((path, each) for path, each in self.meant.items() if not desk.vouched(each.file))
-        self.open = Unproven(self.meant, unproven)
+        self.open = Unproven(unproven)
         self.bytes = sum(each.file.size for _, each in self.meant.items())
         self.listing_due = True
 
@@ -185,7 +179,7 @@ class FolderSource:
             return
         wait_s = self.patience.failed(file.path)
         if result:  # changed or missing: it was not quiet after all
-            self.watched.put(file.path, Watched(file, time.monotonic()))
+            self.watched[file.path] = Watched(file, time.monotonic())
             self.find_open()
             self.lister.ask_soon()
             return

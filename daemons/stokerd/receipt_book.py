@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from stoker.corpus.cells import ReceiptCodec
-from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.shelf import each_record
 from stoker.kit.daemon import DaemonContext
@@ -18,24 +16,23 @@ from stoker.store.record import RecordDamaged, set_aside
 class ReceiptBook:
     """`receipts` by path; `on_write` is called with each receipt once it is durable.
 
-    `verified_bytes` are those of the verified files. Of 50,000 receipts all that is kept takes some 8 MB.
+    `verified_bytes` are those of the verified files.
     """
 
     def __init__(self, context: DaemonContext) -> None:
         self._layout, self._events = context.layout, context.events
         self.dataset = context.pipeline.dataset.name
-        self.receipts: Packed[Receipt] = Packed(ReceiptCodec())
+        self.receipts: dict[str, Receipt] = dict(self._read())
         self._rare: dict[ReceiptState, set[str]] = {"releasing": set(), "disputed": set(), "given_up": set()}
         self.verified_bytes = 0
-        self.receipts.extend(self._read())
+        for receipt in self.receipts.values():
+            self._count(receipt)
         self.changes = 0
         self.on_write: Callable[[Receipt], None] = lambda receipt: None
         self._told: set[tuple[str, str]] = set()
 
     def _read(self) -> Iterator[tuple[str, Receipt]]:
-        for path, receipt in each_record(self._layout.receipts, self.dataset, _plain, self._set_aside):
-            self._count(receipt)
-            yield path, receipt
+        return each_record(self._layout.receipts, self.dataset, Receipt.from_record, self._set_aside)
 
     def _count(self, receipt: Receipt) -> None:
         if receipt.state == "verified":
@@ -55,7 +52,7 @@ class ReceiptBook:
         before = self.receipts.get(receipt.path)
         if before is not None:
             self._uncount(before)
-        self.receipts.put(receipt.path, receipt)
+        self.receipts[receipt.path] = receipt
         self._count(receipt)
         self.changes += 1
         self.on_write(receipt)
@@ -68,8 +65,7 @@ class ReceiptBook:
 
     def in_state(self, state: Literal["releasing", "disputed", "given_up"]) -> list[str]:
         """The paths of the receipts in one of the rare states."""
-        # Of a record that somebody copied under another name only one counts.
-        return [path for path in sorted(self._rare[state]) if self.receipts[path].state == state]
+        return sorted(self._rare[state])
 
     def tell_once(self, event: str, path: str, reason: str) -> None:
         """Record a warning about a path, unless that was done already."""
@@ -85,7 +81,3 @@ class ReceiptBook:
         # Its file is hashed again: without a receipt it is as good as new.
         place = set_aside(file, self._layout.quarantine, "damaged", str(error))
         self._events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
-
-
-def _plain(record: Mapping[str, Any]) -> Receipt:
-    return Receipt.from_record(record, share=str)  # nobody keeps its words

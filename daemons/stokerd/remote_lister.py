@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.cells import WantedCodec
-from stoker.corpus.packed import Packed
+from stoker.corpus.by_path import by_path
 from stoker.corpus.remote import shown
 from stoker.corpus.remote_listing import listing_task, origin_of, repo_of
 from stoker.corpus.wants import Wanted
@@ -30,7 +30,7 @@ REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refuse
 class Listed:
     """What the source holds at `revision`, by path; `refused` are (path, reason), some of all."""
 
-    files: Packed[Wanted]
+    files: Mapping[str, Wanted]
     revision: str
     refused: tuple[tuple[str, str], ...]
     refused_in_all: int
@@ -58,8 +58,7 @@ class RemoteLister:
         self.repo = repo_of(self._source)
         self.pinned: str | None = None
         self.known: str | None = None  # the revision that was listed since our start
-        self._rows = Packed(WantedCodec())
-        self.own: Callable[[str], str] = lambda path: path  # may give a string that is there already
+        self._rows: list[Wanted] = []
         self._due = 0.0
         self.origin = origin_of(self._source)
         self.shown = self.origin if self.repo is None else shown(self.repo.page)
@@ -68,7 +67,7 @@ class RemoteLister:
         """Start a listing when one is due and none is under way."""
         if LISTER in self._crew or time.monotonic() < self._due or not self._patience.allows(LISTER):
             return
-        self._rows = Packed(WantedCodec())
+        self._rows = []
         pinned = None if self._source.follow else self.pinned
         module, task = listing_task(self._source, pinned=pinned, known=self.known, settle_s=self._settle_s)
         self._crew.start("list", LISTER, module, task, quiet_s=QUIET_S)
@@ -76,8 +75,7 @@ class RemoteLister:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the worker's words."""
         if message["kind"] == "files":
-            rows = ((self.own(row[0]), row[1:]) for row in message["files"])
-            self._rows.extend((path, Wanted.listed(path, *row)) for path, row in rows)
+            self._rows += (Wanted.listed(sys.intern(path), *row) for path, *row in message["files"])
 
     def ended(self, ended: WorkerExit) -> Listed | NotListed | None:
         """What came of a listing; None where nothing is new."""
@@ -87,7 +85,7 @@ class RemoteLister:
             self._due = time.monotonic() + self._rest_s()
             if result["status"] == "unchanged":
                 return None
-            files, self._rows = self._rows, Packed(WantedCodec())
+            files, self._rows = by_path((each.path, each) for each in self._rows), []
             self.known = result["revision"]
             self.pinned = self.known
             refused = tuple((str(path), str(reason)) for path, reason in result["refused"])

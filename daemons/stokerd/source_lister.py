@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.arrivals import WATCHED, Look, Watched
+from stoker.corpus.arrivals import Look, Watched
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.packed import Packed
 from stokerd.crew import Crew, Patience
 
 LISTER = "/lister"  # no source's path begins with a slash
@@ -33,7 +33,7 @@ class SourceLister:
         self.every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))
         self._crew, self._patience = crew, patience
         self._settle_s = pipeline.stage.settle
-        self._found = Packed(WATCHED)  # of the look under way
+        self._found: dict[str, Watched] = {}  # of the look under way
         self._looking = False
         self._asked = self._over = 0.0  # when the last look was asked for, and when one was over
         self.due = 0.0  # monotonic seconds
@@ -50,7 +50,7 @@ class SourceLister:
         if not self._looking and time.monotonic() >= self.due:
             self._looking = True
             self._asked = time.monotonic()
-            self._found = Packed(WATCHED)
+            self._found = {}
             self._crew[LISTER].worker.send({"look": self.looks + 1})
 
     def ask_soon(self) -> None:
@@ -61,10 +61,8 @@ class SourceLister:
         """Take the lister's words; the look when it is over."""
         if message["kind"] == "files":
             at: dict[str, Any] = {"now": time.monotonic(), "wall_ns": time.time_ns()}
-            seen = (FileSeen(*file) for file in message["files"])
-            self._found.extend(
-                (file.path, Watched.first(file, settle_s=self._settle_s, **at)) for file in seen
-            )
+            seen = (FileSeen(sys.intern(path), *rest) for path, *rest in message["files"])
+            self._found |= {file.path: Watched.first(file, settle_s=self._settle_s, **at) for file in seen}
         if message["kind"] == "changed":  # a folder that changes all the time is not looked at all the time
             rest_s = min(_LONGEST_REST_S, max(_SHORTEST_REST_S, self._over - self._asked))
             self.due = min(self.due, self._over + rest_s)
@@ -75,7 +73,7 @@ class SourceLister:
         self._over = time.monotonic()
         self.due = self._over + self.every_s
         self._patience.succeeded(LISTER)
-        found, self._found = self._found, Packed(WATCHED)
+        found, self._found = self._found, {}
         return Look(
             files=found,
             refused=tuple((path, reason) for path, reason in message["refused"]),

@@ -86,7 +86,7 @@ def test_a_file_that_grows_with_every_look_never_settles_and_then_does() -> None
     for look in range(20):
         watched = watch(watched, new(file("a", size=look)), look * 4.0)
         assert replace(desk(), watched=watched).next_to_hash(look * 4.0 + 3.9) == []
-    assert Unproven(watched, watched.items()).next_settling(80.0, 10.0) == 86.0
+    assert Unproven(watched.items()).next_settling(80.0, 10.0) == 86.0
     assert replace(desk(), watched=watched).next_to_hash(86.0) == [file("a", size=19)]
 
 
@@ -130,7 +130,7 @@ def test_content_that_changed_while_nobody_wrote_is_rot_until_the_file_or_the_re
 
 def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:
     watched = watch({}, [*new(*map(file, "abc")), *new(*map(file, "de"), since=5.0)], 5.0)
-    unproven = Unproven(watched, watched.items())
+    unproven = Unproven(watched.items())
     states = ("settling", "waiting", "hashing", "verified", "disputed")
 
     def counts(now: float, hashing: str = "", disputed: str = "") -> tuple[int, ...]:

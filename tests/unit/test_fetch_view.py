@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.cells import ReceiptCodec, WantedCodec
-from stoker.corpus.packed import Chosen, Packed
+from stoker.corpus.by_path import by_path, first
 from stoker.corpus.receipts import Receipt, ReceiptState
 from stoker.corpus.transfers import Transfers
 from stoker.corpus.wants import Wanted, next_step
@@ -28,23 +27,21 @@ class Source:
     def __init__(self) -> None:
         sizes = zip(PATHS, (1, 20, None, 300, 4000, 50000), strict=True)
         files = [(path, Wanted(path, size, f"sha256:{SUM}")) for path, size in sizes]
-        self.wanted = Packed(WantedCodec(), files)
-        self.meant = self.wanted.first(5)
+        self.wanted = by_path(files)
+        self.meant = first(self.wanted, 5)
         self.again = {"z": Wanted("z", 7, f"sha256:{SUM}", "http://h/z")}
-        self.receipts: Packed[Receipt] = Packed(ReceiptCodec())
-        self.open = Chosen(self.meant, self.meant)
-        self.open.put("z", self.again["z"])
+        self.receipts: dict[str, Receipt] = {}
+        self.open = {**self.meant, **self.again}
         self.figures, self.finds = Figures(), 0
 
     def write(self, written: Receipt) -> None:
-        self.receipts.put(written.path, written)
+        self.receipts[written.path] = written
         if written.path in self.meant:
             step = next_step(written, self.meant[written.path], f"/l/{written.path}")
             if not step:
-                self.open.drop(written.path)
+                self.open.pop(written.path, None)
             elif written.path not in self.open:  # all is looked at then
-                self.open = Chosen(self.meant, [*self.open, written.path])
-                self.open.put("z", self.again["z"])
+                self.open = {**self.open, written.path: self.meant[written.path]}
                 self.finds += 1
         self.figures.moved(written.path)
 

@@ -18,9 +18,8 @@ from stoker.cli.workers import Job, tidy_on_term, work_off
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
-from stoker.corpus.cells import ReceiptCodec
+from stoker.corpus.by_path import by_path
 from stoker.corpus.landing import PARTS
-from stoker.corpus.packed import Packed
 from stoker.corpus.receipts import Receipt
 from stoker.corpus.shelf import each_record
 from stoker.kit.footer import Footer
@@ -105,15 +104,12 @@ def _is_looked_at(receipt: Receipt) -> bool:
     return receipt.usable or receipt.rotten
 
 
-def _receipts(pipeline: Pipeline, damaged: list[Path]) -> Packed[Receipt]:
-    def plain(record: Mapping[str, Any]) -> Receipt:
-        return Receipt.from_record(record, share=str)
-
+def _receipts(pipeline: Pipeline, damaged: list[Path]) -> dict[str, Receipt]:
     def note(file: Path, _: RecordDamaged) -> None:
         damaged.append(file)
 
-    found = each_record(pipeline.layout.receipts, pipeline.dataset.name, plain, note)
-    return Packed(ReceiptCodec(), found)
+    found = each_record(pipeline.layout.receipts, pipeline.dataset.name, Receipt.from_record, note)
+    return by_path(found)
 
 
 def _insist_on_the_disk(pipeline: Pipeline) -> None:
@@ -129,7 +125,7 @@ class Check:
     """One pass over the receipts; nothing is told of one that changes meanwhile, for its content may too."""
 
     pipeline: Pipeline
-    receipts: Packed[Receipt]
+    receipts: Mapping[str, Receipt]
     dispute: bool
     counts: Counter[Verdict] = field(default_factory=Counter)
     cached: int = 0

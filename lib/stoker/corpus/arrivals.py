@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from stoker.corpus.by_path import by_path
 from stoker.corpus.folder import FileSeen
-from stoker.corpus.packed import Chosen, Packed
 from stoker.corpus.receipts import Receipt
 
 
@@ -61,62 +60,12 @@ class Watched:
         return cls(file, min(now, math.ceil(10 * (now - age_s)) / 10))
 
 
-class SeenCodec:
-    """How a file goes into a cell of a packed mapping: 25 bytes."""
-
-    _struct = struct.Struct("<BQQQ")
-    width = _struct.size
-
-    def pack(self, path: str, thing: FileSeen) -> bytes | None:
-        """Its cell; None for one that would not come out equal."""
-        figures = (thing.size, thing.mtime_ns, thing.inode)
-        if thing.path != path or not all(0 <= figure < 2**64 for figure in figures):
-            return None
-        return self._struct.pack(1, *figures)
-
-    def unpack(self, path: str, cell: bytes) -> FileSeen:
-        """What was packed."""
-        _, size, mtime_ns, inode = self._struct.unpack_from(cell)
-        return FileSeen(path, size, mtime_ns, inode)
-
-
-class WatchedCodec:
-    """The same with its time: 33 bytes."""
-
-    _seen = SeenCodec()
-    _since = struct.Struct("<d")
-    width = _seen.width + _since.size
-
-    def pack(self, path: str, thing: Watched) -> bytes | None:
-        """Its cell; None for one that would not come out equal."""
-        cell = self._seen.pack(path, thing.file)
-        return None if cell is None else cell + self._since.pack(thing.since)
-
-    def unpack(self, path: str, cell: bytes) -> Watched:
-        """What was packed."""
-        return Watched(self._seen.unpack(path, cell), *self._since.unpack_from(cell, self._seen.width))
-
-
-WATCHED = WatchedCodec()
-
-
-def watch(
-    before: Mapping[str, Watched],
-    found: Iterable[Watched],
-    now: float,
-    own: Callable[[str], str] = lambda path: path,
-) -> Packed[Watched]:
-    """The watched files after another look: a file seen to change starts its quiet time anew, by our clock.
-
-    `own` gives a path's string where it is kept already.
-    """
-
-    def each() -> Iterator[tuple[str, Watched]]:
-        for new in found:
-            known = before.get(new.file.path, new)
-            yield own(new.file.path), known if known.file == new.file else Watched(new.file, now)
-
-    return Packed(WATCHED, each())
+def watch(before: Mapping[str, Watched], found: Iterable[Watched], now: float) -> dict[str, Watched]:
+    """The watched files after another look: one seen to change begins its quiet time anew, by our clock."""
+    known = ((new, before.get(new.file.path, new)) for new in found)
+    return by_path(
+        (new.file.path, old if old.file == new.file else Watched(new.file, now)) for new, old in known
+    )
 
 
 def file_of(root: str, path: str) -> str:
@@ -183,26 +132,20 @@ class Desk:
         return whole and bool(self.watched) and all(self.vouched(each.file) for each in self.watched.values())
 
 
-class Unproven(Chosen[Watched]):
+class Unproven(dict[str, Watched]):
     """The files that no receipt vouches for; what is asked of all of them is counted by the time since when
     each looks as it does, of which there are few. `bytes` are theirs together."""
 
-    def __init__(self, of: Mapping[str, Watched], files: Iterable[tuple[str, Watched]] = ()) -> None:
-        self._since: Counter[float] = Counter()
-        self.bytes = 0
-        super().__init__(of, map(self._count, files))
-
-    def _count(self, file: tuple[str, Watched]) -> str:
-        self._since[file[1].since] += 1
-        self.bytes += file[1].file.size
-        return file[0]
+    def __init__(self, files: Iterable[tuple[str, Watched]] = ()) -> None:
+        super().__init__(files)
+        self._since = Counter(each.since for each in self.values())
+        self.bytes = sum(each.file.size for each in self.values())
 
     def drop(self, path: str) -> None:
         """Not this one any more."""
-        if path in self:
-            self._since[self[path].since] -= 1
-            self.bytes -= self[path].file.size
-        super().drop(path)
+        if (each := self.pop(path, None)) is not None:
+            self._since[each.since] -= 1
+            self.bytes -= each.file.size
 
     def settled(self, now: float, settle_s: float) -> int:
         """How many have settled by now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -56,21 +56,18 @@ class Receipt:
         return self.state == "given_up" or self.rotten
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], share: Callable[[str], str] = sys.intern) -> Receipt:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong.
-
-        `share` may take words that are there already.
-        """
+    def from_record(cls, record: Mapping[str, Any]) -> Receipt:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         state = _STATES.get(record["state"])
         if state is None:
             raise ValueError(f"state {record['state']!r}")
         return cls(
-            share(str(record["dataset"])),
-            share(str(record["path"])),
+            sys.intern(str(record["dataset"])),
+            sys.intern(str(record["path"])),
             str(record["file"]),
             int(record["size"]),
-            share(str(record["sha256"])),
-            share(str(record["revision"])),
+            sys.intern(str(record["sha256"])),
+            sys.intern(str(record["revision"])),
             str(record["etag"]),
             state,
             str(record.get("found") or ""),
