@@ -13,11 +13,11 @@ from typing import Any
 from stoker.kit.backoff import Backoff
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.kit.sampler import sample_process
+from stoker.kit.tree_memory import sample_tree
 from stoker.kit.wait import Event, FdEvent, Waiter
 from stoker.kit.worker import KILL_WAIT_S, Worker, WorkerExit
 from stoker.kit.worker_exit import raise_unknown_format
 from stoker.kit.worker_launch import CREW_VARIABLE
-from stoker.observe.memory import sample_tree
 from stoker.store.errors import Transient
 from stokerd.warm_pool import WarmPool
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from stoker.kit.context import DaemonContext
 from stoker.kit.lock import Lock
 from stoker.kit.process import children_tree
-from stoker.observe.memory import sample_tree
+from stoker.kit.tree_memory import sample_tree
 from stoker.plan.positions import Position
 from stoker.supervise import evidence, liveness
 from stoker.supervise.exits import Ending

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
-
-from stoker.kit.process import children_tree
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,6 @@ def sample_memory(pid: int | None = None) -> MemorySample:
         swap_bytes=fields.get("VmSwap", 0),
         available_bytes=_kilobytes("/proc/meminfo")["MemAvailable"],
     )
-
-
-def sample_tree(pid: int) -> int:
-    """Resident bytes of a process and all its living descendants; shared pages count in each; 0 when gone."""
-    total = 0
-    for each in (pid, *(child.pid for child in children_tree(pid))):
-        with contextlib.suppress(ProcessLookupError):  # ended between the two looks
-            total += _status(each).get("VmRSS", 0)
-    return total
 
 
 def _status(pid: int) -> dict[str, int]:
