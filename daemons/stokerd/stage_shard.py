@@ -1,4 +1,4 @@
-"""The command of the stage-shard loop; the loop itself is in stage_shard_loop."""
+"""The command of the stage-shard loop; its loop is in stokerd.sharding.loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 from stoker.kit.daemon import daemon_main
 from stoker.store.layout import STAGE_SHARD
-from stokerd.files_list import FILES_LIST
-from stokerd.stage_shard_loop import story
+from stokerd.common.files_list import FILES_LIST
+from stokerd.sharding.loop import story
 
 
 def main() -> int:

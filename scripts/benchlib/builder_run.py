@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.shards.identity import BuildParameters, Filters, build_id, set_key
-from stoker.shards.tokenizer import reload_tokenizer
+from stoker.shards.format.identity import BuildParameters, Filters, build_id, set_key
+from stoker.shards.tokenize.tokenizer import reload_tokenizer
 
 
 @dataclass
@@ -34,7 +34,7 @@ def build_alone(home: Path, parquet: Path, tokenizer: Path, *, to_first_commit: 
     task = task_for(home, parquet, tokenizer)
     built, began = Built(), time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "stoker.shards.build_worker"]
+    command = [sys.executable, "-m", "stoker.shards.build.build_worker"]
     last: dict[str, Any] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import stokerd.stage_shard_loop  # noqa: F401 - what the daemon has loaded before it reads a record
+import stokerd.sharding.loop  # noqa: F401 - what the daemon has loaded before it reads a record
 from stoker.config.load import load_pipeline
-from stoker.corpus.catalog import Catalog, KeySet
-from stoker.corpus.receipts import Receipt, receipt_shelf, write_receipt
-from stoker.corpus.schedule import decide, differs
-from stoker.corpus.shelf import Shelf
-from stoker.corpus.situation import Limits, Situation
-from stoker.corpus.sources import read_sources
-from stoker.shards.identity import set_key
+from stoker.corpus.records.index import Catalog, KeySet
+from stoker.corpus.records.receipts import Receipt, receipt_shelf, write_receipt
+from stoker.corpus.records.record_dir import Shelf
+from stoker.corpus.records.sources import read_sources
+from stoker.corpus.schedule.decide import decide, differs
+from stoker.corpus.schedule.state import Limits, Situation
+from stoker.shards.format.identity import set_key
 
 T = TypeVar("T")
 TURNS, CHANGES = 20, 5

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.process import children_tree, signal_process
-from stoker.shards.proof import prove_set
+from stoker.kit.process.process_id import children_tree, signal_process
+from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
 from support.audits import STOKER, audit_of
 from support.fuse import FuseMount
@@ -38,7 +38,9 @@ FILES = 2
 _SITE = """
 import sys
 if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
-    from stokerd import stage_shard_loop, warm_yard, yard
+    from stokerd.sharding import loop as stage_shard_loop
+    from stokerd.sharding import warm_disk as warm_yard
+    from stokerd.sharding import disks as yard
     yard.ANSWERS_WITHIN_S = warm_yard.ANSWERS_WITHIN_S = 1.5
     yard.MEASURE_EVERY_S = stage_shard_loop.LONGEST_WAIT_S = 0.5
 """

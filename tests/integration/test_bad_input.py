@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.shards.reader import ShardSet
+from stoker.shards.format.reader import ShardSet
 from support import bad_parquet as bad
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import make_pipeline

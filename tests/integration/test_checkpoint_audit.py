@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import stoker.checkpoints.proof as proof_module
-import stoker.supervise.audit as audit_module
+import stoker.supervise.audit.audit as audit_module
 from stoker.checkpoints.format import FileEntry, read_body, read_sums, write_body, write_sums
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
 from stoker.plan.positions import START, Position, Skip, advance, tokens_before
@@ -26,10 +26,10 @@ from stoker.plan.timelines import Timeline
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import read_record, write_record
-from stoker.supervise.audit import RunAudit, audit_run
-from stoker.supervise.horizon import consumed
-from stoker.supervise.launches import SETTINGS, launched_body, note_launch
-from stoker.supervise.record import Heldout, Identity, RunRecord
+from stoker.supervise.audit.audit import RunAudit, audit_run
+from stoker.supervise.run.horizon import consumed
+from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
+from stoker.supervise.run.record import Heldout, Identity, RunRecord
 from support.checkpoint_data import seal
 from support.plan_data import fake_set
 

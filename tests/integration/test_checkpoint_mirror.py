@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoints.mirror import list_mirror
+from stoker.checkpoints.mirror.layout import list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.kit.process import ProcessId, processes_with_environment, signal_process
+from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
-from stoker.supervise.audit import audit_run
+from stoker.supervise.audit.audit import audit_run
 from support.halting import halts_at, wait_halted
 from support.processes import wait_gone
 from support.training import TrainPipeline, make_training

@@ -9,7 +9,7 @@ from stoker.plan.consumption import read_holdings
 from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
-from stoker.supervise.audit import audit_run
+from stoker.supervise.audit.audit import audit_run
 from support.parquet import write_fineweb
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from stoker.cli.main import exit_code
-from stoker.corpus.dataset import DatasetPin
+from stoker.corpus.records.pin import DatasetPin
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import write_record
-from stoker.supervise.record import Identity, RunRecord
+from stoker.supervise.run.record import Identity, RunRecord
 from support.pipelines import DataPipeline, make_pipeline
 from support.text import documents, write_parquet
 from support.waiting import LONG_S

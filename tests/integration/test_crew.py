@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.process import ProcessId
-from stoker.kit.wait import Waiter
-from stokerd import crew as crew_module
-from stokerd.crew import ABANDONED, Crew
+from stoker.kit.loop import Waiter
+from stoker.kit.process.process_id import ProcessId
+from stoker.kit.workers import pool as crew_module
+from stoker.kit.workers.pool import ABANDONED, Crew
 from support.crews import heard
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
@@ -176,7 +176,7 @@ def test_one_that_halts_is_ended_while_one_that_computes_in_silence_is_not(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crew.stall_s = {"build": 2.0}
-    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.1)
+    monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.1)
     busy, halted = start(crew, "busy", {"do": "burn"}), start(crew, "halted", {"do": "burn"})
     os.kill(halted.worker.pid, signal.SIGSTOP)
     ended = heard(crew, "halted")

@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stoker.corpus.reconcile import parquet_name
-from stoker.corpus.sources import Source, write_source
+from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process import children_tree, signal_process
-from stoker.kit.worker import Worker
-from stoker.shards.proof import prove_set
+from stoker.kit.process.process_id import children_tree, signal_process
+from stoker.kit.workers.parent import Worker
+from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
@@ -159,7 +159,7 @@ class TestDownloadWatchdog:
 
     def test_nobody_wonders_why_nothing_begins(self, tmp_path: Path) -> None:
         data = make_pipeline(tmp_path, stage__settle="1h")
-        often = "import stokerd.told; stokerd.told.WARN_EVERY_S = 0.1; "
+        often = "import stokerd.common.alerts; stokerd.common.alerts.WARN_EVERY_S = 0.1; "
         command = daemon_command("download_watchdog", data.file)
         command[3] = often + command[3]
         daemon = start_daemon(command, tmp_path / "watchdog.err")
@@ -464,7 +464,7 @@ class TestStageShard:
         hot = tmp_path / "hot"
         task = {"role": "hot", "root": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
         lister = Worker.start(
-            "stoker.corpus.lister_worker", task, name="list", deadline_s=30.0, keep_open=True
+            "stoker.corpus.staging.lister_worker", task, name="list", deadline_s=30.0, keep_open=True
         )
         said: list[str] = []
 
@@ -522,8 +522,8 @@ class TestStageShard:
 
 SEGFAULT_AT_ROW_GROUP_2 = """
 import os, signal, sys
-if "stoker.shards.build_worker" in sys.orig_argv:
-    from stoker.shards import parquet
+if "stoker.shards.build.build_worker" in sys.orig_argv:
+    from stoker.shards.build import parquet
     whole = parquet.ParquetText.batches
     def batches(self, row_group=0, row=0):
         for batch in whole(self, row_group, row):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.corpus.dataset import write_pin
-from stoker.corpus.sources import TERMINAL
+from stoker.corpus.records.pin import write_pin
+from stoker.corpus.records.sources import TERMINAL
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment
-from stoker.shards.audit import audit_sets
-from stoker.supervise.planner import Outlook, Planner
+from stoker.shards.audit.audit import audit_sets
+from stoker.supervise.run.planner import Outlook, Planner
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 

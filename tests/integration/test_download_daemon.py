@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.status import report_lines
-from stoker.corpus.landing import EVIDENCE
-from stoker.corpus.listing import read_listing
-from stoker.kit.process import ProcessId, children_tree, signal_process
+from stoker.cli.pipeline.status import report_lines
+from stoker.corpus.fetch.landing import EVIDENCE
+from stoker.corpus.records.listing import read_listing
+from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 from stoker.observe.ledger import read_claims
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.kit.process import ProcessId, children_tree, signal_process
+from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Plan, Segment
 from stoker.plan.windows import WindowReader
-from stoker.shards.import_claim import IMPORT
-from stoker.shards.proof import prove_set
-from stoker.shards.reader import ShardSet
+from stoker.shards.exchange.import_claim import IMPORT
+from stoker.shards.format.proof import prove_set
+from stoker.shards.format.reader import ShardSet
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, pending_requests, read_outcome
 from support.audits import STOKER

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.http.remote_file import RemoteFile
 from support.fetch_fixtures import (  # noqa: F401 - found by their names
     Start,
     content,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.landing import EVIDENCE, PARTS
+from stoker.corpus.fetch.landing import EVIDENCE, PARTS
 from support.fetching import Fetching, fetch_task, hub_file
 from support.loopback_hub import LoopbackHub, noise
 

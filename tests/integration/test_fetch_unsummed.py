@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.sources import PUBLISHED
-from stoker.shards.audit import audit_sets
+from stoker.corpus.records.sources import PUBLISHED
+from stoker.shards.audit.audit import audit_sets
 from support.loopback_hub import noise
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.landing import EVIDENCE
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.fetch.landing import EVIDENCE
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.store.record import read_record
 from support.fetch_fixtures import (  # noqa: F401 - fixtures are found by their names
     CUT,

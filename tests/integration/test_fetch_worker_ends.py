@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.landing import PARTS
+from stoker.corpus.fetch.landing import PARTS
 from stoker.store.record import read_record
 from support.fetch_fixtures import (  # noqa: F401 - fixtures are found by their names
     CUT,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.sources import PUBLISHED
+from stoker.corpus.records.sources import PUBLISHED
 from stoker.plan.log import Segment, read_plan
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
-from stoker.supervise.audit import audit_run
+from stoker.supervise.audit.audit import audit_run
 from support.downloads import urls_pipeline
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub

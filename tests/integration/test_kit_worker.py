@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.process import ProcessId
-from stoker.kit.sampler import sample_process
-from stoker.kit.worker import STALL_CPU_S, Worker, WorkerExit, WorkerNotStarted
-from stoker.kit.worker_main import LINE_LIMIT
+from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process.sampler import sample_process
+from stoker.kit.workers.child import LINE_LIMIT
+from stoker.kit.workers.parent import STALL_CPU_S, Worker, WorkerExit, WorkerNotStarted
 from support.processes import wait_gone
 from support.waiting import LONG_S, wait_until
 
@@ -92,7 +92,7 @@ def test_a_segfault_is_killed_by_its_signal_with_the_stack_in_the_last_lines(sta
 def test_a_worker_past_its_deadline_is_timed_out_even_when_it_ignores_term(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.2)
+    monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.2)
     worker = start({"do": "hang"}, deadline_s=30.0)
     assert wait_until(worker.messages) == [{"kind": "hanging"}]
     assert worker.poll(time.monotonic() + 31.0) is None  # half a minute later, for whoever asks
@@ -191,7 +191,7 @@ def test_garbage_is_no_message_and_the_last_lines_of_stderr_are_kept(start: Any)
 def test_a_worker_dies_with_a_daemon_killed_by_9(tmp_path: Path) -> None:
     code = f"""
 import select, sys
-from stoker.kit.worker import Worker
+from stoker.kit.workers.parent import Worker
 worker = Worker.start({MODULE!r}, {{"do": "hang"}}, name="w", deadline_s=None)
 while not worker.messages(): select.select([worker.fileno()], [], [])
 print(worker.pid, flush=True)
@@ -247,7 +247,7 @@ def test_an_idle_worker_may_be_silent(start: Any) -> None:
 def test_a_worker_tells_samples_of_itself_that_are_no_words(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.kit.worker.TERM_GRACE_S", 0.1)
+    monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.1)
     worker = start({"do": "burn"}, deadline_s=None, quiet_deadline_s=30.0)
     wait_until(worker.messages, what="the first word")
     said = time.monotonic()
@@ -303,7 +303,7 @@ def test_samples_wait_for_a_daemon_that_does_not_read(start: Any) -> None:
 
 
 def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.kit.worker import child_environment
+    from stoker.kit.workers.parent import child_environment
 
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("STOKER_READY_FD", "7")

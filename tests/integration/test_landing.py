@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.listing import Listing, write_listing
-from stoker.corpus.quarantine_shelf import QuarantineShelf
-from stoker.corpus.receipts import Receipt, ReceiptState, write_receipt
-from stoker.corpus.sources import DOWNLOAD_FAILED
+from stoker.corpus.quarantine.directory import QuarantineShelf
+from stoker.corpus.records.listing import Listing, write_listing
+from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
+from stoker.corpus.records.sources import DOWNLOAD_FAILED
 from stoker.store.hashing import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request, file_request, filed_requests, finish_request
-from stokerd.set_requests import PROVE_SET
+from stokerd.sharding.requests import PROVE_SET
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.worker import Worker
+from stoker.kit.workers.parent import Worker
 from support.fetching import hub_file
 from support.loopback_hub import REPO, LoopbackHub, noise
 from support.waiting import wait_until
@@ -15,7 +15,9 @@ def probed(hub: LoopbackHub, files: list[dict[str, Any]], seconds: float) -> dic
     repo = {"repo": REPO, "repo_type": "dataset", "endpoint": hub.endpoint}
     task = {"files": files, "seconds": seconds, "hub": repo, "token_file": None}
     environ = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*"}
-    worker = Worker.start("stoker.corpus.probe_worker", task, name="probe", deadline_s=None, environ=environ)
+    worker = Worker.start(
+        "stoker.corpus.source.probe_worker", task, name="probe", deadline_s=None, environ=environ
+    )
     try:
         ended = wait_until(worker.poll)
     finally:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.quarantine_shelf import QuarantineShelf, mark
-from stoker.corpus.receipts import write_receipt
-from stoker.corpus.reconcile import parquet_name
-from stoker.corpus.sources import write_source
+from stoker.corpus.quarantine.directory import QuarantineShelf, mark
+from stoker.corpus.records.receipts import write_receipt
+from stoker.corpus.records.sources import write_source
+from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.record import set_aside, write_record

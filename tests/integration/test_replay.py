@@ -15,10 +15,10 @@ import pytest
 
 from stoker.checkpoints.format import BODY, SUMS, FileEntry, read_body, write_body, write_sums
 from stoker.cli.main import exit_code
-from stoker.kit.process import processes_with_environment
+from stoker.kit.process.process_id import processes_with_environment
 from stoker.store.hashing import hash_file
 from stoker.store.record import read_record, write_record
-from stoker.supervise.replay_site import Site
+from stoker.supervise.replay.replay_site import Site
 from support.training import TrainPipeline, make_training, on_one_core
 from support.waiting import wait_until
 

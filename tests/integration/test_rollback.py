@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.sources import write_source
-from stoker.kit.process import signal_process
+from stoker.corpus.records.sources import write_source
+from stoker.kit.process.process_id import signal_process
 from stoker.plan.log import read_plan
 from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request, read_outcome
-from stoker.supervise.audit import audit_run
+from stoker.supervise.audit.audit import audit_run
 from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.sources import Source, write_source
-from stoker.kit.process import children_tree
+from stoker.corpus.records.sources import Source, write_source
+from stoker.kit.process.process_id import children_tree
 from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
 from support.loopback_hub import LoopbackHub
 from support.parquet import flip_page, write_columns, write_fineweb

@@ -12,7 +12,7 @@ import pytest
 from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
-from stoker.supervise.audit import audit_run
+from stoker.supervise.audit.audit import audit_run
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 

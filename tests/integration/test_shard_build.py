@@ -34,7 +34,7 @@ from support.builds import (
 from support.halting import halts_at, wait_halted
 from support.text import damage_page, documents, write_parquet
 
-BUILD = "stoker.shards.build_worker"
+BUILD = "stoker.shards.build.build_worker"
 ROWS = 900
 
 
@@ -312,7 +312,7 @@ def test_a_file_whose_rows_are_all_dropped_makes_an_empty_set_that_is_proven(
     kinds = ("bin", "idx", "row")
     assert sizes == {f"{split}-00000.{kind}": 0 for split in ("train", "val") for kind in kinds}
     proofs = run_to_end(
-        "stoker.shards.proof_worker", {"sets": [{"path": task["target"], "key": task["key"]}]}
+        "stoker.shards.format.proof_worker", {"sets": [{"path": task["target"], "key": task["key"]}]}
     )
     assert [proof["verdict"] for proof in proofs["proofs"]] == ["proven"]
     assert run_to_end(BUILD, task)["status"] == "existed"
@@ -438,7 +438,7 @@ def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_c
             "train_bytes": 60_000,
             "target": str(tmp_path / "tokenizers" / f"{name}.json"),
         }
-        with start_worker("stoker.shards.tokenizer_worker", task) as process:
+        with start_worker("stoker.shards.build.tokenizer_worker", task) as process:
             *told, last = messages_of(process)
         results.append(last["result"])
         percents = [message["percent"] for message in told if message["kind"] == "progress"]
@@ -458,7 +458,7 @@ def test_the_tokenizer_worker_names_a_bad_file_and_makes_nothing(tmp_path: Path,
         **training_files(bad, source), "text_column": "text", "vocab_size": 500, "train_bytes": 10**9,
         "target": str(target),
     }  # fmt: skip
-    result = run_to_end("stoker.shards.tokenizer_worker", task)
+    result = run_to_end("stoker.shards.build.tokenizer_worker", task)
     assert [(one["file"], one["reason"], one["row_group"]) for one in result["bad"]] == [
         (str(bad), "page_corrupt", 1)
     ]
@@ -478,7 +478,7 @@ def test_the_tokenizer_worker_neither_trains_on_nor_convicts_what_is_not_what_wa
     write_parquet(mine, documents(200, seed=5))
     if into == "garbage":
         damage_page(mine, 1)
-    assert run_to_end("stoker.shards.tokenizer_worker", task) == {"changed": [str(mine)]}
+    assert run_to_end("stoker.shards.build.tokenizer_worker", task) == {"changed": [str(mine)]}
     assert not target.exists()
 
 
@@ -492,6 +492,8 @@ def training_files(*files: Path) -> dict[str, list[str]]:
 
 def test_the_tokenizer_worker_takes_a_given_file_over_byte_for_byte(tmp_path: Path, tokenizer: Path) -> None:
     target = tmp_path / "deep" / "tokenizer.json"
-    result = run_to_end("stoker.shards.tokenizer_worker", {"file": str(tokenizer), "target": str(target)})
+    result = run_to_end(
+        "stoker.shards.build.tokenizer_worker", {"file": str(tokenizer), "target": str(target)}
+    )
     assert target.read_bytes() == tokenizer.read_bytes()
     assert result["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stoker.corpus.sources import PUBLISHED
+from stoker.corpus.records.sources import PUBLISHED
 from support.parquet import write_fineweb
 from support.pipelines import make_pipeline
 from support.processes import daemon_command, start_daemon

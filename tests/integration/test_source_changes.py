@@ -12,8 +12,8 @@ import yaml
 
 from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
-from stoker.corpus.sources import PUBLISHED, Source, former_name, write_source
-from stoker.shards.audit import audit_sets
+from stoker.corpus.records.sources import PUBLISHED, Source, former_name, write_source
+from stoker.shards.audit.audit import audit_sets
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 

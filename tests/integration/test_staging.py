@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.worker import Worker
+from stoker.kit.workers.parent import Worker
 from support.mounts import apart
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -26,8 +26,8 @@ TOKENIZER = {"train": {"vocab_size": 400, "train_bytes": "10KB"}}
 # halted worker along.
 COPYING = """
 import os, signal, sys
-if "stoker.corpus.stage_worker" in sys.orig_argv:
-    from stoker.corpus import staging
+if "stoker.corpus.staging.stage_worker" in sys.orig_argv:
+    from stoker.corpus.staging import staging
     staging.CHUNK, staging.COMMIT_BYTES = 4096, 8192
     whole = staging.DirectWriter.append
     def append(self, chunk):
@@ -44,8 +44,8 @@ if "stoker.corpus.stage_worker" in sys.orig_argv:
 # In build workers: the source is written to, in place, when its set is about to be published (once).
 CHANGING = """
 import os, sys
-if "stoker.shards.build_worker" in sys.orig_argv:
-    from stoker.shards import sealing
+if "stoker.shards.build.build_worker" in sys.orig_argv:
+    from stoker.shards.build import publish as sealing
     here = os.path.dirname(__file__)
     whole = sealing.seal
     def seal(build, *rest, **named):
@@ -59,7 +59,7 @@ if "stoker.shards.build_worker" in sys.orig_argv:
             file.write(content)
             file.truncate()
         return whole(build, *rest, **named)
-    from stoker.shards import build_worker
+    from stoker.shards.build import build_worker
     sealing.seal = build_worker.seal = seal
 """
 
@@ -261,7 +261,11 @@ class TestLister:
 
     def start(self, root: Path) -> tuple[Worker, dict[str, Any]]:
         worker = Worker.start(
-            "stoker.corpus.lister_worker", self.task(root), name="list", deadline_s=None, keep_open=True
+            "stoker.corpus.staging.lister_worker",
+            self.task(root),
+            name="list",
+            deadline_s=None,
+            keep_open=True,
         )
         return worker, look(worker, 1)
 
@@ -300,7 +304,7 @@ class TestLister:
 
     @pytest.mark.parametrize("what", ["instances", "watches"])
     def test_where_no_inotify_is_left_the_folder_is_polled_and_says_why(self, root: Path, what: str) -> None:
-        inner = [sys.executable, "-P", "-m", "stoker.corpus.lister_worker"]
+        inner = [sys.executable, "-P", "-m", "stoker.corpus.staging.lister_worker"]
         limit = f"/proc/sys/user/max_inotify_{what}"
         alone = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec "$@"', "sh"]
         if apart([]) is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:

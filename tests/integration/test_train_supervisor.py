@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.cli.status import report_lines
-from stoker.kit.process import signal_process
+from stoker.cli.pipeline.status import report_lines
+from stoker.kit.process.process_id import signal_process
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from stoker.config.units import format_bytes
-from stoker.corpus.sources import Source, write_source
+from stoker.corpus.records.sources import Source, write_source
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.plan.consumption import consumed_body
 from stoker.plan.positions import START
-from stoker.shards.proof import prove_set
+from stoker.shards.format.proof import prove_set
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR, WarmLayout
 from stoker.store.record import write_record
 from stoker.store.requests import file_request, read_outcome
@@ -269,8 +269,8 @@ class TestWarmAway:
 DIES_AT = """
 import os, signal, sys
 from pathlib import Path
-if "stoker.shards.move_worker" in sys.orig_argv:
-    from stoker.shards import moving
+if "stoker.shards.move.move_worker" in sys.orig_argv:
+    from stoker.shards.move import moving
     points = Path(os.environ["DIES_AT"])
     def reached(point):
         left = points.read_text().split()
@@ -330,8 +330,8 @@ def test_a_kill_in_any_phase_of_a_move_loses_nothing(
 
 DIES_BEFORE_THE_RENAME = """
 import os, signal, sys
-if "stoker.shards.move_worker" in sys.orig_argv:
-    from stoker.shards import moving
+if "stoker.shards.move.move_worker" in sys.orig_argv:
+    from stoker.shards.move import moving
     moving.move_durably = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.sources import read_sources
+from stoker.corpus.records.sources import read_sources
 from stoker.observe.status import read_status
 from stoker.plan.consumption import read_holdings
 from stoker.plan.log import read_plan

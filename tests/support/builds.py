@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.shards.identity import BuildParameters, Filters, build_id, set_key
-from stoker.shards.tokenizer import load_tokenizer, train_tokenizer
+from stoker.shards.format.identity import BuildParameters, Filters, build_id, set_key
+from stoker.shards.tokenize.tokenizer import load_tokenizer, train_tokenizer
 from support.text import documents, write_parquet
 
 VOCAB_SIZE = 600

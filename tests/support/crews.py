@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from stoker.kit.worker import WorkerExit
-from stokerd.crew import Crew
+from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.workers.pool import Crew
 from support.waiting import LONG_S
 
 

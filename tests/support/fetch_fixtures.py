@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.landing import PARTS
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.fetch.landing import PARTS
+from stoker.corpus.http.remote_file import RemoteFile
 from support.fetching import Fetching, fetch_task
 from support.loopback_hub import LoopbackHub
 

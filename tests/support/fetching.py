@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.hub import HubRepo
-from stoker.corpus.remote import RemoteFile
-from stoker.kit.worker import Worker, WorkerExit
+from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.kit.workers.parent import Worker, WorkerExit
 from support.loopback_hub import REPO, LoopbackHub
 from support.waiting import LONG_S, wait_until
 
-MODULE = "stoker.corpus.fetch_worker"
+MODULE = "stoker.corpus.fetch.fetch_worker"
 DATASET = "data"
 
 

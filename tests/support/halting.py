@@ -37,11 +37,11 @@ if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from stoker.training.protocol import Protocol
     halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
     halt_after(Protocol, "say", lambda call, protocol, phase, **words: phase)
-if "stoker.shards.tokenizer_worker" in sys.orig_argv[1:4]:
-    from stoker.kit.worker_main import Report
+if "stoker.shards.build.tokenizer_worker" in sys.orig_argv[1:4]:
+    from stoker.kit.workers.child import Report
     halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
-if {"stoker.shards.build_worker", "stoker.shards.import_worker"} & set(sys.orig_argv[1:4]):
-    from stoker.kit.worker_main import Report
+if {"stoker.shards.build.build_worker", "stoker.shards.exchange.import_worker"} & set(sys.orig_argv[1:4]):
+    from stoker.kit.workers.child import Report
     halt_after(
         Report,
         "__call__",

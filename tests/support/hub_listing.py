@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.kit.worker import Worker, WorkerExit
+from stoker.kit.workers.parent import Worker, WorkerExit
 from support.loopback_hub import REPO, LoopbackHub
 from support.waiting import wait_until
 
@@ -27,7 +27,7 @@ def list_hub(
         **changes,
     }
     clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-    worker = Worker.start("stoker.corpus.hub_worker", task, name="hub", deadline_s=None, environ=clean)
+    worker = Worker.start("stoker.corpus.source.hub_worker", task, name="hub", deadline_s=None, environ=clean)
     said: list[dict[str, Any]] = []
 
     def ended() -> WorkerExit | None:

@@ -16,14 +16,14 @@ import numpy as np
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.sources import Source, write_source
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Source, write_source
 from stoker.plan.log import End, Passed, PlanWriter, Segment, segment_key
-from stoker.shards.build_worker import main
+from stoker.shards.build.build_worker import main
 from stoker.store.files import write_atomic
 from stoker.store.log import ChainedLog
 from stoker.store.record import write_record
-from stoker.supervise.record import Identity, RunRecord
+from stoker.supervise.run.record import Identity, RunRecord
 from support.builds import Recorder, build_task, small_tokenizer
 from support.checkpoint_data import seal
 from support.text import documents, write_parquet

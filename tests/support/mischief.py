@@ -37,8 +37,8 @@ def strike(stem):
                 file.write(f"{times - 1} {number}")
             VERBS[verb](number)
 
-if "stoker.shards.build_worker" in sys.orig_argv[1:4]:
-    from stoker.kit.worker_main import Report
+if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
+    from stoker.kit.workers.child import Report
     receive, say = Report.receive, Report.__call__
     given = {}
     def receiving(report, *arguments, **named):

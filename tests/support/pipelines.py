@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin, read_pin
-from stoker.corpus.listing import read_listing
-from stoker.corpus.receipts import Receipt, read_receipts
-from stoker.corpus.sources import Source, read_sources
+from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.records.sources import Source, read_sources
 from stoker.kit.lock import read_holder
 from stoker.observe.status import read_status
 from stoker.store.log import read_log

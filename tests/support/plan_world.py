@@ -20,7 +20,7 @@ from stoker.plan.reconciliation import reconcile
 from stoker.plan.residency import Floors, ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
 from stoker.store.files import canonical_json
-from stoker.supervise.horizon import finished_at
+from stoker.supervise.run.horizon import finished_at
 
 Window = tuple[int, int]  # entry, offset
 DEVICE = 1

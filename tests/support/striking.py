@@ -55,7 +55,7 @@ def strike_before(owner, method, point):
     setattr(owner, method, struck)
 
 if "_worker" in " ".join(sys.orig_argv[1:4]):
-    from stoker.kit.worker_main import Report
+    from stoker.kit.workers.child import Report
     strike_before(Report, "__call__", lambda report, kind, **fields: fields.get("phase", kind))
     strike_before(Report, "receive", lambda report, **named: "task")
 strike("start")

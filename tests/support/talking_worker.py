@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.worker_main import InputClosed, Report, run_worker
+from stoker.kit.workers.child import InputClosed, Report, run_worker
 from stoker.store.errors import DataError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
-from stoker.shards.tokenizer import train_tokenizer
+from stoker.shards.tokenize.tokenizer import train_tokenizer
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record

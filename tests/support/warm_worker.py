@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from stoker.kit.worker_main import run_worker
+from stoker.kit.workers.child import run_worker
 from support.talking_worker import main
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.receipts import ReceiptState, write_receipt
-from stoker.corpus.sources import Source, SourceState, write_source
+from stoker.corpus.records.receipts import ReceiptState, write_receipt
+from stoker.corpus.records.sources import Source, SourceState, write_source
 from support.loopback_hub import LoopbackHub
 from support.pipelines import DataPipeline, make_pipeline
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checkpoints.mirror import (
+from stoker.checkpoints.mirror.layout import (
     Local,
     Mirrored,
     fallback,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from crash import Crash, CrashFound, check_crashes
-from stoker.checkpoints import mirror_copy
-from stoker.checkpoints.carrying import SourceBad, bring_heldout, bring_log
-from stoker.checkpoints.mirror import list_mirror, require_ours
-from stoker.checkpoints.mirror_copy import copy_checkpoint, fetch_checkpoint, give_up
-from stoker.checkpoints.mirror_worker import main
+from stoker.checkpoints.mirror import copy as mirror_copy
+from stoker.checkpoints.mirror.copy import copy_checkpoint, fetch_checkpoint, give_up
+from stoker.checkpoints.mirror.file_copy import SourceBad, bring_heldout, bring_log
+from stoker.checkpoints.mirror.layout import list_mirror, require_ours
+from stoker.checkpoints.mirror.mirror_worker import main
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import sweep_leftovers
@@ -275,7 +275,7 @@ class TestCrashes:
             os.rename(temporary, target)  # noqa: PTH104 - recorded
 
         monkeypatch.setattr(mirror_copy, "publish_dir", rename_only)
-        monkeypatch.setattr("stoker.checkpoints.carrying.os.fsync", lambda fd: None)
+        monkeypatch.setattr("stoker.checkpoints.mirror.file_copy.os.fsync", lambda fd: None)
         with pytest.raises(CrashFound):
             check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=300)
 

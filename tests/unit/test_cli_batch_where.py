@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.cli.where import find
-from stoker.corpus.sources import read_sources
+from stoker.cli.runs.where import find
+from stoker.corpus.records.sources import read_sources
 from support.looking import BUILT, FakeRun, Label, Site, make_site
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.foreground import Child, how_it_ended
+from stoker.cli.pipeline.foreground import Child, how_it_ended
 
 
 @pytest.mark.parametrize(

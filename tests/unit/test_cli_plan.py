@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.dataset import read_pin, write_pin
-from stoker.corpus.sources import read_sources, write_source
+from stoker.corpus.records.pin import read_pin, write_pin
+from stoker.corpus.records.sources import read_sources, write_source
 from stoker.plan.consumption import consumed_body
 from stoker.plan.positions import Position
 from stoker.store.record import read_record, write_record

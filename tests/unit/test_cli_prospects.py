@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import prospects
 from stoker.cli.main import exit_code
-from stoker.cli.prospects import disappointments, of_text, parameters, training_days
+from stoker.cli.pipeline import prospects
+from stoker.cli.pipeline.prospects import disappointments, of_text, parameters, training_days
 from stoker.config.schema import Pipeline
-from stoker.supervise.gates import DataInView
+from stoker.supervise.run.gates import DataInView
 from support.config_files import MINIMAL, load_text, write_pipeline
 from support.parquet import write_fineweb
 

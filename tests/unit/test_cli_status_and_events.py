@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.events import _moment
 from stoker.cli.main import exit_code
-from stoker.cli.status import report_lines
+from stoker.cli.pipeline.events import _moment
+from stoker.cli.pipeline.status import report_lines
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import write_snapshot

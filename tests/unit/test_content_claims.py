@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.corpus.actions import Duplicate, Prove
-from stoker.corpus.moves import Recall, Shelves, decide_moves
-from stoker.corpus.schedule import decide
-from stoker.corpus.situation import Limits, Situation
-from stoker.corpus.sources import Source
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.actions import Duplicate, Prove
+from stoker.corpus.schedule.decide import decide
+from stoker.corpus.schedule.moves import Recall, Shelves, decide_moves
+from stoker.corpus.schedule.state import Limits, Situation
 
 LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
 ONE, OTHER = (Source("d", path, 100, "a" * 64) for path in ("one", "other"))

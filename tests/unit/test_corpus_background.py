@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from stoker.corpus.background import (
+from stoker.corpus.source.idle_io import (
     EVERY_S,
     GRACE_S,
     LITTLE,

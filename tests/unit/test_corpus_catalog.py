@@ -9,9 +9,9 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.corpus.catalog import OPEN, Catalog, KeySet
-from stoker.corpus.figures import PackedBooks, packed
-from stoker.corpus.sources import PUBLISHED, TERMINAL, Source, SourceState
+from stoker.corpus.records.figures import PackedBooks, packed
+from stoker.corpus.records.index import OPEN, Catalog, KeySet
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceState
 from stoker.store.files import canonical_json
 
 PATHS = ("a", "b", "c", "d", "e")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.arrivals import Desk, Unproven, Watched, is_rot, vanished, watch
-from stoker.corpus.disks import HotSeen
-from stoker.corpus.folder import FileSeen
-from stoker.corpus.listing import Listing
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.reconcile import parquet_name, reconcile_hot
-from stoker.corpus.sources import Source
-from stoker.corpus.training_set import choose
-from stoker.corpus.verdict import convicted, judge
-from stoker.kit.worker import WorkerExit
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import Source
+from stoker.corpus.records.tokenizer_files import choose
+from stoker.corpus.schedule.outcome import convicted, judge
+from stoker.corpus.source.arrivals import Desk, Unproven, Watched, is_rot, vanished, watch
+from stoker.corpus.source.folder import FileSeen
+from stoker.corpus.staging.disk_contents import HotSeen
+from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
+from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError
 from stoker.store.layout import HotLayout
 

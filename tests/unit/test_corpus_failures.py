@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.fullness import ENOUGH_BYTES, LOOK_S, Full
-from stoker.corpus.memory_ladder import (
+from stoker.corpus.schedule.memory_steps import (
     CLIMB_AFTER,
     CLIMB_AFTER_S,
     READ_ROWS,
@@ -20,8 +19,9 @@ from stoker.corpus.memory_ladder import (
     heavier,
     is_blamed,
 )
-from stoker.corpus.verdict import FULL_BYTES, SCARCE_BYTES, Evidence, judge
-from stoker.kit.worker import WorkerExit
+from stoker.corpus.schedule.outcome import FULL_BYTES, SCARCE_BYTES, Evidence, judge
+from stoker.corpus.staging.disk_full import ENOUGH_BYTES, LOOK_S, Full
+from stoker.kit.workers.parent import WorkerExit
 from stoker.observe.headroom import MemoryFacts, MemoryWatch
 
 GIB, MIB = 1 << 30, 1 << 20

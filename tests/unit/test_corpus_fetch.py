@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.corpus.fetch import (
+from stoker.corpus.fetch.landing_evidence import too_many
+from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
+from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
+from stoker.corpus.http.remote_file import RemoteFile, clashes, shown, unsafe
+from stoker.corpus.http.retry_rules import (
     COUNTED,
     FINAL,
     LOCAL,
@@ -27,11 +31,7 @@ from stoker.corpus.fetch import (
     retry_after,
     written_end,
 )
-from stoker.corpus.fetch_limits import Bandwidth, RateWatch
-from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
-from stoker.corpus.landing_evidence import too_many
-from stoker.corpus.remote import RemoteFile, clashes, shown, unsafe
-from stoker.corpus.urls import read_urls
+from stoker.corpus.http.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.names import inside
 

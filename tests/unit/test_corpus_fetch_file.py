@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch import Answer, FetchFailed
-from stoker.corpus.fetch_file import FileOnItsWay, Stopped, Terms
-from stoker.corpus.fetch_limits import Bandwidth
-from stoker.corpus.landing import PARTS, Landing, PartRecord
-from stoker.corpus.landing_content import PartFile
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.fetch.landing import PARTS, Landing, PartRecord
+from stoker.corpus.fetch.part_content import PartFile
+from stoker.corpus.fetch.transfer import FileOnItsWay, Stopped, Terms
+from stoker.corpus.http.rate_limits import Bandwidth
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import Answer, FetchFailed
 from stoker.kit.backoff import Backoff
 
 DATA = [bytes([each]) * 1000 for each in range(4)]

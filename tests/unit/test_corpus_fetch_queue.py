@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from stoker.corpus.fetch_queue import Queue
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.fetch.queue import Queue
+from stoker.corpus.http.remote_file import RemoteFile
 from support.waiting import LONG_S, wait_until
 
 

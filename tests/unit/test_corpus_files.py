@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from crash import Crash, check_crashes
-from stoker.corpus import quarantine as quarantine_room
-from stoker.corpus import transfer
-from stoker.corpus.listing import Listing, read_listing, write_listing
-from stoker.corpus.preflight import preflight
-from stoker.corpus.quarantine import NO_ROOM, TOO_LARGE, quarantine
-from stoker.corpus.quarantine_shelf import mark
-from stoker.corpus.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
-from stoker.corpus.sources import Source, read_sources, write_source
-from stoker.corpus.transfer import DiskFullError
+from stoker.corpus.quarantine import move as quarantine_room
+from stoker.corpus.quarantine.directory import mark
+from stoker.corpus.quarantine.move import NO_ROOM, TOO_LARGE, quarantine
+from stoker.corpus.records.listing import Listing, read_listing, write_listing
+from stoker.corpus.records.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
+from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.corpus.staging import durable_copy as transfer
+from stoker.corpus.staging.durable_copy import DiskFullError
+from stoker.corpus.staging.preflight import preflight
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record

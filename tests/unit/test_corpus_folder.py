@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.folder import FileSeen, Foreign, Owned, Refused, Selection, Unreadable, look_through
-from stoker.corpus.landing import Landing
-from stoker.corpus.landing_owner import own
+from stoker.corpus.fetch.landing import Landing
+from stoker.corpus.fetch.landing_owner import own
+from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, Unreadable, look_through
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.layout import HotLayout, WarmLayout
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.corpus.actions import Action, Duplicate, GiveUp, Prove, Renew, Stage
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.landed import Verb, Wish, may_wish, wishes
-from stoker.corpus.listing import Listing
-from stoker.corpus.quarantine_rules import due
-from stoker.corpus.quarantine_shelf import Kept
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import decide, differs
-from stoker.corpus.situation import Limits, Room, Situation
-from stoker.corpus.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
-from stoker.corpus.training_set import choose
+from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.quarantine.rules import due
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
+from stoker.corpus.records.tokenizer_files import choose
+from stoker.corpus.schedule.actions import Action, Duplicate, GiveUp, Prove, Renew, Stage
+from stoker.corpus.schedule.decide import decide, differs
+from stoker.corpus.schedule.landing import Verb, Wish, may_wish, wishes
+from stoker.corpus.schedule.state import Limits, Room, Situation
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 MOST: Mapping[Verb, int] = {"release": 5, "fetch": 5}

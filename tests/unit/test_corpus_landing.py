@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus import landing_evidence
-from stoker.corpus.landing import EVIDENCE, PARTS, Landing, PartRecord
-from stoker.corpus.landing_content import Content, PartFile, look_at_landed
-from stoker.corpus.landing_evidence import keep_evidence, sweep_evidence
-from stoker.corpus.remote import RemoteFile
+from stoker.corpus.fetch import landing_evidence
+from stoker.corpus.fetch.landing import EVIDENCE, PARTS, Landing, PartRecord
+from stoker.corpus.fetch.landing_evidence import keep_evidence, sweep_evidence
+from stoker.corpus.fetch.part_content import Content, PartFile, look_at_landed
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.names import PathEscapes
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.by_path import by_path, first
-from stoker.corpus.listing import Listing, read_listing, write_listing
-from stoker.corpus.listing_book import ListingBook, ListingHead
+from stoker.corpus.records.by_path import by_path, first
+from stoker.corpus.records.listing import Listing, read_listing, write_listing
+from stoker.corpus.records.listing_writer import ListingBook, ListingHead
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record
 

@@ -9,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.disks import HotSeen, OwnerMark, WarmSeen
-from stoker.corpus.moves import Evict, Hydrate, KeepHot, Recall, Shelves, Sync, decide_moves, recallable
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.reconcile import reconcile_hot, reconcile_warm
-from stoker.corpus.schedule import Build, Release, Stage, decide
-from stoker.corpus.situation import Limits, Room, Situation
-from stoker.corpus.sources import Source
-from stoker.corpus.space import Estimate, Workload, ratio_of, set_bytes
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.decide import Build, Release, Stage, decide
+from stoker.corpus.schedule.moves import (
+    Evict,
+    Hydrate,
+    KeepHot,
+    Recall,
+    Shelves,
+    Sync,
+    decide_moves,
+    recallable,
+)
+from stoker.corpus.schedule.state import Limits, Room, Situation
+from stoker.corpus.staging.disk_contents import HotSeen, OwnerMark, WarmSeen
+from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
+from stoker.corpus.staging.size_estimate import Estimate, Workload, ratio_of, set_bytes
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 

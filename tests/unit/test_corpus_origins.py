@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.corpus.connecting import advice, client_does_not_start
-from stoker.corpus.fetch import LONGEST_RETRY_AFTER_S, retry_after
-from stoker.corpus.hub import HubRepo, endpoint_of, explain, hub_token
-from stoker.corpus.remote import lasting, shown
-from stoker.corpus.urls import read_urls
+from stoker.corpus.http.connection_help import advice, client_does_not_start
+from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token
+from stoker.corpus.http.remote_file import lasting, shown
+from stoker.corpus.http.retry_rules import LONGEST_RETRY_AFTER_S, retry_after
+from stoker.corpus.http.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
 
 HUB = HubRepo("org/d", endpoint="https://h")

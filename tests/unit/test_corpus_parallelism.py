@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.parallelism import (
+from stoker.corpus.schedule.parallelism import (
     AHEAD_S,
     REST_S,
     VOTES,

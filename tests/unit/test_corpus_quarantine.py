@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine_rules import (
+from stoker.corpus.quarantine.directory import Kept, QuarantineShelf, mark
+from stoker.corpus.quarantine.rules import (
     CLOCK_SLACK_S,
     OVER_BYTES,
     OVER_FILES,
@@ -18,8 +19,7 @@ from stoker.corpus.quarantine_rules import (
     homeless,
     refusal,
 )
-from stoker.corpus.quarantine_shelf import Kept, QuarantineShelf, mark
-from stoker.corpus.sources import EXCEEDS_DISK, Source, SourceState
+from stoker.corpus.records.sources import EXCEEDS_DISK, Source, SourceState
 from stoker.store.record import read_record, set_aside, write_record
 
 DAY_S = 86_400.0

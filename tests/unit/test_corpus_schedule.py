@@ -6,7 +6,9 @@ import hashlib
 import math
 from dataclasses import replace
 
-from stoker.corpus.actions import (
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.actions import (
     Action,
     Build,
     Duplicate,
@@ -19,10 +21,8 @@ from stoker.corpus.actions import (
     Replace,
     Stage,
 )
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.schedule import decide
-from stoker.corpus.situation import Limits, Situation
-from stoker.corpus.sources import Source
+from stoker.corpus.schedule.decide import decide
+from stoker.corpus.schedule.state import Limits, Situation
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus import shelf as shelf_room
-from stoker.corpus.listing import Listing, ListingReader, write_listing
-from stoker.corpus.receipts import Receipt, receipt_shelf, write_receipt
-from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.corpus.records import record_dir as shelf_room
+from stoker.corpus.records.listing import Listing, ListingReader, write_listing
+from stoker.corpus.records.receipts import Receipt, receipt_shelf, write_receipt
+from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, parse_record
 

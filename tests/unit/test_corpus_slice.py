@@ -8,8 +8,8 @@ import random
 import pytest
 
 from stoker.config.schema import Limit
-from stoker.corpus.slice import is_bounded, slice_of
-from stoker.corpus.sources import Source, SourceState
+from stoker.corpus.records.limit import is_bounded, slice_of
+from stoker.corpus.records.sources import Source, SourceState
 
 
 def source(path: str, rows: int = 10, state: SourceState = "proven", content: str = "") -> Source:

@@ -15,12 +15,13 @@ import pytest
 import xxhash
 
 from crash import Crash, check_crashes
-from stoker.corpus import hash_worker, staging
-from stoker.corpus.background import Background
-from stoker.corpus.stage_worker import main as stage_main
-from stoker.corpus.staging import Wanted, bring
-from stoker.corpus.sweep_worker import main as sweep_main
-from stoker.corpus.transfer import DiskFullError
+from stoker.corpus.source import hash_worker
+from stoker.corpus.source.idle_io import Background
+from stoker.corpus.staging import staging
+from stoker.corpus.staging.cleanup_worker import main as sweep_main
+from stoker.corpus.staging.durable_copy import DiskFullError
+from stoker.corpus.staging.stage_worker import main as stage_main
+from stoker.corpus.staging.staging import Wanted, bring
 from stoker.store.direct import DirectReader
 from stoker.store.errors import StorageError, UnavailableError
 from support.builds import Recorder

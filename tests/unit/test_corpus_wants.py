@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.hub import HubRepo
-from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.sources import Source
-from stoker.corpus.transfers import Transfers
-from stoker.corpus.wants import (
+from stoker.corpus.fetch.selection import (
     WantDesk,
     Wanted,
     is_complete,
@@ -20,7 +16,11 @@ from stoker.corpus.wants import (
     still_complete,
     wanted_again,
 )
-from stokerd.slice_ahead import stretch_of
+from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.sources import Source
+from stokerd.download.limit_ahead import stretch_of
 from support.pipelines import make_pipeline
 
 SHA, OTHER = "a" * 64, "b" * 64
@@ -172,7 +172,7 @@ class TestStretch:
     def stretch(
         self, home: Path, built: str, rows: int = 300, *, train_bytes: str = "10B"
     ) -> tuple[str, bool]:
-        from stoker.corpus.listing import Listing
+        from stoker.corpus.records.listing import Listing
 
         pipeline = make_pipeline(
             home,

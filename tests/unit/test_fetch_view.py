@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.by_path import by_path, first
-from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.transfers import Transfers
-from stoker.corpus.wants import Wanted, next_step
-from stokerd.fetch_view import Figures
+from stoker.corpus.fetch.selection import Wanted, next_step
+from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.records.by_path import by_path, first
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stokerd.download.fetch_view import Figures
 
 SUM, OTHER = "ab" * 32, "cd" * 32
 PATHS = "abcdef"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stokerd import hashing_pace
-from stokerd.hashing_pace import HashingPace
+from stokerd.download import hashing_rate as hashing_pace
+from stokerd.download.hashing_rate import HashingPace
 
 
 def test_the_rate_is_that_of_all_in_hand_and_gives_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.dataset import DatasetPin, read_pin, write_pin
-from stoker.corpus.listing import Listing
-from stoker.corpus.schedule import decide
-from stoker.corpus.situation import Limits, Situation
-from stoker.corpus.sources import Source, write_source
-from stoker.corpus.space import set_bytes
-from stoker.shards.import_claim import misasked
-from stoker.shards.import_set import ImportTask, import_place
-from stoker.shards.record_audit import Records, record_findings
-from stokerd.pinning import Pinning
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
+from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.schedule.decide import decide
+from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.staging.size_estimate import set_bytes
+from stoker.shards.audit.record_audit import Records, record_findings
+from stoker.shards.exchange.import_claim import misasked
+from stoker.shards.exchange.import_set import ImportTask, import_place
+from stokerd.sharding.pinning import Pinning
 from support.builds import Recorder
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
@@ -247,7 +247,7 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
 
 def test_a_name_that_a_file_may_have_is_not_taken(tmp_path: Path) -> None:
     """Given a file of the dataset called import/web, an import of a folder web is called otherwise."""
-    from stoker.shards.import_claim import claim
+    from stoker.shards.exchange.import_claim import claim
 
     made = claim({}, {"import/web"}, dataset="prose", name="web", size=1, sha256="ab" * 32)
     assert made.source.path == "import/web-abababab"

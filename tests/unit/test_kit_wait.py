@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.wait import FdEvent, FileEvent, SignalEvent, TimerEvent, Waiter
+from stoker.kit.loop import FdEvent, FileEvent, SignalEvent, TimerEvent, Waiter
 from support.waiting import LONG_S, wait_until
 
 
@@ -167,7 +167,7 @@ def test_without_inotify_the_directory_is_polled(
 POLLING = """
 import os, sys, threading
 from pathlib import Path
-from stoker.kit.wait import FileEvent, Waiter
+from stoker.kit.loop import FileEvent, Waiter
 
 waiter, directories = Waiter(), [Path(name) for name in sys.argv[1:]]
 for directory in directories:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.kit.context import write_snapshot
 from stoker.kit.lock import Lock
-from stoker.kit.tree_memory import sample_tree
+from stoker.kit.process.tree_memory import sample_tree
 from stoker.observe.memory import sample_memory
 from stoker.observe.status import read_status
 from stoker.store.layout import DAEMONS, STAGE_SHARD, RuntimeLayout, StateLayout

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.receipts import Receipt, write_receipt
+from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.store.layout import StateLayout
-from stokerd.receipt_book import ReceiptBook
+from stokerd.download.receipt_store import ReceiptBook
 
 RECEIPT = Receipt("d", "a", "/l/a", 10, "ab" * 32, "", f"sha256:{'ab' * 32}", "verified")
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.cli.status import report_lines
-from stoker.kit.footer import Footer
-from stoker.observe.pace import Pace
+from stoker.cli.pipeline.status import report_lines
+from stoker.kit.status_line import Footer
+from stoker.observe.rate import Pace
 from stoker.observe.shard_progress import progress_line, progress_parts
 
 STATUS = {

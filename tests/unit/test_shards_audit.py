@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker.shards.audit
+import stoker.shards.audit.audit
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
-from stoker.corpus.listing import Listing, write_listing
-from stoker.corpus.receipts import Receipt, read_receipts, write_receipt
-from stoker.corpus.sources import Source, read_sources, write_source
-from stoker.shards.audit import DataAudit, audit_sets
-from stoker.shards.build_worker import main
-from stoker.shards.identity import set_key
-from stoker.shards.proof import prove_set
+from stoker.corpus.records.listing import Listing, write_listing
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, read_pin, write_pin
+from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
+from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.shards.audit.audit import DataAudit, audit_sets
+from stoker.shards.build.build_worker import main
+from stoker.shards.format.identity import set_key
+from stoker.shards.format.proof import prove_set
 from stoker.store.files import canonical_json
 from support.builds import Recorder, build_task, small_tokenizer
 from support.text import documents, write_parquet
@@ -422,7 +422,7 @@ class TestWithWarm:
 
     @pytest.fixture
     def warm(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(stoker.shards.audit, "MOVING_S", 0.0)
+        monkeypatch.setattr(stoker.shards.audit.audit, "MOVING_S", 0.0)
         file = site.home / "small.yaml"
         file.write_text(file.read_text().replace("shard: {", "warm: warm\nshard: {release: after_sync, "))
         layout = site.pipeline.warm_layout

@@ -13,13 +13,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-import stoker.shards.builder
-import stoker.shards.footprint
-from stoker.shards import build_worker
-from stoker.shards.builder import divide, portions, val_decision
-from stoker.shards.engine import EngineUnsupported
-from stoker.shards.fast import FastEngine
-from stoker.shards.footprint import CACHE_ROOM, ROOM, Footprint
+import stoker.shards.build.builder
+import stoker.shards.build.memory_use
+from stoker.shards.build import build_worker
+from stoker.shards.build.builder import divide, portions, val_decision
+from stoker.shards.build.memory_use import CACHE_ROOM, ROOM, Footprint
+from stoker.shards.tokenize.engine import EngineUnsupported
+from stoker.shards.tokenize.fastokens_engine import FastEngine
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
 from support.text import documents, write_parquet
 
@@ -40,7 +40,7 @@ def test_dividing_keeps_every_token_once_and_in_order(documents: list[tuple[int,
 def test_portions_cover_the_texts_in_order_and_stay_near_their_size(lengths: list[int]) -> None:
     texts = ["x" * length for length in lengths]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stoker.shards.builder, "PORTION_CHARS", 10)
+        patch.setattr(stoker.shards.build.builder, "PORTION_CHARS", 10)
         parts = [texts[part] for part in portions(texts)]
     assert [text for part in parts for text in part] == texts
     assert all(sum(map(len, part[:-1])) < 10 for part in parts)
@@ -182,13 +182,13 @@ def test_memory_is_given_back_before_anybody_is_asked_to_go(monkeypatch: pytest.
     def give_back() -> None:
         held[0] = 200 << 20
 
-    monkeypatch.setattr(stoker.shards.footprint, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(stoker.shards.build.memory_use, "resident_bytes", lambda: held[0])
     footprint = Footprint(320 << 20, 100 << 20)
     with monkeypatch.context() as patch:
-        patch.setattr(stoker.shards.footprint, "give_back", lambda: None)
+        patch.setattr(stoker.shards.build.memory_use, "give_back", lambda: None)
         assert not footprint.too_large()  # it may be a large document
         assert footprint.too_large()  # it is not
-    monkeypatch.setattr(stoker.shards.footprint, "give_back", give_back)
+    monkeypatch.setattr(stoker.shards.build.memory_use, "give_back", give_back)
     assert not footprint.too_large()
     held[0] = 900 << 20
     assert not footprint.too_large()
@@ -198,8 +198,8 @@ def test_an_engine_forgets_when_it_holds_much_and_not_again_for_what_is_not_its(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = [100 << 20]
-    monkeypatch.setattr(stoker.shards.footprint, "resident_bytes", lambda: held[0])
-    monkeypatch.setattr(stoker.shards.footprint, "give_back", lambda: None)
+    monkeypatch.setattr(stoker.shards.build.memory_use, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(stoker.shards.build.memory_use, "give_back", lambda: None)
     footprint = Footprint(1 << 40, 100 << 20)
     for _ in range(2):  # words it has seen
         assert not footprint.crowded()

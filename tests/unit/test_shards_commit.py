@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker.shards.progress
-from stoker.shards.build_worker import main
-from stoker.shards.growing import GrowingSet
-from stoker.shards.manifest import Books
-from stoker.shards.progress import PROGRESS, Committer, Progress, recover
+import stoker.shards.build.commit
+from stoker.shards.build.build_worker import main
+from stoker.shards.build.commit import PROGRESS, Committer, Progress, recover
+from stoker.shards.build.shard_writer import GrowingSet
+from stoker.shards.format.manifest import Books
 from stoker.store.errors import StorageError
 from stoker.store.record import read_record
 from support.builds import Recorder, build_task, small_source, small_tokenizer
@@ -39,7 +39,7 @@ def test_a_commit_that_fails_ends_the_build_with_its_error(
     def full(path: Path, body: Any) -> None:
         raise StorageError(f"cannot write {path}", 28)
 
-    monkeypatch.setattr(stoker.shards.progress, "write_record", full)
+    monkeypatch.setattr(stoker.shards.build.commit, "write_record", full)
     task = build_task(
         tmp_path, small_source(tmp_path, 200), small_tokenizer(tmp_path / "t.json"), every_s=0.0
     )
@@ -51,7 +51,7 @@ def test_a_commit_that_fails_ends_the_build_with_its_error(
 
 def test_a_second_commit_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    write = stoker.shards.progress.write_record
+    write = stoker.shards.build.commit.write_record
     order: list[int] = []
 
     def slow(path: Path, body: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_second_commit_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
             assert go_on.wait(LONG_S)
         write(path, body)
 
-    monkeypatch.setattr(stoker.shards.progress, "write_record", slow)
+    monkeypatch.setattr(stoker.shards.build.commit, "write_record", slow)
     growing, progress = grown(tmp_path, 5)
     with Committer(tmp_path, Recorder()) as committer:
         committer.start(growing.take_dirty(), progress)

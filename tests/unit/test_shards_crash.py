@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import stoker.shards.sealing
+import stoker.shards.build.publish
 from crash.checker import Crash, CrashFound, CrashReport, check_crashes
-from stoker.shards.build_worker import main
-from stoker.shards.growing import GrowingFile
-from stoker.shards.proof import prove_set
+from stoker.shards.build.build_worker import main
+from stoker.shards.build.shard_writer import GrowingFile
+from stoker.shards.format.proof import prove_set
 from support.builds import Recorder, build_task, set_bytes, small_tokenizer
 from support.text import documents, write_parquet
 
@@ -118,7 +118,7 @@ def test_a_rename_before_its_content_would_be_found(site: CrashSite, monkeypatch
     def no_sync(path: Path, data: bytes, **_: object) -> None:
         path.write_bytes(data)
 
-    monkeypatch.setattr(stoker.shards.sealing, "publish_dir", hasty)
-    monkeypatch.setattr(stoker.shards.sealing, "write_atomic", no_sync)
+    monkeypatch.setattr(stoker.shards.build.publish, "publish_dir", hasty)
+    monkeypatch.setattr(stoker.shards.build.publish, "write_atomic", no_sync)
     with pytest.raises(CrashFound):
         site.check(seed=3, prepare=site.stop_before_sealing)

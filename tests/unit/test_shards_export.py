@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.shards import export_arrow, export_sets
-from stoker.shards.build_worker import main as build
-from stoker.shards.identity import set_key
-from stoker.shards.manifest import SUMS, Books, DataFile, Manifest, sums_text
-from stoker.shards.reader import ShardSet
+from stoker.shards.build.build_worker import main as build
+from stoker.shards.exchange import export_arrow, export_sets
+from stoker.shards.format.identity import set_key
+from stoker.shards.format.manifest import SUMS, Books, DataFile, Manifest, sums_text
+from stoker.shards.format.reader import ShardSet
 from stoker.store.hashing import hash_file
 from support.builds import Recorder, build_task, small_source, small_tokenizer
 

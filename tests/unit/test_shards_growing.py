@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.shards.growing import GrowingSet
+from stoker.shards.build.shard_writer import GrowingSet
 
 SHARD_TOKENS = 20
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.shards.identity import BuildParameters, Filters, build_id, dtype_for, set_key
+from stoker.shards.format.identity import BuildParameters, Filters, build_id, dtype_for, set_key
 from stoker.store.errors import DataError
 
 PARAMETERS = BuildParameters(

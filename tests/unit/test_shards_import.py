@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.corpus.sources import Source
-from stoker.shards import import_tokens
-from stoker.shards.import_claim import claim, path_of
-from stoker.shards.import_set import ImportTask, import_place
-from stoker.shards.import_source import Found, ImportRefused, tokenizer_refusal
-from stoker.shards.import_tokens import Survey
-from stoker.shards.inspection import inspect_set
-from stoker.shards.manifest import ImportedBooks, Manifest, ManifestInvalid, parse_books
-from stoker.shards.proof import prove_set
-from stoker.shards.reader import ShardSet
+from stoker.corpus.records.sources import Source
+from stoker.shards.exchange import import_tokens
+from stoker.shards.exchange.import_claim import claim, path_of
+from stoker.shards.exchange.import_set import ImportTask, import_place
+from stoker.shards.exchange.import_source import Found, ImportRefused, tokenizer_refusal
+from stoker.shards.exchange.import_tokens import Survey
+from stoker.shards.format.inspection import inspect_set
+from stoker.shards.format.manifest import ImportedBooks, Manifest, ManifestInvalid, parse_books
+from stoker.shards.format.proof import prove_set
+from stoker.shards.format.reader import ShardSet
 from stoker.store.errors import StorageError
 from stoker.store.hashing import hash_file
 from support.builds import Recorder, messages_of, set_bytes
@@ -350,7 +350,7 @@ def start(task: Mapping[str, Any], environ: Mapping[str, str]) -> subprocess.Pop
     import sys
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.shards.import_worker"],
+        [sys.executable, "-m", "stoker.shards.exchange.import_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environ},

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from stoker.shards.identity import set_key
-from stoker.shards.manifest import KINDS, Books, DataFile, Manifest, ManifestInvalid, parse_sums, sums_text
+from stoker.shards.format.identity import set_key
+from stoker.shards.format.manifest import (
+    KINDS,
+    Books,
+    DataFile,
+    Manifest,
+    ManifestInvalid,
+    parse_sums,
+    sums_text,
+)
 from stoker.store.files import canonical_json
 
 SHA = "0123456789abcdef" * 4

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import stoker.shards.moving
+import stoker.shards.move.moving
 from crash.checker import Crash, CrashFound, check_crashes
-from stoker.corpus.disks import OwnerMark
-from stoker.shards.build_worker import main
-from stoker.shards.moving import Identity, Moved, copy_set, evict_set
-from stoker.shards.proof import prove_set
+from stoker.corpus.staging.disk_contents import OwnerMark
+from stoker.shards.build.build_worker import main
+from stoker.shards.format.proof import prove_set
+from stoker.shards.move.moving import Identity, Moved, copy_set, evict_set
 from stoker.store.errors import StorageError, UnavailableError
 from support.builds import Recorder, build_task, set_bytes, small_tokenizer
 from support.text import documents, write_parquet
@@ -131,14 +131,14 @@ def test_a_disk_that_spoils_what_is_written_convicts_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.put(site.hot(tmp_path))
-    copy = stoker.shards.moving.copy
+    copy = stoker.shards.move.moving.copy
 
     def spoiled(source: Path, target: Path, progress: Callable[[int], None]) -> None:
         copy(source, target, progress)
         if target.name == "train-00000.bin":
             flip(target.parent)
 
-    monkeypatch.setattr(stoker.shards.moving, "copy", spoiled)
+    monkeypatch.setattr(stoker.shards.move.moving, "copy", spoiled)
     with pytest.raises(StorageError, match="what was copied is right; check both disks"):
         site.sync(tmp_path)
     assert not list(site.warm(tmp_path).parent.iterdir())
@@ -188,14 +188,14 @@ def test_nothing_is_written_where_another_disk_is_mounted_meanwhile(
     owner = OwnerMark(str(lock), lock.stat().st_dev, lock.stat().st_ino)
     marked = replace(site.identity, disks=(owner,))
     warm, trash = site.warm(tmp_path), tmp_path / ".trash"
-    copy = stoker.shards.moving.copy
+    copy = stoker.shards.move.moving.copy
 
     def unmounted(source: Path, target: Path, progress: Callable[[int], None]) -> None:
         copy(source, target, progress)
         lock.unlink(missing_ok=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stoker.shards.moving, "copy", unmounted)
+        patch.setattr(stoker.shards.move.moving, "copy", unmounted)
         with pytest.raises(UnavailableError, match="mount the disk again"):
             copy_set(site.hot(tmp_path), warm, trash, marked, quiet)
     assert not warm.exists()
@@ -257,7 +257,7 @@ class TestCutOff:
         def careless(source: Path, target: Path, _: Callable[[int], None]) -> None:
             target.write_bytes(source.read_bytes())
 
-        monkeypatch.setattr(stoker.shards.moving, "copy", careless)
+        monkeypatch.setattr(stoker.shards.move.moving, "copy", careless)
 
         def untouched(root: Path) -> None:
             assert not site.warm(root).exists() or site.is_whole(site.warm(root))

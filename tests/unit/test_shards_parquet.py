@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.corpus.preflight import preflight
-from stoker.shards.batches import Batch, UndecodableText, decode_text
-from stoker.shards.filters import make_filters, select
-from stoker.shards.identity import Filters
-from stoker.shards.parquet import BATCH_BYTES, BadParquet, ParquetText
-from stoker.shards.past_cache import PastCacheFile
+from stoker.corpus.staging.preflight import preflight
+from stoker.shards.build.batches import Batch, UndecodableText, decode_text
+from stoker.shards.build.filters import make_filters, select
+from stoker.shards.build.parquet import BATCH_BYTES, BadParquet, ParquetText
+from stoker.shards.format.direct_file import PastCacheFile
+from stoker.shards.format.identity import Filters
 from stoker.store.errors import StorageError, Transient
 from support.text import damage_page, documents, write_parquet
 
@@ -206,10 +206,10 @@ def test_nothing_heavy_is_loaded_to_read_and_filter_a_batch(tmp_path: Path) -> N
     reading = """if True:
         import sys
         from pathlib import Path
-        from stoker.shards import build_worker
-        from stoker.shards.filters import make_filters, select
-        from stoker.shards.identity import Filters
-        from stoker.shards.parquet import ParquetText
+        from stoker.shards.build import build_worker
+        from stoker.shards.build.filters import make_filters, select
+        from stoker.shards.format.identity import Filters
+        from stoker.shards.build.parquet import ParquetText
         filters = Filters(min_chars=1, languages=("en",), at_least={"score": 0.5})
         batch = next(ParquetText(Path(sys.argv[1]), "text", filters.columns()).batches())
         assert select(batch, make_filters(filters)).keep.tolist() == [True, False]

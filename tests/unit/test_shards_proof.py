@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker.shards.proof
+import stoker.shards.format.proof
 from stoker.cli.main import exit_code
-from stoker.shards.build_worker import main
-from stoker.shards.inspection import inspect_set
-from stoker.shards.proof import prove_set
+from stoker.shards.build.build_worker import main
+from stoker.shards.format.inspection import inspect_set
+from stoker.shards.format.proof import prove_set
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import canonical_json
 from stoker.store.hashing import FileHash, hash_file
@@ -257,7 +257,7 @@ def test_a_wrong_hash_seen_through_the_cache_convicts_nothing(
     shard_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        stoker.shards.proof, "hash_file", lambda path, **_: replace(hash_file(path), cached=True)
+        stoker.shards.format.proof, "hash_file", lambda path, **_: replace(hash_file(path), cached=True)
     )
     assert (prove_set(shard_set).verdict, prove_set(shard_set).cached) == ("proven", True)
     path = shard_set / "train-00000.bin"
@@ -272,7 +272,7 @@ def test_a_cache_that_differs_from_the_disk_convicts_nothing(
     shard_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        stoker.shards.proof,
+        stoker.shards.format.proof,
         "hash_file",
         lambda path, **_: FileHash("0" * 64, path.stat().st_size, cached=False),
     )
@@ -286,7 +286,7 @@ def test_a_disk_that_fails_convicts_nothing(
     def fail(path: Path, **_: object) -> FileHash:
         raise StorageError(f"cannot read {path}", number)
 
-    monkeypatch.setattr(stoker.shards.proof, "hash_file", fail)
+    monkeypatch.setattr(stoker.shards.format.proof, "hash_file", fail)
     proof = prove_set(shard_set)
     assert proof.verdict == "unreadable"
     assert "SHA256SUMS" in proof.reason

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from stoker.shards.build_worker import main
-from stoker.shards.reader import ShardSet
+from stoker.shards.build.build_worker import main
+from stoker.shards.format.reader import ShardSet
 from stoker.store.errors import DataError, StorageError
 from support.builds import Recorder, build_task, small_tokenizer
 from support.text import documents, write_parquet

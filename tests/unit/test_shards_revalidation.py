@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine_shelf import Kept
-from stoker.corpus.sources import Source, SourceState
-from stoker.shards.revalidate_worker import main as look
-from stoker.shards.revalidation import BY_ITSELF, began_anew, released, words_of
+from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.records.sources import Source, SourceState
+from stoker.shards.audit.recheck import BY_ITSELF, began_anew, released, words_of
+from stoker.shards.audit.recheck_worker import main as look
 from stoker.store.errors import UnavailableError
 from support.builds import Recorder
 from support.parquet import flip_page, write_fineweb

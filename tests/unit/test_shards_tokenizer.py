@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from stoker.shards.engine import HFEngine, make_engine
-from stoker.shards.tokenizer import (
+from stoker.shards.tokenize.engine import HFEngine, make_engine
+from stoker.shards.tokenize.tokenizer import (
     END_OF_TEXT,
     FrozenTokenizer,
     TokenizerUnsupported,
@@ -51,7 +51,7 @@ def test_training_is_the_same_in_another_process_and_in_other_batches(tmp_path: 
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from support.text import documents\n"
-        "from stoker.shards.tokenizer import train_tokenizer\n"
+        "from stoker.shards.tokenize.tokenizer import train_tokenizer\n"
         "texts = [text for text in documents(300, seed=5) if text]\n"
         "sys.stdout.buffer.write(train_tokenizer((texts[i:i + 7] for i in range(0, len(texts), 7)), 450))\n"
     )

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import xxhash
 
-import stoker.shards.trail
-from stoker.shards.trail import BUFFER_BYTES, Trail
+import stoker.shards.build.readback
+from stoker.shards.build.readback import BUFFER_BYTES, Trail
 from stoker.store.direct import DirectReader
 from stoker.store.errors import StorageError
 from support.builds import Recorder
@@ -101,7 +101,7 @@ def _unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "gone")
 
-    monkeypatch.setattr(stoker.shards.trail.DirectReader, "chunks", fail)
+    monkeypatch.setattr(stoker.shards.build.readback.DirectReader, "chunks", fail)
 
 
 @pytest.mark.parametrize(("spoil", "kind"), [(_missing, FileNotFoundError), (_unreadable, StorageError)])

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.situation import Room
-from stoker.corpus.sources import EXCEEDS_DISK, Source
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.sources import EXCEEDS_DISK, Source
+from stoker.corpus.schedule.state import Room
 from stoker.observe.ledger import Claim, Disk, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
-from stokerd.disk_space import DiskSpace
-from stokerd.growth_desk import GrowthDesk
+from stokerd.sharding.growth import GrowthDesk
+from stokerd.sharding.space import DiskSpace
 
 MIB = 1 << 20
 FLOOR = 200 * MIB

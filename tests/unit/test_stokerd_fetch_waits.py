@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import stokerd.told
-from stoker.corpus.transfers import Transfers
-from stokerd.fetch_waits import FetchWaits
+import stokerd.common.alerts
+from stoker.corpus.fetch.transfers import Transfers
+from stokerd.download.fetch_waits import FetchWaits
 
 STALL_S = 300.0
 
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(stokerd.told.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: self.now)
         self.heard, self.transfers = Heard(), Transfers()
         self.waits = FetchWaits(self.heard, STALL_S)  # type: ignore[arg-type]
         self.transfers.add("a", 100)

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.observe.ledger import Disk
 from stoker.store.errors import StorageError
-from stokerd import full_disks
-from stokerd.full_disks import ONCE_WAITS_S, TRIES_ONCE, FullDisks
+from stokerd.sharding import disk_full as full_disks
+from stokerd.sharding.disk_full import ONCE_WAITS_S, TRIES_ONCE, FullDisks
 
 MIB = 1 << 20
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.receipts import Receipt, ReceiptState
-from stoker.corpus.situation import Limits, Situation
-from stoker.corpus.sources import Source
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.state import Limits, Situation
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stoker.store.requests import Request, filed_requests, finish_request
-from stokerd import landing_desk
-from stokerd.landing_desk import AGAIN_S, LEAST_FETCHES, LandingDesk
+from stokerd.sharding import landing as landing_desk
+from stokerd.sharding.landing import AGAIN_S, LEAST_FETCHES, LandingDesk
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from stoker.config.schema import BuilderMemory
-from stoker.corpus.catalog import Catalog
-from stoker.corpus.disks import HotSeen, look_at_hot
-from stoker.corpus.parallelism import VOTES
-from stoker.corpus.reconcile import parquet_name, reconcile_hot
-from stoker.corpus.situation import Limits
-from stoker.corpus.sources import Source
-from stoker.corpus.space import Estimate, Workload
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.parallelism import VOTES
+from stoker.corpus.schedule.state import Limits
+from stoker.corpus.staging.disk_contents import HotSeen, look_at_hot
+from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
+from stoker.corpus.staging.size_estimate import Estimate, Workload
 from stoker.kit.metrics import Metrics
-from stoker.kit.worker import WorkerExit
+from stoker.kit.workers.parent import WorkerExit
 from stoker.observe.pressure import Pressure
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout
-from stokerd import parallelism_desk
-from stokerd.parallelism_desk import ParallelismDesk
-from stokerd.source_away import SourceAway
+from stokerd.sharding import parallelism as parallelism_desk
+from stokerd.sharding.parallelism import ParallelismDesk
+from stokerd.sharding.source_unavailable import SourceAway
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=9, queue_bytes=9, release="never")
 CALM = Pressure(cpus=4, idle_cpus=2.0)

@@ -13,8 +13,8 @@ from stoker.plan.positions import START, Position
 from stoker.plan.residency import reach_from
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
-from stokerd import parts
-from stokerd.parts import STALL_S, Parts
+from stokerd.supervision import launch_window as parts
+from stokerd.supervision.launch_window import STALL_S, Parts
 from support.plan_data import fake_set, plan_of, segment
 
 BATCH = 2

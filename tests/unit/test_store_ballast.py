@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.reserve import Reserve
+from stoker.kit.disk_reserve import Reserve
 from stoker.store.ballast import Ballast
 from support.mounts import WHY_NOT, apart
 
@@ -52,7 +52,7 @@ def test_a_reserve_is_given_back_once_and_made_again_when_there_is_room(
 ) -> None:
     free = SimpleNamespace(bytes=100 * MIB)
     monkeypatch.setattr(Ballast, "_space", lambda self: (free.bytes, 200 * MIB))
-    monkeypatch.setattr("stoker.kit.reserve.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("stoker.kit.disk_reserve.LOOK_EVERY_S", 0.0)
     told: Any = Told()
     reserve = Reserve(Ballast(tmp_path / "ballast", MIB), told)
     reserve.look()

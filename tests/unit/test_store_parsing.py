@@ -72,4 +72,4 @@ def test_nothing_else_parses_json() -> None:
     parsers = {
         file.name for file in files if re.search(r"json\.loads?\(|raw_decode|JSONDecoder", file.read_text())
     }
-    assert parsers == {"parsing.py", "fast.py"}
+    assert parsers == {"parsing.py", "fastokens_engine.py"}

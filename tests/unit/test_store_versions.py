@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.dataset import read_pin
-from stoker.corpus.landing import PARTS, Landing
-from stoker.corpus.listing import read_listing
-from stoker.corpus.listing_book import ListingBook
-from stoker.corpus.receipts import read_receipts
-from stoker.corpus.sources import read_source, read_sources
-from stoker.kit.worker_exit import WorkerExit, raise_unknown_format
+from stoker.corpus.fetch.landing import PARTS, Landing
+from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.listing_writer import ListingBook
+from stoker.corpus.records.pin import read_pin
+from stoker.corpus.records.receipts import read_receipts
+from stoker.corpus.records.sources import read_source, read_sources
+from stoker.kit.workers.exit import WorkerExit, raise_unknown_format
 from stoker.plan.timelines import read_timelines
-from stoker.shards.progress import PROGRESS, recover
+from stoker.shards.build.commit import PROGRESS, recover
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import file_request, filed_requests, pending_requests
-from stoker.supervise.launches import read_launches
-from stoker.supervise.mirrored import MirrorBook
+from stoker.supervise.mirror.state import MirrorBook
+from stoker.supervise.run.launch_log import read_launches
 
 NEWER = {"v": 2, "dataset": "data", "path": "a", "key": "k", "origin": [1, 2, 3], "files": []}
 Reader = Callable[[StateLayout], object]

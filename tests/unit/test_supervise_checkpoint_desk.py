@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from stoker.kit.context import DaemonContext
-from stoker.kit.worker import WorkerExit
-from stoker.supervise.meters import Meters
-from stokerd.checkpoint_desk import CheckpointDesk
-from stokerd.run_book import RunBook
-from stokerd.turns import Turns
+from stoker.kit.workers.parent import WorkerExit
+from stoker.supervise.report.metrics import Meters
+from stokerd.supervision.checkpoints import CheckpointDesk
+from stokerd.supervision.cycle import Turns
+from stokerd.supervision.run_store import RunBook
 from support.pipelines import make_pipeline
 
 FROM_THE_START = [(0, None)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.kit.process import ProcessId
-from stoker.supervise.cleaning import Cleaning, Leftovers, decide
-from stoker.supervise.exits import Ending, Exit, ExitClass, classify
-from stoker.supervise.gates import DataInView, GateWants, start_gate
-from stoker.supervise.liveness import Limits, Silence, StepTimes, judge, limits_for
-from stoker.supervise.policy import after_exit
+from stoker.kit.process.process_id import ProcessId
+from stoker.supervise.health.exit_class import Ending, Exit, ExitClass, classify
+from stoker.supervise.health.leftovers import Cleaning, Leftovers, decide
+from stoker.supervise.health.liveness import Limits, Silence, StepTimes, judge, limits_for
+from stoker.supervise.health.restart_policy import after_exit
+from stoker.supervise.run.gates import DataInView, GateWants, start_gate
 
 WANTS = GateWants(sets=2, train_tokens=1000, heldout_tokens=50, seq_len=64)
 

@@ -9,7 +9,14 @@ import pytest
 
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines
-from stoker.supervise.launches import SETTINGS, Launched, launch_of, launched_body, note_launch, read_launches
+from stoker.supervise.run.launch_log import (
+    SETTINGS,
+    Launched,
+    launch_of,
+    launched_body,
+    note_launch,
+    read_launches,
+)
 
 FORKS = Timelines((Timeline(1, 0, 50, ((Position(0, 1), Position(0, 2)),), ""), Timeline(2, 1, 30, (), "")))
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoints.mirror import Mirrored
-from stoker.checkpoints.mirror_copy import copy_checkpoint
+from stoker.checkpoints.mirror.copy import copy_checkpoint
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.store.errors import UnavailableError
-from stoker.supervise.checkpoints import Checkpoints
-from stoker.supervise.mirror_fetch import fetch_step
-from stoker.supervise.mirrored import MirrorBook
+from stoker.supervise.mirror.fetch import fetch_step
+from stoker.supervise.mirror.inventory import Checkpoints
+from stoker.supervise.mirror.state import MirrorBook
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 

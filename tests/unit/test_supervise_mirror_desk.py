@@ -8,19 +8,20 @@ from typing import Any, cast
 import pytest
 
 from stoker.kit.context import DaemonContext
-from stoker.kit.worker import WorkerExit
+from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline
 from stoker.store.errors import Transient
 from stoker.store.log import ChainedLog
-from stoker.supervise.checkpoints import Checkpoints
-from stoker.supervise.meters import Meters
-from stoker.supervise.record import Identity, RunRecord
-from stokerd import mirror_desk, mirror_fallback
-from stokerd.mirror_desk import MirrorDesk
-from stokerd.mirror_fallback import MirrorFallback
-from stokerd.mirror_tasks import MirrorTasks
-from stokerd.run_book import RunBook
-from stokerd.turns import Turns
+from stoker.supervise.mirror.inventory import Checkpoints
+from stoker.supervise.report.metrics import Meters
+from stoker.supervise.run.record import Identity, RunRecord
+from stokerd.supervision import mirror as mirror_desk
+from stokerd.supervision import mirror_fallback
+from stokerd.supervision.cycle import Turns
+from stokerd.supervision.mirror import MirrorDesk
+from stokerd.supervision.mirror_fallback import MirrorFallback
+from stokerd.supervision.mirror_tasks import MirrorTasks
+from stokerd.supervision.run_store import RunBook
 from support.pipelines import make_pipeline
 
 RUN_ID = "r"

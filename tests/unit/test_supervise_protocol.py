@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.supervise.evidence import Stillness, Work
-from stoker.supervise.protocol import MOST_BYTES, TrainerView, heard, parse
+from stoker.supervise.health.evidence import Stillness, Work
+from stoker.supervise.health.trainer_protocol import MOST_BYTES, TrainerView, heard, parse
 
 
 def test_a_step_is_read_whole_and_implies_ready() -> None:
@@ -64,7 +64,7 @@ def test_housekeeping_is_stillness_and_work_is_not() -> None:
 
 
 def test_work_is_read_from_proc_even_behind_an_odd_name(tmp_path: Path) -> None:
-    from stoker.supervise.evidence import TICKS_PER_S, work_of
+    from stoker.supervise.health.evidence import TICKS_PER_S, work_of
 
     (tmp_path / "77").mkdir()
     fields = ["S", "1", *["0"] * 9, str(TICKS_PER_S), str(2 * TICKS_PER_S), "0"]

@@ -15,10 +15,10 @@ from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.launches import SETTINGS, Launched
-from stoker.supervise.replay import Phase, forbids, phase_of, phases, without_a_log
-from stoker.supervise.replay_site import Site, link_sets
-from stoker.supervise.replay_verdict import read_rows, row_differences
+from stoker.supervise.replay.replay import Phase, forbids, phase_of, phases, without_a_log
+from stoker.supervise.replay.replay_site import Site, link_sets
+from stoker.supervise.replay.replay_verdict import read_rows, row_differences
+from stoker.supervise.run.launch_log import SETTINGS, Launched
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from stoker.config.schema import Train
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.sources import Source, read_sources, write_source
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.supervise.horizon import last_step
-from stoker.supervise.low_water import mark
-from stoker.supervise.pace import Pace
-from stoker.supervise.planner import Outlook, Planner
+from stoker.supervise.run.horizon import last_step
+from stoker.supervise.run.low_water import mark
+from stoker.supervise.run.planner import Outlook, Planner
+from stoker.supervise.run.rate import Pace
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
 

@@ -20,9 +20,9 @@ from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
-from stoker.supervise import forking
-from stoker.supervise.forking import Moved, check_copy, finish, restore_lost, roll_back, standing
-from stoker.supervise.rollback import (
+from stoker.supervise.rollback import apply as forking
+from stoker.supervise.rollback.apply import Moved, check_copy, finish, restore_lost, roll_back, standing
+from stoker.supervise.rollback.decide import (
     Ask,
     RollbackRefused,
     Standing,

@@ -13,7 +13,7 @@ from stoker.plan.timelines import Timeline, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.log import ChainedLog
 from stoker.store.requests import file_request, pending_requests, read_outcome
-from stokerd.rollback_desk import RollbackDesk
+from stokerd.supervision.rollback import RollbackDesk
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.progress import event_line
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.listing import Listing, write_listing
-from stoker.corpus.sources import Source, write_source
+from stoker.cli.pipeline.progress import event_line
+from stoker.corpus.records.listing import Listing, write_listing
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Source, write_source
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
-from stoker.supervise.gates import GateWants, start_gate
-from stoker.supervise.horizon import consumed, finished_at
-from stoker.supervise.launch import Launch, config_digest, trainer_environment
-from stoker.supervise.planner import RETRY_S, Outlook, Planner
-from stoker.supervise.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+from stoker.supervise.run.gates import GateWants, start_gate
+from stoker.supervise.run.horizon import consumed, finished_at
+from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
+from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
+from stoker.supervise.run.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
 
 IDENTITY = Identity(
     run="main",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stoker.plan.growth import ENOUGH
-from stoker.supervise.checkpoints import Checkpoint
-from stoker.supervise.data_wait import DataWait, waiting_words
-from stoker.supervise.pace import Pace
-from stoker.supervise.protocol import TrainerView, Word, heard
-from stoker.supervise.snapshot import snapshot, status_text
+from stoker.supervise.health.trainer_protocol import TrainerView, Word, heard
+from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.report.snapshot import snapshot, status_text
+from stoker.supervise.run.data_wait import DataWait, waiting_words
+from stoker.supervise.run.rate import Pace
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
 PROVEN = Checkpoint(Path("step-000000040"), 40, BODY)

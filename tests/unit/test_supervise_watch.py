@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stoker.config.load import load_pipeline
-from stoker.kit.wait import Waiter
+from stoker.kit.loop import Waiter
 from stoker.store.layout import StateLayout
-from stoker.supervise.launch import Launch
-from stokerd import launch_watch
-from stokerd.launch_watch import GUARD_MARGIN_S, LaunchWatch
+from stoker.supervise.run.launch_record import Launch
+from stokerd.supervision import launch as launch_watch
+from stokerd.supervision.launch import GUARD_MARGIN_S, LaunchWatch
 from support.config_files import write_pipeline
 
 

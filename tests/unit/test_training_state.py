@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from stoker.cli.generate import find_checkpoint, generate
+from stoker.cli.runs.generate import find_checkpoint, generate
 from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, UsageError
 from stoker.store.record import write_record

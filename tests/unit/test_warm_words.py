@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.workers import Job, work_off
-from stoker.kit.wait import Waiter
-from stoker.kit.worker import Worker, WorkerExit
-from stokerd.crew import Crew
+from stoker.cli.worker_jobs import Job, work_off
+from stoker.kit.loop import Waiter
+from stoker.kit.workers.parent import Worker, WorkerExit
+from stoker.kit.workers.pool import Crew
 
 Words = list[dict[str, Any]]
 DONE = WorkerExit("finished", None, None, {"status": "done"}, None, 0)

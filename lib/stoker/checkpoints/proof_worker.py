@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.portions import in_portions
 from stoker.checkpoints.proof import Proof, prove_checkpoint
-from stoker.kit.worker_main import Report, run_worker
+from stoker.checkpoints.read_progress import in_portions
+from stoker.kit.workers.child import Report, run_worker
 
 REPORT_BYTES = 256 << 20
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.kit.disk_reserve import Reserve
 from stoker.kit.events import Events
 from stoker.kit.log import Log
+from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
-from stoker.kit.notify import Notifier
-from stoker.kit.process import ProcessId
-from stoker.kit.reserve import Reserve
-from stoker.kit.wait import Waiter
+from stoker.kit.process.process_id import ProcessId
+from stoker.kit.systemd import Notifier
 from stoker.store.ballast import Ballast
 from stoker.store.files import write_atomic
 from stoker.store.layout import RuntimeLayout, StateLayout, runtime_dir

@@ -21,11 +21,11 @@ from stoker.kit.context import READY_VARIABLE, STOP_SIGNALS, DaemonContext
 from stoker.kit.events import Events
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.log import Log
+from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS, Metrics
-from stoker.kit.notify import Notifier
-from stoker.kit.open_files import allow_open_files
+from stoker.kit.process.open_files import allow_open_files
 from stoker.kit.state_owner import take_up_state
-from stoker.kit.wait import Waiter
+from stoker.kit.systemd import Notifier
 from stoker.store.errors import LockHeld, StokerError, storage_errors
 from stoker.store.files import sweep_temporaries
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from stoker.kit.prctl import set_death_signal
+from stoker.kit.process.prctl import set_death_signal
 
 USAGE = "usage: python -m stoker.kit.exec PPID -- CMD [ARGUMENT...]"
 

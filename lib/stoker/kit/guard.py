@@ -26,9 +26,9 @@ import time
 from types import FrameType
 from typing import Any
 
-from stoker.kit.poll import readable
-from stoker.kit.prctl import set_child_subreaper, set_death_signal
-from stoker.kit.process import ProcessId, children_tree, signal_process
+from stoker.kit.process.poll import readable
+from stoker.kit.process.prctl import set_child_subreaper, set_death_signal
+from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 
 IDLE_S = 5.0  # between two looks at the parent, should its death signal ever get lost
 STOPPING_S = 0.2  # between two looks for processes that have not had their TERM

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.process import ProcessId
+from stoker.kit.process.process_id import ProcessId
 from stoker.store.errors import LockHeld, StorageError
 from stoker.store.names import utc_now
 from stoker.store.parsing import parse_json

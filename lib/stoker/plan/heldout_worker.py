@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.kit.worker_main import Report, run_worker
+from stoker.kit.workers.child import Report, run_worker
 from stoker.plan.windows import WindowReader
 from stoker.store.files import write_atomic
 

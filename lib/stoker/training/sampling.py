@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from stoker.shards.engine import make_engine
-from stoker.shards.tokenizer import load_tokenizer
+from stoker.shards.tokenize.engine import make_engine
+from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.training.model import Model, Shape
 from stoker.training.state import load_parameters, read_json

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchlib.runner import Measures, Scenario, Series
 from stoker.config.load import load_pipeline
-from stoker.corpus.receipts import read_receipts
+from stoker.corpus.records.receipts import read_receipts
 
 FILES, FILE_BYTES, OWN_BYTES = 8, 512 << 20, 1 << 30
 READ_BYTES, READ_S, START_S = 1 << 20, 8.0, 1.0

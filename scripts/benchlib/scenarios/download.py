@@ -19,9 +19,9 @@ from benchlib.runner import Measures, Scenario, Series
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
 from stoker.config.load import load_pipeline
-from stoker.corpus.hub import HubRepo
-from stoker.corpus.receipts import read_receipts
-from stoker.kit.process import children_tree
+from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.records.receipts import read_receipts
+from stoker.kit.process.process_id import children_tree
 from support.loopback_hub import REPO, LoopbackHub
 
 FILES = 20

@@ -16,9 +16,9 @@ from benchlib.runner import Measures, Scenario
 from benchlib.scenarios.download import peaks_until_end
 from benchlib.scenarios.records import write_record_undurably
 from stoker.config.load import load_pipeline
-from stoker.corpus.landing import PARTS
-from stoker.corpus.listing import read_listing
-from stoker.corpus.receipts import Receipt
+from stoker.corpus.fetch.landing import PARTS
+from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.receipts import Receipt
 from stoker.store.names import record_name
 
 COUNTS = (20, 50_000)

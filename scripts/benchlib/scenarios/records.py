@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 from benchlib.runner import Measures, Scenario
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.dataset import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.listing import Listing, write_listing
-from stoker.corpus.receipts import Receipt
-from stoker.corpus.sources import PUBLISHED, Source, SourceState
-from stoker.kit.process import children_tree
-from stoker.shards.identity import build_id, parameters_for, set_key
+from stoker.corpus.records.listing import Listing, write_listing
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
+from stoker.kit.process.process_id import children_tree
+from stoker.shards.format.identity import build_id, parameters_for, set_key
 from stoker.store.files import canonical_json
 from stoker.store.names import record_name
 

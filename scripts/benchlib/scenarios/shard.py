@@ -30,9 +30,9 @@ MOST_START_S, MOST_BYTES = 1.0, 280 << 20
 
 _TRAIN = """\
 import json, sys
-from stoker.kit.worker_main import Report
-from stoker.shards.tokenizer import train_tokenizer
-from stoker.shards.parquet import ParquetText
+from stoker.kit.workers.child import Report
+from stoker.shards.tokenize.tokenizer import train_tokenizer
+from stoker.shards.build.parquet import ParquetText
 def texts(left=24_000_000):
     for batch in ParquetText(__import__("pathlib").Path(sys.argv[1]), "text").batches():
         yield list(batch.texts)

@@ -19,8 +19,8 @@ from pathlib import Path
 from chaos.driver import Launch, Scenario
 from chaos.job import Job
 from chaos.scenarios.data import reference
-from stoker.corpus.sources import PUBLISHED, TERMINAL, Source
-from stoker.shards.reader import ShardSet
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source
+from stoker.shards.format.reader import ShardSet
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import pending_requests
 from support.damage import Damage, apply, damaged, plan_damage, write_styled

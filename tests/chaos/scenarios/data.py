@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from chaos.driver import Launch, Scenario
 from chaos.job import MARK, Job
-from stoker.corpus.sources import Source
-from stoker.kit.process import processes_with_environment
-from stokerd.shard_tasks import ShardTasks
+from stoker.corpus.records.sources import Source
+from stoker.kit.process.process_id import processes_with_environment
+from stokerd.sharding.tasks import ShardTasks
 from support.builds import run_to_end
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -86,7 +86,7 @@ def reference(data: DataPipeline, built: list[Source]) -> dict[str, dict[str, by
             "read_rows": 61,
             "commit": {"every_s": 3600.0, "bytes": 1 << 40},
         }
-        assert run_to_end("stoker.shards.build_worker", task)["status"] == "published"
+        assert run_to_end("stoker.shards.build.build_worker", task)["status"] == "published"
     return {
         folder.name: {
             file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "build.json"

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from chaos.besieged import BesiegedScenario, Place
 from chaos.driver import Launch
 from chaos.job import Job
-from stoker.corpus.landing import EVIDENCE, PARTS
-from stoker.corpus.listing import read_listing
+from stoker.corpus.fetch.landing import EVIDENCE, PARTS
+from stoker.corpus.records.listing import read_listing
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, pending_requests
 from support.bad_line import BARE, GENTLE, HARSH, SMALL, BadLine, BadUrls, Sizes
@@ -123,9 +123,11 @@ class DownloadScenario(BesiegedScenario):
     def blow(self, place: Place, call: str, when: int) -> Blow:
         name, point = place
         if name == self.lister:
-            return Blow(f"stoker.corpus.{name}_worker", point, "write", min(when, 3))
+            return Blow(f"stoker.corpus.source.{name}_worker", point, "write", min(when, 3))
         if name == "fetch":
-            return Blow("stoker.corpus.fetch_worker", point, call, min(when, 4 if call == "unlink" else when))
+            return Blow(
+                "stoker.corpus.fetch.fetch_worker", point, call, min(when, 4 if call == "unlink" else when)
+            )
         return Blow(f"stokerd.{name}", point, call, when)
 
     def needs_a_start(self, target: str) -> bool:

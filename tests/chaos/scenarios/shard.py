@@ -29,9 +29,13 @@ SEALING = ("seal_hash", "seal_manifest", "seal_sums", "publish")
 PHASES = ("task", "check_engine", "open", "commit", "commit", *SEALING, *SEALING)
 BUILD = tuple(("build", phase) for phase in PHASES)
 DAEMON = ((STAGE_SHARD, "start"), (STAGE_SHARD, ""))
-ROOMS = {
-    **{"stage": "corpus", "lister": "corpus", "sweep": "corpus", "quarantine": "corpus"},
-    **{"build": "shards", "move": "shards"},
+WORKERS = {
+    "stage": "stoker.corpus.staging.stage_worker",
+    "lister": "stoker.corpus.staging.lister_worker",
+    "sweep": "stoker.corpus.staging.cleanup_worker",
+    "quarantine": "stoker.corpus.quarantine.quarantine_worker",
+    "build": "stoker.shards.build.build_worker",
+    "move": "stoker.shards.move.move_worker",
 }
 # How often a call is made from there on, where that is less than what the strikes are drawn from.
 AT_MOST = {("publish", "rename"): 1, ("seal_sums", "rename"): 2, ("task", "rename"): 1}
@@ -91,7 +95,7 @@ class ShardScenario(BesiegedScenario):
 
     def blow(self, place: Place, call: str, when: int) -> Blow:
         name, point = place
-        module = f"stoker.{ROOMS[name]}.{name}_worker" if name in ROOMS else f"stokerd.{name}"
+        module = WORKERS.get(name, f"stokerd.{name}")
         if name in ONLY_WRITE:
             call, when = "write", min(when, 2)
         most = 1 if call == "unlink" else AT_MOST.get((point, call), when)

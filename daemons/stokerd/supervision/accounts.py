@@ -1,0 +1,202 @@
+"""Where the run stands: plan and books against the newest proven checkpoint, and consumed.json."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stoker.kit.context import DaemonContext
+from stoker.observe.ledger import Claim, write_claims
+from stoker.plan.positions import START, Position, Skip, left_after, linear
+from stoker.plan.residency import ahead_windows
+from stoker.plan.timelines import Timelines, ancestry, on_history, read_timelines, skips
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import read_or_set_aside, write_record
+from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.rollback.apply import check_copy
+from stoker.supervise.run.horizon import consumed, finished_at, last_step
+from stoker.supervise.run.launch_log import read_launches
+from stoker.supervise.run.low_water import mark
+from stoker.supervise.run.planner import Outlook, Planner
+from stoker.supervise.run.rate import Pace
+from stokerd.supervision.run_store import RunBook
+
+# The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
+# them, come from a disk that is shared and gives 40 MB/s in five minutes; twice that for a retry.
+LEAD_S = 600.0
+SHORT_WAIT_S = 60.0  # a wait for data that is part of how fast a run gets on
+RATE_CHANGE = 0.2  # a pace that changed by less is not worth a write
+
+
+class RunAccounts:
+    """The run's record, plan and timelines made to agree, and consumed.json, which says what came of them."""
+
+    def __init__(self, context: DaemonContext, book: RunBook, planner: Planner) -> None:
+        self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
+        self.run, self.file = context.layout.run(self.config.run), context.pipeline.file
+        self.book, self.planner = book, planner
+        before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
+        rate, reach = before.get("windows_per_s"), before.get("reach")
+        self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
+        known = float(rate) if isinstance(rate, int | float) else None
+        self.pace = Pace(known)  # of training alone: how soon its data is needed
+        self.headway = Pace(known)  # short waits for data included: how long the run will take
+        self.timeline = 0  # the current one, at the last look
+        self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
+        self._told: tuple[Any, ...] = ()
+        self._seen: tuple[Any, ...] = ()
+        self._mark = START
+        self._claimed: int | None = None
+
+    def timelines(self) -> Timelines:
+        """The run's rollbacks as they are on disk."""
+        return read_timelines(self.run.timelines)
+
+    def counts(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether a proven checkpoint is of the run's current history."""
+        if checkpoint is None:
+            return True
+        return on_history(ancestry(self.timelines()), int(checkpoint.body["timeline"]), checkpoint.step)
+
+    def skips(self) -> tuple[Skip, ...]:
+        """What the current timeline passes over."""
+        return skips(self.timelines())
+
+    def settle(self, checkpoint: Checkpoint | None) -> None:
+        """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
+        if checkpoint is None:
+            return
+        if self.book.record is None:
+            self.book.restore(checkpoint)
+            self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
+        self.book.check_ours(checkpoint)
+        launches, _ = read_launches(self.run.launches)
+        if launches and checkpoint.step > launches[-1].resume_step:
+            self.book.fruitful()  # the last launch got this far, whoever saw to it then
+        check_copy(self.run, checkpoint.path)
+        self.planner.belongs_to(self.book.begun.identity.run_id)
+        if lost := self.planner.restore(checkpoint.plan()):
+            self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
+
+    def why_not_anew(self, *, convicted: bool) -> str:
+        """Why a run without a proven checkpoint does not begin at step 0, with the two ways on; empty where
+        it never had one. `convicted`: one was just now."""
+        if self.book.record is None:
+            return ""
+        kept = int((read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}).get("step", 0))
+        best = max(kept, self.book.record.best_step)
+        if not (kept or (convicted and best)):
+            return ""
+        return (
+            f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
+            f"whole: it does not begin again at step 0 by itself. Put a whole one back into "
+            f"{self.run.checkpoints} (what was convicted lies in {self.layout.quarantine}/checkpoint-*, "
+            f"each with its reason.json), or begin anew on purpose: stoker rollback {self.file} 0"
+        )
+
+    def steps(self, checkpoint: Checkpoint | None) -> int:
+        """The run's last step, seen from a checkpoint."""
+        self.last_step = last_step(
+            self.config,
+            self.planner.plan,
+            step=checkpoint.step if checkpoint else 0,
+            position=checkpoint.position if checkpoint else START,
+            tokens=int(checkpoint.body["tokens"]) if checkpoint else 0,
+            skips=self.skips(),
+        )
+        return self.last_step
+
+    def over(self, checkpoint: Checkpoint | None) -> str | None:
+        """Why the run is over at this checkpoint; None while it goes on."""
+        return finished_at(
+            checkpoint.step if checkpoint else 0,
+            checkpoint.position if checkpoint else START,
+            self.planner.plan,
+            steps=self.steps(checkpoint),
+            global_batch=self.config.global_batch,
+            skips=self.skips(),
+        )
+
+    def windows_left(self, checkpoint: Checkpoint | None) -> int:
+        """Windows the plan still has to give from a checkpoint on."""
+        return left_after(self.planner.plan, checkpoint.position if checkpoint else START, self.skips())
+
+    def outlook(self, step: int, position: Position, steps: int) -> Outlook:
+        """How far the plan must reach, seen from a step; what is skipped ahead is no window to train on."""
+        plan, batch = self.planner.plan, self.config.global_batch
+        reached = plan.windows - left_after(plan, position, self.skips())
+        lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
+        return Outlook(reached, reached + max(0, steps - step) * batch, lead)
+
+    def moved(self, position: Position, *, waited_s: float) -> None:
+        """The trainer is at a position now, and has waited for data so long."""
+        now = time.monotonic()
+        for pace, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
+            if waited_s > most_s:
+                pace.interrupted()
+            else:
+                pace.sampled(linear(self.planner.plan, position), now)
+
+    def interrupted(self) -> None:
+        """The trainer ended."""
+        self.pace.interrupted()
+        self.headway.interrupted()
+
+    def keep(self, checkpoint: Checkpoint | None) -> None:
+        """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
+        history = ancestry(self.timelines())
+        self.timeline = history[0][0]
+        low_water = self._low_water(history, checkpoint)
+        finished, wants = self.over(checkpoint), self.planner.wants
+        rate = self.pace.windows_per_s
+        newest = (checkpoint.path, checkpoint.step) if checkpoint else None
+        told = (history, newest, low_water, self.reach, finished, () if finished else wants)
+        if self._told[:-1] == told and not _differs(self._told[-1], rate):
+            return
+        body = checkpoint.body if checkpoint else {"step": 0, "position": START.as_list(), "tokens": 0}
+        books = consumed(
+            self.config.run,
+            checkpoint.path.name if checkpoint else None,
+            body,
+            self.planner.plan,
+            finished=finished,
+            skips=self.skips(),
+            low_water=low_water,
+            wants=() if finished else wants,
+            windows_per_s=None if rate is None else round(rate, 3),
+            reach=self.reach,
+        )
+        write_record(self.run.consumed, books)
+        self._told = (*told, rate)
+        self._claim(checkpoint, finished)
+
+    def _low_water(self, history: list[tuple[int, int | None]], checkpoint: Checkpoint | None) -> Position:
+        """The low-water mark, found anew when checkpoints came or went."""
+        newest = checkpoint.step if checkpoint else 0
+        seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest)
+        if seen != self._seen:
+            self._mark = mark(
+                self.run.checkpoints,
+                history,
+                self.planner.plan,
+                keep_last=self.config.checkpoint.keep_last,
+                newest=newest,
+            )
+            self._seen = seen
+        return self._mark
+
+    def _claim(self, checkpoint: Checkpoint | None, finished: str | None) -> None:
+        """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""
+        files = checkpoint.body["files"].values() if checkpoint and not finished else ()
+        wanted = 2 * sum(int(file["size"]) for file in files)
+        if wanted != self._claimed:
+            place = self.run.checkpoints
+            claim = Claim(place.stat().st_dev, str(place), "checkpoints", wanted)
+            write_claims(self.layout, TRAIN_SUPERVISOR, [claim] if wanted else [])
+            self._claimed = wanted
+
+
+def _differs(told: float | None, now: float | None) -> bool:
+    if told is None or now is None:
+        return told is not now
+    return abs(now - told) > RATE_CHANGE * told

@@ -1,0 +1,127 @@
+"""Worker: everything the train supervisor has done on warm for the mirror of its checkpoints.
+
+Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected": something was mirrored
+before, so that an empty folder in warm's place is no mirror. By verb:
+
+list   {"run_id": str or null}
+       -> {"copies": [{"timeline", "step", "mark", "bytes", "run_id", "val_loss"}, ...], "foreign": [run ids],
+           "timelines": the newest copy of timelines.jsonl, small files proven, or null}
+copy   {"source", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
+       -> {"name", "bytes", "cached", "set_aside", "heldout"}, or {"source_bad": reason}
+fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
+       -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
+           "logs": those that were brought}
+heldout {"path", "sha256"}  -> {"heldout"}
+prune  {"names": [...]}     -> {"gone": [...]}
+"heldout" is what became of heldout.bin: "there" (already), "brought", "missing", "bad" or "none" (wanted).
+
+{"kind": "progress", "bytes"} for each 64 MB keeps quiet deadlines away. Ends with 69 when warm is not there
+or is another pipeline's, 74 when it cannot be read or written now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.format import TIMELINES_COPY
+from stoker.checkpoints.mirror.copy import copy_checkpoint, fetch_checkpoint, give_up
+from stoker.checkpoints.mirror.file_copy import PORTION_BYTES, SourceBad, bring_heldout, bring_log
+from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
+from stoker.checkpoints.proof import Progress, prove_checkpoint
+from stoker.checkpoints.proof_worker import as_message
+from stoker.checkpoints.read_progress import in_portions
+from stoker.kit.workers.child import Report, run_worker
+from stoker.store.errors import storage_errors
+from stoker.store.files import make_dir
+from stoker.store.layout import WarmLayout
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Do what the task's verb says."""
+    report("phase", phase=task["verb"])
+    warm = WarmLayout(Path(task["warm"]))
+    mirror = warm.checkpoints(task["run"])
+    require_ours(warm, mirror, task["owner"], expected=task["expected"])
+    tell = in_portions(lambda done: report("progress", bytes=done), PORTION_BYTES)
+    return _VERBS[task["verb"]](task, mirror, warm.trash, tell)
+
+
+def _list(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
+    with storage_errors("list", mirror):
+        found = list_mirror(mirror)
+    run_id = task["run_id"]
+    ours = [one for one in found if run_id is None or one.run_id in (None, run_id)]
+    foreign = {one.run_id for one in found if one.run_id is not None} - {run_id}
+    return {
+        "copies": [asdict(one) for one in ours],
+        "foreign": sorted(foreign),
+        "timelines": _newest_timelines(mirror, ours),
+    }
+
+
+def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
+    """The copy of timelines.jsonl in a checkpoint of the latest timeline; it has every line there is."""
+    for one in sorted(copies, key=lambda one: (-one.timeline, -one.step)):
+        proof = prove_checkpoint(mirror / one.name, deep=False)
+        if proof.body is not None and TIMELINES_COPY in proof.body.files:
+            return (mirror / one.name / TIMELINES_COPY).read_text()
+    return None
+
+
+def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
+    make_dir(mirror)
+    held = task["heldout"]
+    heldout = "none"
+    # Before the checkpoint: where its copy is, there is all that goes with it.
+    for path in map(Path, task["logs"]["paths"]):
+        bring_log(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
+    if held is not None:
+        heldout = _bring_heldout(Path(held["path"]), mirror / heldout_name(held["sha256"]), held["sha256"])
+    try:
+        copied = copy_checkpoint(Path(task["source"]), mirror, trash, task["digest"], tell)
+    except SourceBad as problem:
+        return {"source_bad": str(problem)}
+    return {**asdict(copied), "heldout": heldout}
+
+
+def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
+    fetched = fetch_checkpoint(mirror / task["name"], Path(task["checkpoints"]), trash, tell)
+    told = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
+    if fetched.proof is None or fetched.proof.body is None:
+        return {**told, "proof": None, "logs": []}
+    run_id = str(fetched.proof.body.raw["run_id"])
+    lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
+    brought = [str(path) for path in lost if bring_log(mirror / log_name(path, run_id), path, tell)]
+    return {**told, "proof": as_message(task["name"], fetched.proof), "logs": brought}
+
+
+def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
+    copy = mirror / heldout_name(task["sha256"])
+    return {"heldout": _bring_heldout(copy, Path(task["path"]), task["sha256"])}
+
+
+def _bring_heldout(source: Path, target: Path, sha256: str) -> str:
+    try:
+        return bring_heldout(source, target, sha256)
+    except SourceBad:
+        return "bad"
+
+
+def _prune(task: Mapping[str, Any], mirror: Path, trash: Path, _tell: Progress) -> dict[str, Any]:
+    return {"gone": give_up(mirror, task["names"], trash)}
+
+
+_VERBS: dict[str, Callable[[Mapping[str, Any], Path, Path, Progress], dict[str, Any]]] = {
+    "list": _list,
+    "copy": _copy,
+    "fetch": _fetch,
+    "heldout": _heldout,
+    "prune": _prune,
+}
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

@@ -1,0 +1,101 @@
+"""What a pipeline's source holds, asked by a command: nothing is locked and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from stoker.cli.worker_jobs import Job, work
+from stoker.config.schema import Pipeline
+from stoker.corpus.fetch.selection import Wanted
+from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.records.listing import read_listing
+from stoker.corpus.source.folder import FileSeen, Refused, Selection, Unreadable, look_through
+from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
+from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
+
+LIST_QUIET_S = 60.0
+# Nothing that a second try would change: the sentence says what to do.
+FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The files within dataset.limit.files, sorted by path: `wanted` are fetched, `seen` lie in a folder.
+
+    `refused` are (path, reason) of some that can have no place, `refused_in_all` how many there are.
+    """
+
+    origin: str
+    revision: str
+    wanted: tuple[Wanted, ...]
+    seen: tuple[FileSeen, ...]
+    refused: tuple[tuple[str, str], ...]
+    refused_in_all: int
+    repo: HubRepo | None = None
+
+
+def list_source(pipeline: Pipeline) -> Listed:
+    """Ask the source what it holds, at the commit that is pinned if one is.
+
+    Raises UnavailableError for what cannot be listed, Transient where a later try may go well, ConfigError
+    for a wrong list of URLs.
+    """
+    if pipeline.dataset.source.kind == "folder":
+        return _look(pipeline)
+    source = pipeline.dataset.source
+    pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
+    rows: list[Wanted] = []
+
+    def hear(_: object, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "files":
+            rows.extend(Wanted.listed(*row) for row in message["files"])
+
+    module, task = listing_task(source, pinned=pinned)
+    origin = origin_of(source)
+    result = work(Job(module, task, LIST_QUIET_S, hear=hear), f"{origin} cannot be listed")
+    if result["status"] == "failed":
+        raise _failed(origin, result)
+    rows.sort(key=lambda wanted: wanted.path)
+    return Listed(
+        origin=origin,
+        revision=result["revision"],
+        wanted=tuple(islice(rows, pipeline.dataset.limit.files)),
+        seen=(),
+        refused=tuple((str(path), str(reason)) for path, reason in result["refused"]),
+        refused_in_all=result["refused_in_all"],
+        repo=repo_of(source),
+    )
+
+
+def _look(pipeline: Pipeline) -> Listed:
+    root, source = pipeline.source_root, pipeline.dataset.source
+    seen: list[FileSeen] = []
+    refused: list[tuple[str, str]] = []
+    try:
+        for found in look_through(root, Selection(source.include, source.exclude)):
+            if isinstance(found, FileSeen):
+                seen.append(found)
+            elif isinstance(found, Refused | Unreadable):
+                refused.append((found.path, found.reason))
+    except OSError as error:
+        raise UnavailableError(
+            f"the source folder {root} cannot be looked at: {error.strerror}; mount it or correct "
+            "dataset.source.path"
+        ) from error
+    seen.sort(key=lambda file: file.path)
+    kept = tuple(islice(seen, pipeline.dataset.limit.files))
+    return Listed(str(root), "", (), kept, tuple(refused), len(refused))
+
+
+def _failed(origin: str, result: Mapping[str, Any]) -> StokerError:
+    kind, reason = str(result["class"]), str(result["reason"])
+    if kind == "list":
+        return ConfigError(reason)
+    if kind in FINAL:
+        return UnavailableError(f"{origin} cannot be listed: {reason}")
+    wait_s = result.get("retry_after_s")
+    when = f"in {wait_s:.0f} s" if wait_s else "later"
+    return Transient(f"{origin} cannot be listed now: {reason}; try again {when}")

@@ -1,0 +1,227 @@
+"""The three daemons in the foreground: children with a death signal, restarted, stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.config.schema import Pipeline
+from stoker.kit.backoff import Backoff
+from stoker.kit.lock import Lock
+from stoker.kit.loop import SignalEvent, Waiter
+from stoker.kit.process.process_id import processes_with_environment, signal_process
+from stoker.kit.workers.parent import child_environment, launch_command
+from stoker.observe.status import read_status
+from stoker.store.errors import StorageError, UnknownFormat
+from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.record import RecordDamaged, read_record
+
+TURN_S = 0.5
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Before READY these say that the next start would fail the same way: usage, data, a taken port, a wrong key.
+HOPELESS = frozenset({64, 65, 69, 78})
+HELD = 75
+DATA_GRACE_S = 30.0  # a finished run lets files that are under way come to their end, so long at most
+STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
+TAIL_LINES, TAIL_BYTES = 8, 16 << 10
+LOG_BYTES = 4 << 20  # of a daemon's log, and as much of what was in it before: they may lie in memory
+
+Say = Callable[[str, str], None]
+
+
+@dataclass
+class Child:
+    """One daemon: its process while it runs, and when it is started again after a crash."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    ready_fd: int | None = None
+    ready: bool = False
+    start_at: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
+
+    def start(self, file: Path) -> None:
+        """Start it, in a session of its own: Ctrl-C in the terminal is ours to pass on."""
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file)]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writing,),
+                env=child_environment({"STOKER_READY_FD": str(writing)}),
+                start_new_session=True,
+            )
+        os.close(writing)
+        self.ready_fd, self.ready = reading, False
+
+    def look(self) -> int | None:
+        """Take in READY; the exit code once it has ended (128 + signal for a killed one), else None."""
+        if self.process is None:
+            return None
+        code = self.process.poll()
+        if self.ready_fd is not None:
+            with contextlib.suppress(BlockingIOError):
+                self.ready = self.ready or os.read(self.ready_fd, 64) == b"READY\n"
+        if code is None:
+            return None
+        if self.ready_fd is not None:
+            os.close(self.ready_fd)
+        self.process = self.ready_fd = None
+        return code if code >= 0 else 128 - code
+
+    def signal(self, signum: int) -> None:
+        """Send a signal if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signum)
+
+    def rotate(self) -> None:
+        """Move a log that is full aside; it is copied and cut, for the daemon holds it open for appending."""
+        if self.log.stat().st_size >= LOG_BYTES:
+            with contextlib.suppress(OSError):  # no room for the copy: less of it is kept
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+            os.truncate(self.log, 0)
+
+    def last_words(self) -> list[str]:
+        """The last lines of its log that say why it ended; what went well is told already."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return [line for line in lines if " level=info " not in line]
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words; 128 + n is the shell's way to write signal n."""
+    try:
+        return f"was killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
+
+
+class Foreground:
+    """`stoker run`: `say(level, line)` prints, `progress()` is called each turn to print what is new."""
+
+    def __init__(
+        self, pipeline: Pipeline, *, until_done: bool, say: Say, progress: Callable[[], None]
+    ) -> None:
+        self.pipeline = pipeline
+        self.until_done = until_done
+        self.say = say
+        self.progress = progress
+        self.stopping: int | None = None  # the exit code to end with, once that is known
+        self.signals = 0
+        self.done_at: float | None = None
+        self.kill_at = float("inf")
+        logs = pipeline.runtime.root / "log"
+        logs.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self.children = [Child(name, logs / f"{name}.log") for name in DAEMONS]
+
+    def run(self, lock: Lock) -> int:
+        """Run until stopped, done or failed; returns the exit code once every daemon has ended."""
+        waiter = Waiter()
+        waiter.signals(*STOP_SIGNALS)
+        lock.update({"daemons": list(DAEMONS)})
+        for child in self.children:
+            child.log.write_bytes(b"")
+        self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")
+        try:
+            while True:
+                self.tend()
+                self.progress()
+                if self.stopping is not None and not any(child.process for child in self.children):
+                    return self.stopping
+                for event in waiter.wait(TURN_S):
+                    if isinstance(event, SignalEvent):
+                        self.asked_to_stop(event.signum)
+        finally:
+            for child in self.children:
+                child.signal(signal.SIGTERM)
+            waiter.close()
+
+    def tend(self) -> None:
+        """Start what is due, act on what ended, end when the run is done."""
+        now = time.monotonic()
+        for child in self.children:
+            if self.stopping is None and child.process is None and now >= child.start_at:
+                child.start(self.pipeline.file)
+            child.rotate()
+            code = child.look()
+            if code is not None and self.stopping is None:
+                self.ended(child, code)
+        if now >= self.kill_at:
+            self.kill_at = float("inf")
+            self.say("error", "a daemon does not stop; killing it")
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+        if self.until_done and self.stopping is None and self.is_done(now):
+            self.say("info", "the run is finished; stopping the daemons")
+            self.stop(0)
+
+    def ended(self, child: Child, code: int) -> None:
+        """A daemon ended by itself: stop all where another start is no use, else start it again."""
+        held = code == HELD and not child.ready
+        failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
+        level = "error" if held or failed or code else "warning"
+        words = child.last_words()
+        self.say(level, f"{child.name} {how_it_ended(code)}{'; its last words:' if words else ''}")
+        for line in words:
+            self.say(level, f"    {line}")
+        if held or failed or code == 78 or (code in HOPELESS and not child.ready):
+            self.say("error", "stopping all")
+            self.stop(code or 1)
+            return
+        if child.ready:
+            child.backoff.reset()
+        delay = child.backoff.next()
+        child.start_at = time.monotonic() + delay
+        self.say("warning", f"{child.name} is started again in {delay:.1f} s")
+
+    def run_failed(self) -> bool:
+        """Whether the supervisor gave the run up."""
+        try:
+            body = read_record(self.pipeline.layout.run(self.pipeline.train.run).record)
+        except (FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
+            return False
+        return body.get("state") == "failed"
+
+    def is_done(self, now: float) -> bool:
+        """Whether the run is finished, and the files under way had their chance to be."""
+        status = read_status(self.pipeline.layout)
+        supervisor = status[TRAIN_SUPERVISOR]
+        if not (supervisor["running"] and supervisor["body"].get("at_rest")):
+            return False
+        if supervisor["body"].get("pid") != supervisor["pid"]:  # the snapshot of an earlier life
+            return False
+        if self.done_at is None:
+            self.done_at = now
+        return bool(status[STAGE_SHARD]["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+
+    def asked_to_stop(self, signum: int) -> None:
+        """The first signal stops all and waits for the trainer's checkpoint, the second does not wait."""
+        self.signals += 1
+        if self.signals == 1:
+            self.say("info", "stopping; the trainer is asked to save (once more to hurry)")
+            interrupted = 128 + signum if self.until_done else 0  # not done: a script must not go on
+            self.stop(interrupted if self.stopping is None else self.stopping)
+        else:
+            self.say("warning", "hurrying: what was trained since the last checkpoint is lost")
+            run = self.pipeline.layout.run(self.pipeline.train.run)
+            for process in processes_with_environment("STOKER_RUN_DIR", str(run.root)):
+                signal_process(process, signal.SIGKILL)
+
+    def stop(self, code: int) -> None:
+        """Ask every daemon to stop; `code` is what we end with."""
+        self.stopping = code
+        self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
+        for child in self.children:
+            child.signal(signal.SIGTERM)

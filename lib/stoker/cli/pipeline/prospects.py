@@ -1,0 +1,133 @@
+"""What a right configuration will disappoint with: steps the data does not last for, months of training.
+
+All of it is estimated and never a reason to refuse. The assumptions are said with each estimate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from stoker.config.checks import Fault
+from stoker.config.disk import vocabulary
+from stoker.config.schema import Pipeline
+from stoker.config.units import format_count
+from stoker.supervise.run.gates import DataInView, start_gate
+from stoker.supervise.run.plan_settings import gate_wants
+
+CORE_FLOPS, GPU_FLOPS = 30e9, 100e12  # sustained while training: 32-bit on a core, bfloat16 on a large GPU
+LONG_DAYS = 60
+TEXT_BYTES_A_TOKEN, FEW_IDS, FEWER_BYTES_A_TOKEN = 4, 8192, 2  # of text; a small vocabulary has short tokens
+
+
+def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
+    """What so many files with so much text will become, within dataset.limit."""
+    each = TEXT_BYTES_A_TOKEN if vocabulary(pipeline) >= FEW_IDS else FEWER_BYTES_A_TOKEN
+    limit, ratio = pipeline.dataset.limit, pipeline.shard.val_ratio
+    sets = min(files, limit.files or files)
+    tokens = int(text_bytes / each * sets / files)
+    tokens = min(tokens, limit.tokens or tokens)
+    val = int(tokens * ratio)
+    return DataInView(sets, tokens - val, val, complete=False)
+
+
+def disappointments(pipeline: Pipeline, whole: DataInView | None, days: float) -> list[Fault]:
+    """What to say of so many days of training, and of all the data that a run will ever be given.
+
+    `whole` is what is published once that is `complete`, else an estimate, or None where nothing is known.
+    """
+    found = [*_other_files(pipeline)]
+    if whole is not None:
+        found += [*_late_start(pipeline, whole), *_short_data(pipeline, whole)]
+    if days >= LONG_DAYS:
+        train = pipeline.train
+        tokens = train.horizon * train.global_batch * train.seq_len
+        found.append(
+            Fault(
+                ("train", "model"),
+                f"{format_count(parameters(pipeline))} parameters and {format_count(tokens)} tokens take "
+                f"about {days:,.0f} days here, at {_machine_told()}; choose a smaller model, or fewer steps",
+            )
+        )
+    return found
+
+
+def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
+    for glob in pipeline.dataset.source.include:
+        suffix = PurePosixPath(glob).suffix
+        if suffix[1:].isalnum() and suffix != ".parquet":
+            yield Fault(
+                ("dataset", "source", "include"),
+                f"{glob!r} takes files that end in {suffix}: only parquet can be read, the rest is "
+                "quarantined",
+            )
+
+
+def _late_start(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
+    wants = gate_wants(pipeline)
+    gate = start_gate(whole, wants)
+    if gate.state == "hopeless":
+        yield Fault(("train", "start_when"), gate.why)
+    if gate.state != "closed":
+        return
+    held = f" and {format_count(wants.heldout_tokens)} held-out tokens" if wants.heldout_tokens else ""
+    yield Fault(
+        ("train", "start_when"),
+        f"asks for {wants.sets} shard sets, {format_count(wants.train_tokens)} training tokens{held}; "
+        f"{_told(whole)}. The run begins only when every file is done; lower "
+        f"it{', or train.evaluate.tokens,' if held else ''} to begin earlier",
+    )
+
+
+def _short_data(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
+    train, epochs = pipeline.train, pipeline.plan.epochs
+    batch = train.global_batch * train.seq_len
+    if epochs is None or train.horizon * batch <= (there := whole.train_tokens * epochs):
+        return
+    yield Fault(
+        ("plan", "epochs"),
+        f"{train.horizon} steps take {format_count(train.horizon * batch)} tokens, and {_told(whole)}: with "
+        f"{epochs} epoch{'s' * (epochs > 1)} the run ends at about step {there // batch}; raise plan.epochs, "
+        "or lower train.steps",
+    )
+
+
+def _told(whole: DataInView) -> str:
+    figures = (
+        f"{whole.sets} shard sets, {format_count(whole.train_tokens)} training and "
+        f"{format_count(whole.val_tokens)} held-out tokens"
+    )
+    return f"the data has {figures}" if whole.complete else f"by its text the source has about {figures}"
+
+
+def parameters(pipeline: Pipeline) -> int:
+    """How many numbers the model has."""
+    model = pipeline.train.model
+    width, head = model.width, model.width // model.heads
+    attention = 2 * width * width + 2 * width * model.kv_heads * head
+    block = attention + 3 * width * model.ffn_width + 2 * width
+    embeddings = vocabulary(pipeline) * width * (1 if model.tie_embeddings else 2)
+    return model.layers * block + embeddings + width
+
+
+def training_days(pipeline: Pipeline) -> float:
+    """How long this machine trains: six operations a parameter and token (Kaplan et al., 2020)."""
+    train = pipeline.train
+    tokens = train.horizon * train.global_batch * train.seq_len
+    speed = GPU_FLOPS if _has_gpu() else CORE_FLOPS * _cores()
+    return 6 * parameters(pipeline) * tokens / speed / 86_400
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _machine_told() -> str:
+    if _has_gpu():
+        return f"{GPU_FLOPS / 1e12:.0f} TFLOP/s of one GPU"
+    return f"{CORE_FLOPS / 1e9:.0f} GFLOP/s for each of {_cores()} cores (no GPU is visible)"

@@ -1,0 +1,187 @@
+"""`stoker batch`: which documents a step was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import json_option, pipeline_file, print_json, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stoker.cli.runs.set_index import Library, SegmentMap
+    from stoker.cli.runs.step_history import Step
+    from stoker.config.schema import Pipeline
+    from stoker.supervise.run.record import Identity
+
+
+@click.command(epilog="Example: stoker batch /etc/stoker/fineweb.yaml main 1200 --show")
+@pipeline_file
+@click.argument("run")
+@click.argument("step", type=int)
+@click.option("--timeline", type=int, help="A timeline that was given up; without it the current one.")
+@click.option("--show", is_flag=True, help="Print the text of each window too.")
+@json_option
+def batch(  # noqa: PLR0917 - click passes one an option
+    file: Path, run: str, step: int, timeline: int | None, show: bool, as_json: bool
+) -> None:
+    """Show which documents were in a STEP of a RUN: each window's place in the plan, source file and rows.
+
+    Reads only, and may run beside the daemons. Rows count from 0 in their file. Exit codes: 64 the run has
+    not made this step; 69 a shard set of it is not to be had now.
+    """
+    from stoker.cli.runs.set_index import Library
+    from stoker.cli.runs.step_history import History
+    from stoker.cli.which_run import read_identity
+    from stoker.config.load import load_pipeline
+    from stoker.corpus.records.sources import read_sources
+
+    pipeline = load_pipeline(file)
+    identity = read_identity(pipeline.layout, run)
+    history = History(pipeline.layout.run(run), timeline, run_id=identity.run_id)
+    made = history.step(step)
+    sources = read_sources(pipeline.layout, identity.dataset)
+    library = Library(pipeline, identity.dataset, identity.build_id, sources)
+    decode = decoder(pipeline, identity) if show else None
+    windows = list(_windows(made, history.plan.entries, library, decode))
+    report = {
+        "v": 1,
+        "pipeline": pipeline.name,
+        "run": run,
+        "step": made.step,
+        "timeline": made.timeline,
+        "sealed": made.sealed,
+        "begins": made.begins.as_list(),
+        "ends": made.ends.as_list(),
+        "windows": windows,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        click.echo("\n".join(report_lines(report)))
+
+
+def _windows(
+    made: Step,
+    entries: Sequence[Any],
+    library: Library,
+    decode: Callable[[Sequence[int]], str] | None,
+) -> Iterator[dict[str, Any]]:
+    """Every window of a step in order: where it stands in the plan, and what it holds."""
+    import numpy as np
+
+    from stoker.cli.runs.set_index import SegmentMap
+    from stoker.plan.permutation import permute
+
+    maps: dict[int, SegmentMap] = {}
+    for entry, offsets in made.pieces:
+        segment = entries[entry]
+        if entry not in maps:
+            maps[entry] = SegmentMap(segment, library)
+        windows = permute(segment.key, segment.windows, np.asarray(offsets, dtype=np.int64))
+        for offset, window in zip(offsets, windows.tolist(), strict=True):
+            first = window * segment.seq_len
+            yield {
+                "entry": entry,
+                "epoch": segment.epoch,
+                "offset": offset,
+                "window": window,
+                "tokens": [first, first + segment.seq_len + 1],
+                **_contents(maps[entry], first, first + segment.seq_len + 1, library, decode),
+            }
+
+
+def _contents(
+    layout: SegmentMap,
+    first: int,
+    stop: int,
+    library: Library,
+    decode: Callable[[Sequence[int]], str] | None,
+) -> dict[str, Any]:
+    """The sets, documents and, with a decoder, the text of a range of an entry's tokens."""
+    sets, ids = [], []
+    for key, stream, low, high in layout.parts(first, stop):
+        source, found = library.source_of(key), library.open(key)
+        documents = [
+            {
+                "document": document.number,
+                "row": document.row,
+                "tokens": [max(low, document.first), min(high, document.stop)],
+                "of": document.stop - document.first,
+            }
+            for document in stream.documents(low, high)
+        ]
+        sets.append(
+            {
+                "set": key,
+                "source": None if source is None else source.path,
+                "place": found.place,
+                "tokens": [low, high],
+                "documents": documents if found.documents_known else None,
+            }
+        )
+        if decode is not None:
+            ids += stream.read(low, high).tolist()
+    return {"sets": sets, **({} if decode is None else {"text": decode(ids)})}
+
+
+def decoder(pipeline: Pipeline, identity: Identity) -> Callable[[Sequence[int]], str]:
+    """From ids to text, end-of-text included, by the tokenizer that the run's dataset is frozen to.
+
+    Raises DataError where it is not that one any more.
+    """
+    import hashlib
+
+    from tokenizers import Tokenizer
+
+    from stoker.store.errors import DataError, storage_errors
+
+    path = pipeline.layout.tokenizer(identity.dataset, identity.dataset_version)
+    with storage_errors("read", path):
+        data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != identity.tokenizer_sha256:
+        raise DataError(f"{path}: not the tokenizer that run {identity.run} began with; restore it")
+    tokenizer = Tokenizer.from_str(data.decode())
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """The batch for a person."""
+    windows = report["windows"]
+    sealed = "sealed in a checkpoint" if report["sealed"] else "not sealed in a checkpoint yet"
+    yield (
+        f"run {report['run']}, step {report['step']} of timeline {report['timeline']}: "
+        f"{len(windows)} windows, positions {report['begins']} to {report['ends']}, {sealed}"
+    )
+    for number, window in enumerate(windows, start=1):
+        first, stop = window["tokens"]
+        yield (
+            f"{number:>4}  entry {window['entry']} (epoch {window['epoch']})  offset {window['offset']}  "
+            f"window {window['window']}  tokens {first}-{stop - 1}"
+        )
+        for part in window["sets"]:
+            yield f"      {_documents(part)}"
+        if "text" in window:
+            yield from (f"    | {line}" for line in printable(window["text"]).split("\n"))
+
+
+def _documents(part: Mapping[str, Any]) -> str:
+    source = part["source"] or "a source that is no more on record"
+    warm = ", read from warm" if part["place"] == "warm" else ""
+    return f"{source}  {_rows(part['documents'])}  set {part['set'][:16]}{warm}"
+
+
+def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
+    """Which they are: by row, else by number; of imported tokens neither may be known."""
+    from stoker.cli.runs.set_index import as_ranges
+
+    if documents is None:
+        return "imported, documents not known"
+    s = "s" * (len(documents) > 1)
+    if any(document["row"] is None for document in documents):
+        return f"document{s} {as_ranges([document['document'] for document in documents])} (imported)"
+    return f"row{s} {as_ranges([document['row'] for document in documents])}"

@@ -1,0 +1,162 @@
+"""`stoker plan`: the order of training data, where the run is in it, and what it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.config.units import format_bytes, format_count, format_duration
+
+BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
+FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
+HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
+
+
+@click.command(epilog="Example: stoker plan /etc/stoker/fineweb.yaml")
+@pipeline_file
+@click.option("--run", help="Another run of this pipeline than the one the file names.")
+@click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")
+@json_option
+def plan(file: Path, run: str | None, whole: bool, as_json: bool) -> None:
+    """Show the plan's entries, how far they are read, which shard sets they keep hot, and what comes next.
+
+    Reads only, and may run beside the daemons. Steps not sealed in a checkpoint yet count as read.
+    """
+    from stoker.cli.runs.plan_report import look
+    from stoker.cli.which_run import read_identity
+    from stoker.config.load import load_pipeline
+
+    pipeline = load_pipeline(file)
+    if run is not None and run != pipeline.train.run:
+        read_identity(pipeline.layout, run)
+    report = look(pipeline, run or pipeline.train.run)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo("\n".join(map(one_line, report_lines(report, whole=whole))))
+
+
+def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:
+    """The plan for a person."""
+    entries = report["entries"]
+    if not report["begun"]:
+        yield f"run {report['run']} of {report['pipeline']}: no plan yet"
+    else:
+        entry, offset = report["position"]
+        yield (
+            f"run {report['run']} of {report['pipeline']}: step {report['step']:,} of {report['steps']:,}, "
+            f"epoch {report['epoch']}, entry {entry} offset {offset:,}"
+        )
+        yield from (f"  {name:<11} {text}" for name, text in _progress(report))
+    yield from (f"  {name:<11} {text}" for name, text in _data(report))
+    if entries:
+        shown = entries if whole else _around(entries)
+        yield from _table([_row(entry) for entry in shown])
+        if len(shown) < len(entries):
+            yield f"{len(shown)} of {len(entries)} entries; --all shows every one"
+
+
+def _progress(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    windows, tokens = report["windows"], report["tokens"]
+    yield (
+        "windows",
+        f"{windows['planned']:,} = {windows['applied']:,} applied + {windows['skipped']:,} skipped + "
+        f"{windows['remainder']:,} remainder + {windows['ahead']:,} ahead",
+    )
+    yield (
+        "tokens",
+        f"{format_count(tokens['applied'])} applied, {format_count(tokens['ahead'])} planned ahead; "
+        f"{format_count(tokens['tail'])} in tails",
+    )
+    if (rate := report["windows_per_s"]) is not None:
+        lasts = report["lasts_s"]
+        left = "" if lasts is None else f"; what is planned lasts {format_duration(lasts)}"
+        yield "pace", f"{rate:.3g} windows/s{left}{_next_due(report['entries'])}"
+    yield "low water", "entry {} offset {:,}".format(*report["low_water"])
+    for fork in report["timelines"]:
+        yield (
+            "timeline",
+            f"{fork['timeline']} from step {fork['from']} of timeline {fork['parent']} "
+            f"({fork['reason'] or 'no reason given'}{_skips(fork['skip'])})",
+        )
+
+
+def _skips(spans: Sequence[Any]) -> str:
+    return "; passes over " + ", ".join(f"{first} to {last}" for first, last in spans) if spans else ""
+
+
+def _next_due(entries: Sequence[Mapping[str, Any]]) -> str:
+    for entry in entries:
+        if entry.get("due_s") is not None:
+            return f"; entry {entry['n']} is due in {format_duration(entry['due_s'])}"
+    return ""
+
+
+def _data(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    sets = report["sets"]
+    if sets:
+        yield "shard sets", _set_counts(sets)
+        loose = [one for one in sets if one["evictable"]]
+        text = f"{len(loose)} could leave hot now ({format_bytes(sum(one['bytes'] for one in loose))})"
+        yield "evictable", text + (f"; {report['why_they_stay']}" if report["why_they_stay"] else "")
+    waiting = sorted((one for one in sets if one["wanted"]), key=lambda one: int(one["wanted"]))
+    if cold := [one for one in waiting if one["place"] != "hot"]:
+        names = ", ".join(one["source"] for one in cold[:3]) + (", ..." if len(cold) > 3 else "")
+        yield "wanted back", f"{len(cold)} from warm: {names}"
+    if report["finished"]:
+        yield "finished", FINISHED.get(report["finished"], report["finished"])
+    elif report["waits_for"]:
+        yield "waits for", report["waits_for"]
+    else:
+        yield "waits for", "nothing: it has ended" if report["ended"] else "nothing: it is far enough ahead"
+    if report["doing"]:
+        yield "supervisor", report["doing"]
+
+
+def _set_counts(sets: Sequence[Mapping[str, Any]]) -> str:
+    places = Counter(one["place"] for one in sets)
+    told = [f"{places[place]} {words}" for place, words in PLACES.items() if places[place]]
+    held = sum(one["planned"] for one in sets)
+    wanted = sum(one["wanted"] is not None for one in sets)
+    return f"{len(sets)}: {', '.join(told)}; {held} planned to be read, {wanted} wanted"
+
+
+PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
+
+
+def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The entries around the first that is not read to its end."""
+    here = next((i for i, entry in enumerate(entries) if entry.get("state") in ("reading", "ahead")), None)
+    here = len(entries) - 1 if here is None else here
+    first = max(0, min(here - BEFORE, len(entries) - BEFORE - AFTER))
+    return entries[first : first + BEFORE + AFTER]
+
+
+def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    number = str(entry["n"])
+    if "passed" in entry:
+        return (number, "", "", "", "", "", "passed over {}: {}".format(*entry["passed"]))
+    if "end" in entry:
+        return (number, "", "", "", "", "", f"the plan's end: {entry['end']}")
+    figures = (str(entry["epoch"]), str(len(entry["sets"])), str(entry["seq_len"]), f"{entry['windows']:,}")
+    return (number, *figures, format_count(entry["tokens"]), _state(entry))
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    if entry["state"] == "reading":
+        return f"being read, {entry['read'] / entry['windows']:.0%}"
+    if entry["state"] == "read":
+        return "read"
+    return "ahead" if entry["due_s"] is None else f"due in {format_duration(entry['due_s'])}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD) - 1)]
+    for row in (HEAD, *rows):
+        cells = (text.rjust(width) for text, width in zip(row, widths, strict=False))
+        yield f"{'  '.join(cells)}  {row[-1]}".rstrip()

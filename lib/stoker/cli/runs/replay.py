@@ -1,0 +1,109 @@
+"""`stoker replay`: a recorded run trained again without its faults, and compared bit by bit."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import PATH, json_option, pipeline_file, print_json
+
+if TYPE_CHECKING:
+    from stoker.supervise.health.trainer_protocol import TrainerView
+    from stoker.supervise.replay.replay_site import Site
+    from stoker.supervise.replay.replay_verdict import Verdict
+
+EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
+TELL_EVERY_S = 5.0
+
+
+@click.command(epilog="Example: stoker replay /etc/stoker/fineweb.yaml main /scratch/replay --to 2000")
+@pipeline_file
+@click.argument("run")
+@click.argument("out", type=PATH)
+@click.option("--to", type=click.IntRange(1), help="Stop at this step instead of the newest checkpoint's.")
+@json_option
+def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> int:
+    """Train what RUN has trained once more in OUT, and compare.
+
+    The recorded plan is followed with the settings each step was made with, rollbacks and skips included, but
+    no kill and no restart. Every loss of the run's history and every tensor of its newest checkpoint up to
+    the last step must come out the same, bit by bit: exit code 0, else 1 with the first differences.
+
+    The pipeline may be running or not, and is not disturbed. OUT is a new directory; a replay that was
+    stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
+    """
+    from stoker.config.load import load_pipeline
+    from stoker.supervise.replay.replay_copies import take_up
+    from stoker.supervise.replay.replay_trial import Stopped, Trial
+    from stoker.supervise.replay.replay_verdict import compare, refuse_other_machine
+
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    pipeline = load_pipeline(file)
+    out = out.absolute()
+    site, lock = take_up(pipeline, run, out, to)
+    with lock, tempfile.TemporaryDirectory() as short:
+        environ = dict(os.environ)
+        if refuse_other_machine(site) == "cpu":
+            environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
+        progress = _Progress(site.to, say)
+        trial = Trial(site, pipeline, environ, socket=Path(short) / "s", say=say, progress=progress)
+        phases = f"{len(trial.phases)} phase{'' if len(trial.phases) == 1 else 's'}"
+        say(f"run {run} again in {out}: {site.to:,} steps in {phases}")
+        try:
+            trial.run()
+        except Stopped:
+            say(f"stopped at step {trial.newest_step():,}; the same command goes on from there")
+            return EXIT_INTERRUPTED
+        verdict = compare(site)
+        site.finish(verdict.body())
+    if as_json:
+        print_json(_report(site, verdict, len(trial.phases)))
+    else:
+        click.echo("\n".join(_lines(site, verdict)))
+    return 0 if verdict.identical else EXIT_DIFFERENT
+
+
+class _Progress:
+    """A line every few seconds while steps are made."""
+
+    def __init__(self, to: int, say: Any) -> None:
+        self._to, self._say = to, say
+        self._told_at, self._step = time.monotonic(), -1
+
+    def __call__(self, view: TrainerView) -> None:
+        now = time.monotonic()
+        if view.step is None or view.step == self._step or now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at, self._step = now, view.step
+        loss = "" if view.loss is None else f", loss {view.loss:.4f}"
+        speed = "" if view.tokens_per_s is None else f", {view.tokens_per_s:,.0f} tokens/s"
+        self._say(f"step {view.step:,} of {self._to:,}{loss}{speed}")
+
+
+def _report(site: Site, verdict: Verdict, phases: int) -> dict[str, Any]:
+    told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
+    return {"v": 1, **told, "out": str(site.root), "phases": phases, **verdict.body()}
+
+
+def _lines(site: Site, verdict: Verdict) -> Iterator[str]:
+    """The verdict for a person."""
+    rows = f"{verdict.rows:,} steps and {verdict.heldout_rows:,} held-out losses"
+    if verdict.step is None:
+        tensors = f"no checkpoint of the run is as early as step {verdict.to:,}: losses only"
+    else:
+        tensors = f"{verdict.tensors:,} tensors at step {verdict.step:,}"
+    if verdict.identical:
+        yield f"identical: {rows}; {tensors}"
+        return
+    yield f"NOT identical: {rows}; {tensors}"
+    yield from (f"  {difference}" for difference in verdict.differences)
+    if verdict.more:
+        yield f"  and {verdict.more:,} more; both logs and checkpoints are in {site.root}"

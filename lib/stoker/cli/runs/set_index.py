@@ -1,0 +1,223 @@
+"""The shard sets a run reads, by key: the source each is made of, where it lies, which documents it holds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.plan.log import Segment
+from stoker.shards.format.identity import set_key
+from stoker.shards.format.manifest import Manifest
+from stoker.shards.format.reader import ShardSet
+from stoker.store.errors import DataError, UnavailableError
+
+Place = Literal["hot", "warm"]
+Split = Literal["train", "val"]
+
+
+class Document(NamedTuple):
+    """A document of a split: its number in it, its row in the source (None: not known), its tokens."""
+
+    number: int
+    row: int | None
+    first: int
+    stop: int
+
+
+class Stream:
+    """One split of a shard set as one stream of tokens, over all its files; end-of-text is a document's."""
+
+    def __init__(self, shards: ShardSet, split: Split) -> None:
+        self._shards = list(shards.shards(split))
+        self._rows = list(shards.rows(split))
+        self._token_starts = list(accumulate((len(tokens) for tokens, _ in self._shards), initial=0))
+        self._document_starts = list(accumulate((len(ends) for _, ends in self._shards), initial=0))
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+        return self._token_starts[-1]
+
+    def documents(self, first: int, stop: int) -> Iterator[Document]:
+        """The documents that have tokens in [first, stop), each with all of its own."""
+        for part, start, _ in self._parts(first, stop):
+            ends = self._shards[part][1]
+            number = int(np.searchsorted(ends, np.uint64(max(0, first - start)), side="right"))
+            while number < len(ends) and (document := self._document(part, number)).first < stop:
+                yield document
+                number += 1
+
+    def of_row(self, row: int) -> Document | None:
+        """The document that was this row of the source, None where it is not of this split."""
+        for part, rows in enumerate(self._rows):
+            number = int(np.searchsorted(rows, np.uint64(row)))
+            if number < len(rows):
+                return self._document(part, number) if int(rows[number]) == row else None
+        return None
+
+    def read(self, first: int, stop: int) -> npt.NDArray[Any]:
+        """The tokens [first, stop)."""
+        pieces = [
+            self._shards[part][0][max(0, first - start) : stop - start]
+            for part, start, _ in self._parts(first, stop)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.uint16)
+
+    def _parts(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(number, first token, end) of each shard that has tokens in a range."""
+        for part in range(max(0, bisect_right(self._token_starts, first) - 1), len(self._shards)):
+            if self._token_starts[part] >= stop:
+                return
+            yield part, self._token_starts[part], self._token_starts[part + 1]
+
+    def _document(self, part: int, number: int) -> Document:
+        ends, start = self._shards[part][1], self._token_starts[part]
+        before = int(ends[number - 1]) if number else 0
+        return Document(
+            self._document_starts[part] + number,
+            int(self._rows[part][number]) if self._rows else None,
+            start + before,
+            start + int(ends[number]),
+        )
+
+
+@dataclass(frozen=True)
+class OpenSet:
+    """A shard set that was found, on hot or else on warm; mapped, so that it may leave while it is read."""
+
+    key: str
+    place: Place
+    manifest: Manifest
+    train: Stream
+    val: Stream
+
+    @property
+    def documents_known(self) -> bool:
+        """Whether its streams tell documents; where they are not known they show one a file."""
+        imported = self.manifest.imported
+        return imported is None or imported.end_of_text is not None
+
+    @classmethod
+    def at(cls, path: Path, key: str, place: Place) -> OpenSet:
+        """Open the set there; raises FileNotFoundError where it is not, or not any more."""
+        shards = ShardSet(path)
+        return cls(key, place, shards.manifest, Stream(shards, "train"), Stream(shards, "val"))
+
+
+class Library:
+    """The shard sets of one build of one dataset, opened as they are asked for; reads only."""
+
+    def __init__(
+        self, pipeline: Pipeline, dataset: str, build_id: str, sources: Mapping[str, Source]
+    ) -> None:
+        self._pipeline, self._dataset, self._build_id = pipeline, dataset, build_id
+        self._by_key: dict[str, Source] = {}
+        for source in sources.values():
+            key = self.key_of(source)
+            if source.state in PUBLISHED or key not in self._by_key:  # not the duplicate, where there is one
+                self._by_key[key] = source
+        self._open: dict[str, OpenSet] = {}
+
+    def key_of(self, source: Source) -> str:
+        """The key of the set that this build makes of a source."""
+        return set_key(source.sha256, self._build_id)
+
+    def source_of(self, key: str) -> Source | None:
+        """The source a set was made of, None where no record has its content any more."""
+        return self._by_key.get(key)
+
+    def open(self, key: str, manifest_sha256: str | None = None) -> OpenSet:
+        """The set with this key, and manifest where one is given.
+
+        Raises UnavailableError where it lies nowhere now, DataError where another lies in its place.
+        """
+        found = self._open.get(key) or self._find(key)
+        if found.manifest.key != key or manifest_sha256 not in (None, found.manifest.sha256):
+            raise DataError(
+                f"{dict(self._places(key))[found.place]}: not the set that the plan names; prove it with "
+                "`stoker verify shards`, and see in `stoker events` whether it is being restored"
+            )
+        self._open[key] = found
+        return found
+
+    def train_tokens(self, key: str, manifest_sha256: str) -> int:
+        """The length of a set's train stream: on record, else counted."""
+        source = self._by_key.get(key)
+        if source is not None and source.manifest_sha256 == manifest_sha256 and source.books is not None:
+            return int(source.books["train"]["tokens"])
+        return self.open(key, manifest_sha256).train.tokens
+
+    def _find(self, key: str) -> OpenSet:
+        places = self._places(key)
+        for place, path in (*places, places[0]):  # hot again: it may have come back from warm meanwhile
+            try:
+                return OpenSet.at(path, key, place)
+            except FileNotFoundError:
+                continue
+        source = self._by_key.get(key)
+        of = "which no source on record has any more" if source is None else f"{source.path} ({source.state})"
+        raise UnavailableError(
+            f"shard set {key[:16]} of {of} is not in "
+            f"{', nor in '.join(str(path.parent) for _, path in places)}; "
+            + ("see that warm is mounted, or " if len(places) > 1 else "")
+            + "try again when `stoker plan` shows it on hot"
+        )
+
+    def _places(self, key: str) -> list[tuple[Place, Path]]:
+        hot, warm = self._pipeline.hot_layout, self._pipeline.warm_layout
+        places: list[tuple[Place, Path]] = [("hot", hot.shard_set(self._dataset, key))]
+        if warm is not None:
+            places.append(("warm", warm.shard_set(self._dataset, key)))
+        return places
+
+
+class SegmentMap:
+    """Where the sets of a plan entry lie in its stream of tokens."""
+
+    def __init__(self, segment: Segment, library: Library) -> None:
+        self.segment = segment
+        self._library = library
+        self._sets = tuple(segment.sets)
+        lengths = (library.train_tokens(key, digest) for key, digest in self._sets)
+        self._starts = list(accumulate(lengths, initial=0))
+        wanted = segment.windows * segment.seq_len + segment.tail_tokens
+        if self._starts[-1] != wanted:
+            raise DataError(
+                f"plan entry {segment.n} has {wanted} tokens, its shard sets by their records "
+                f"{self._starts[-1]}; run `stoker audit`"
+            )
+
+    def starts_of(self, key: str) -> list[int]:
+        """The token of the entry's stream at which a set begins; none where the entry does not name it."""
+        return [start for start, (name, _) in zip(self._starts, self._sets, strict=False) if name == key]
+
+    def parts(self, first: int, stop: int) -> Iterator[tuple[str, Stream, int, int]]:
+        """(key, train stream, first, stop in it) of each set that has tokens in a range of the entry's."""
+        for number in range(bisect_right(self._starts, first) - 1, len(self._sets)):
+            start, end = self._starts[number], self._starts[number + 1]
+            if start >= stop:
+                return
+            if start < end:
+                key, digest = self._sets[number]
+                stream = self._library.open(key, digest).train
+                yield key, stream, max(first, start) - start, min(stop, end) - start
+
+
+def as_ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers for a person: `3-5, 9`."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

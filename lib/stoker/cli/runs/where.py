@@ -1,0 +1,245 @@
+"""`stoker where`: which steps saw a row of a source file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.cli.runs.set_index import Document, Library
+    from stoker.cli.runs.step_history import Use
+    from stoker.config.schema import Pipeline
+    from stoker.corpus.records.sources import Source
+    from stoker.plan.log import Segment
+
+NOT_BUILT = "is not built into a shard set yet: no step has seen it"
+WORDS = {
+    "skipped": "skipped: a rollback passed over it",
+    "remainder": "left over: with the last windows of the plan no batch can be filled",
+    "beyond": "planned, but the run ends before it",
+}
+
+
+@click.command(epilog="Example: stoker where /etc/stoker/fineweb.yaml sample/350BT/000_00000.parquet:123456")
+@pipeline_file
+@click.argument("source_row", metavar="SOURCE:ROW")
+@json_option
+def where(file: Path, source_row: str, as_json: bool) -> None:
+    """Show which steps of each run saw a ROW of a SOURCE, and which are planned to.
+
+    SOURCE is the file's path in the dataset as `stoker audit` and `stoker batch` name it, ROW counts from 0.
+    Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
+    to be had now.
+    """
+    from stoker.config.load import load_pipeline
+
+    report = find(load_pipeline(file), *parse(source_row))
+    if as_json:
+        print_json(report)
+    else:
+        click.echo("\n".join(map(one_line, report_lines(report))))
+
+
+def parse(source_row: str) -> tuple[str, int]:
+    """Source and row; the source may have colons of its own."""
+    source, colon, row = source_row.rpartition(":")
+    if not colon or not source or not (row.isascii() and row.isdigit()):
+        raise UsageError(f"{source_row!r} is not SOURCE:ROW; write one like part-0.parquet:17")
+    return source, int(row)
+
+
+def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
+    """All that is known of a row: what became of it, and in each run the windows that hold it."""
+    from stoker.corpus.records.pin import read_pin
+    from stoker.corpus.records.sources import PUBLISHED, read_sources
+
+    sources = read_sources(pipeline.layout, pipeline.dataset.name)
+    source = sources.get(path)
+    if source is None:
+        raise UsageError(_unknown(pipeline, path, sources))
+    twin = _twin(source, sources)
+    report: dict[str, Any] = {
+        "v": 1,
+        "pipeline": pipeline.name,
+        "dataset": pipeline.dataset.name,
+        "source": path,
+        "row": row,
+        "source_state": source.state,
+        "reason": source.reason,
+        "twin": None if twin is None else twin.path,
+    }
+    origin = twin or source
+    pin = read_pin(pipeline.layout, pipeline.dataset.name)
+    libraries = _Libraries(pipeline, sources)
+    if origin.state in PUBLISHED and pin is not None:
+        report |= _fate(libraries[pin.build_id], origin, row)[0]
+    else:
+        report |= {"fate": "quarantined" if origin.state == "quarantined" else "not_built"}
+    return {**report, "runs": list(_runs(pipeline, origin, row, libraries))}
+
+
+class _Libraries(dict[str, "Library"]):
+    """One library for each build, made when it is asked for."""
+
+    def __init__(self, pipeline: Pipeline, sources: Mapping[str, Source]) -> None:
+        super().__init__()
+        self._pipeline, self._sources = pipeline, sources
+
+    def __missing__(self, build_id: str) -> Library:
+        from stoker.cli.runs.set_index import Library
+
+        self[build_id] = Library(self._pipeline, self._pipeline.dataset.name, build_id, self._sources)
+        return self[build_id]
+
+
+def _unknown(pipeline: Pipeline, path: str, sources: Mapping[str, Source]) -> str:
+    told = f"{path!r} is no source of {pipeline.dataset.name} on record"
+    near = difflib.get_close_matches(path, sources, n=1)
+    if near:
+        return f"{told}; did you mean {near[0]}?"
+    return f"{told}; sources are named by their path in the dataset, as `stoker batch` shows them"
+
+
+def _twin(source: Source, sources: Mapping[str, Source]) -> Source | None:
+    """The source whose shard set holds a duplicate's content."""
+    if source.state != "duplicate":
+        return None
+    same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
+    return next(same, None)
+
+
+def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], Document | None]:
+    """What a build made of a row, and the document if it is one to train on.
+
+    Raises UsageError for a row that the source has not or nobody knows, UnavailableError where its set is not
+    to be had.
+    """
+    from stoker.shards.format.manifest import ImportedBooks
+
+    found = library.open(library.key_of(source))
+    books = found.manifest.books
+    if isinstance(books, ImportedBooks):
+        raise UsageError(f"{source.path} was imported: which rows its documents were is not known")
+    if row >= books.rows:
+        has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"
+        raise UsageError(f"{source.path} has no row {row}; {has}")
+    told: dict[str, Any] = {"set": found.key, "place": found.place}
+    for stream, fate in ((found.train, "train"), (found.val, "held_out")):
+        document = stream.of_row(row)
+        if document is not None:
+            at = {"document": document.number, "tokens": [document.first, document.stop]}
+            return {**told, "fate": fate, **at}, document if fate == "train" else None
+    return {**told, "fate": "filtered", "dropped": books.to_mapping()["dropped"]}, None
+
+
+def _runs(
+    pipeline: Pipeline, source: Source, row: int, libraries: Mapping[str, Library]
+) -> Iterator[dict[str, Any]]:
+    """For each run over this dataset the windows that hold a row, by the build the run began with."""
+    from stoker.cli.runs.step_history import History, configured
+    from stoker.cli.which_run import read_identity, run_names
+
+    for name in run_names(pipeline.layout):
+        identity = read_identity(pipeline.layout, name)
+        if identity.dataset != pipeline.dataset.name:
+            continue
+        history = History(pipeline.layout.run(name), run_id=identity.run_id, **configured(pipeline, name))
+        library = libraries[identity.build_id]
+        key = library.key_of(source)
+        naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]
+        document = _fate(library, source, row)[1] if naming else None
+        windows: list[dict[str, Any]] = []
+        tails: list[int] = []
+        if document is not None:
+            for segment in naming:
+                found = list(_windows(segment, key, document, library))
+                tails += [] if found else [segment.n]
+                windows += [{**one, **_told(history.use(segment.n, one["offset"]))} for one in found]
+        yield {
+            "run": name,
+            "timeline": history.timeline,
+            "step": history.last.step,
+            "planned": bool(naming),
+            "steps": sorted({one["step"] for one in windows if one["state"] == "applied"}),
+            "windows": sorted(windows, key=lambda one: (one["entry"], one["offset"])),
+            "tail_of": tails,
+        }
+
+
+def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
+    """The windows of a plan entry that hold a token of a document; none where it lies in the tail."""
+    import numpy as np
+
+    from stoker.cli.runs.set_index import SegmentMap
+    from stoker.plan.permutation import invert
+
+    for start in SegmentMap(segment, library).starts_of(key):
+        first, stop = start + document.first, start + document.stop
+        # Window w holds the tokens from w * seq_len to (w + 1) * seq_len, that one too.
+        low = max(0, (first - 1) // segment.seq_len)
+        high = min((stop - 1) // segment.seq_len, segment.windows - 1)
+        windows = np.arange(low, high + 1)
+        offsets = invert(segment.key, segment.windows, windows).tolist() if windows.size else []
+        for window, offset in zip(windows.tolist(), offsets, strict=True):
+            yield {"entry": segment.n, "epoch": segment.epoch, "window": window, "offset": offset}
+
+
+def _told(use: Use) -> dict[str, Any]:
+    return {"state": use.state, "step": use.step, "timeline": use.timeline, "sealed": use.sealed}
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """The answer for a person."""
+    row = f"{report['source']} row {report['row']}"
+    if report["twin"] is not None:
+        yield f"{report['source']} has the content of {report['twin']}, which stands for both"
+    yield f"{row}: {_fate_words(report)}"
+    for run in report["runs"]:
+        yield from _run_lines(run, report["fate"])
+
+
+def _fate_words(report: Mapping[str, Any]) -> str:
+    fate = report["fate"]
+    if fate == "quarantined":
+        return f"its file is quarantined ({report['reason']}); no step has seen it"
+    if fate == "not_built":
+        return f"its file is {report['source_state']} and {NOT_BUILT}"
+    at = f"set {report['set'][:16]}{' (on warm)' if report['place'] == 'warm' else ''}"
+    if fate == "filtered":
+        dropped = ", ".join(f"{reason} {rows}" for reason, rows in report["dropped"].items())
+        return f"filtered, no step has seen it (rows of this file dropped: {dropped}); {at}"
+    first, stop = report["tokens"]
+    kind = "held out, never trained on" if fate == "held_out" else "to train on"
+    return f"document {report['document']} {kind}, {stop - first} tokens; {at}"
+
+
+def _run_lines(run: Mapping[str, Any], fate: str) -> Iterator[str]:
+    if fate in ("held_out", "filtered") and not run["windows"]:
+        return
+    steps = ", ".join(str(step) for step in run["steps"])
+    seen = f"seen in step{'s' if len(run['steps']) > 1 else ''} {steps}" if steps else "not seen"
+    yield f"  run {run['run']} at step {run['step']} of timeline {run['timeline']}: {seen}"
+    if not run["planned"]:
+        yield "    no entry of its plan names this file's shard set yet"
+    for one in run["windows"]:
+        yield (
+            f"    entry {one['entry']} (epoch {one['epoch']})  window {one['window']}  "
+            f"offset {one['offset']}  {_use_words(one)}"
+        )
+    for entry in run["tail_of"]:
+        yield f"    entry {entry}: in its tail, shorter than a window, which is not read"
+
+
+def _use_words(one: Mapping[str, Any]) -> str:
+    if one["state"] == "applied":
+        return f"step {one['step']}" + ("" if one["sealed"] else ", not sealed in a checkpoint yet")
+    if one["state"] == "planned":
+        return f"planned, not before step ~{one['step']}"
+    return WORDS[one["state"]]

@@ -1,0 +1,37 @@
+"""The runs of a pipeline, for commands that look into one."""
+
+from __future__ import annotations
+
+import difflib
+
+from stoker.store.errors import DataError, UsageError
+from stoker.store.layout import StateLayout
+from stoker.store.record import read_record
+from stoker.supervise.run.record import Identity, parse_record
+
+
+def run_names(layout: StateLayout) -> list[str]:
+    """Every run that has begun, by name."""
+    try:
+        return sorted(entry.name for entry in layout.runs.iterdir() if (entry / "run.json").is_file())
+    except FileNotFoundError:
+        return []
+
+
+def read_identity(layout: StateLayout, name: str) -> Identity:
+    """What a run is; raises UsageError for one that has not begun, DataError for a damaged record."""
+    run = layout.run(name)
+    try:
+        return parse_record(read_record(run.record), run.record).identity
+    except FileNotFoundError:
+        raise UsageError(f"{run.root}: no run of this name has begun{_known(layout, name)}") from None
+    except ValueError as error:
+        raise DataError(f"{run.record}: {error}; was it written by a newer Stoker?") from error
+
+
+def _known(layout: StateLayout, name: str) -> str:
+    names = run_names(layout)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; there are {', '.join(names)}" if names else ", nor has any other; wait until data is ready"

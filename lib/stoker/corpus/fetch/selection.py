@@ -1,0 +1,153 @@
+"""What to do about the files of a source that is fetched: pure decisions of the download watchdog."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.remote_file import RemoteFile, lasting
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+
+AHEAD = 4  # so many times files_at_once lie with the fetch worker: some wait for their next try
+VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
+
+# bring: fetch it, or hash what lies there. release: other content is wanted, so an intent to remove this one
+# is written. remove: an intent that stands is carried out.
+Step = Literal["", "bring", "release", "remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A listed file. `size` in bytes is None where only the server knows it.
+
+    `identity` is "sha256:<hex>" or "git:<hex>" where the listing has a sum, else "url:<hex>"; `url` is empty
+    where path and commit tell it.
+    """
+
+    path: str
+    size: int | None
+    identity: str
+    url: str = ""
+
+    @classmethod
+    def listed(
+        cls, path: str, size: int | None, sha256: str | None, git: str | None, url: str = ""
+    ) -> Wanted:
+        """From what a listing says of it."""
+        if sha256 is not None:
+            identity = f"sha256:{sha256}"
+        elif git is not None:
+            identity = f"git:{git}"
+        else:
+            identity = "url:" + hashlib.sha256(lasting(url).encode()).hexdigest()
+        return cls(path, size, identity, url)
+
+    @property
+    def sha256(self) -> str | None:
+        """What its content must hash to, where that is known."""
+        kind, _, digest = self.identity.partition(":")
+        return digest if kind == "sha256" else None
+
+    def remote(self, repo: HubRepo | None, revision: str, landed: str | None = None) -> RemoteFile:
+        """The wish for it; `landed` is the sha256 of what was put into the landing for it before."""
+        url = self.url or (repo.file_url(revision, self.path) if repo else "")
+        kind, _, digest = self.identity.partition(":")
+        git = digest if kind == "git" else None
+        return RemoteFile(self.path, url, self.size, self.sha256, git, revision, landed)
+
+
+def wanted_again(receipt: Receipt, repo: HubRepo | None) -> Wanted | None:
+    """The wish for a content that is not listed any more; None where nothing tells how to get it."""
+    if repo is None or not receipt.revision or not receipt.etag.startswith(("sha256:", "git:")):
+        return None
+    return Wanted(receipt.path, receipt.size, receipt.etag, repo.file_url(receipt.revision, receipt.path))
+
+
+def speaks_of(receipt: Receipt, wanted: Wanted) -> bool:
+    """Whether the receipt is about the content that is wanted."""
+    return receipt.etag == wanted.identity or (
+        bool(receipt.sha256) and wanted.identity == f"sha256:{receipt.sha256}"
+    )
+
+
+def landed_before(receipt: Receipt | None, wanted: Wanted) -> str | None:
+    """The sha256 of what was put into the landing for the content that is wanted, where one is on record."""
+    return receipt.sha256 or None if receipt is not None and speaks_of(receipt, wanted) else None
+
+
+def is_settled(receipt: Receipt | None, wanted: Wanted) -> bool:
+    """Whether nothing needs to come for a file that something is to be done about: it leaves, or was given
+    up and is only tried again now and then."""
+    return receipt is not None and receipt.state in ("releasing", "given_up") and speaks_of(receipt, wanted)
+
+
+def next_step(receipt: Receipt | None, wanted: Wanted, file: str) -> Step:
+    """What to do about a listed file whose place in the landing is `file`; given up is brought too, later."""
+    if receipt is None:
+        return "bring"
+    if receipt.state == "releasing":
+        return "remove"
+    same, here = speaks_of(receipt, wanted), receipt.file == file
+    if receipt.state == "released":
+        return "" if same else "bring"
+    if same:
+        return "" if receipt.usable and here else "bring"
+    return "release" if here and receipt.state != "given_up" else "bring"
+
+
+@dataclass(frozen=True)
+class WantDesk:
+    """All that the choice of the next files depends on; times are monotonic seconds.
+
+    `open` are the files that something is to be done about, in listing order, `busy` the paths that the fetch
+    worker has. `only` are the paths to work on and no others, None for all. `slots` is how many more files
+    the worker may be given.
+    """
+
+    open: Mapping[str, Wanted]
+    receipts: Mapping[str, Receipt]
+    busy: Collection[str]
+    not_before: Mapping[str, float]
+    slots: int
+    only: Collection[str] | None = None
+
+    def _free(self) -> Iterator[Wanted]:
+        for path, wanted in self.open.items():
+            if path not in self.busy and (self.only is None or path in self.only):
+                yield wanted
+
+    def next_files(self, now: float) -> list[Wanted]:
+        """The files whose turn it is."""
+        may = (each for each in self._free() if now >= self.not_before.get(each.path, now))
+        return list(islice(may, max(0, self.slots)))
+
+    def next_due(self, now: float) -> float | None:
+        """When, after now, a file may be tried again."""
+        later = [
+            due
+            for path, due in self.not_before.items()
+            if due > now and path in self.open and path not in self.busy
+        ]
+        return min(later) if later else None
+
+    def unfinished(self, given_up: Collection[str]) -> bool:
+        """Whether something is left to do that is not given up."""
+        return any(each.path not in given_up for each in self._free())
+
+
+def is_complete(meant: Collection[str], still: Mapping[str, Wanted], book: Mapping[str, Receipt]) -> bool:
+    """Whether every file meant is vouched for, and at least one of them came; `still` are the open ones, and
+    perhaps others that nobody means any more."""
+    settled = (is_settled(book.get(path), each) for path, each in still.items() if path in meant)
+    if not meant or not all(settled):
+        return False
+    return any(path in book and book[path].state != "given_up" for path in meant)
+
+
+def still_complete(paths: Iterable[str], book: Mapping[str, Receipt]) -> bool:
+    """Whether a listing that was complete can still be so, before the source was listed anew."""
+    return all((receipt := book.get(path)) is not None and receipt.state in VOUCHED for path in paths)

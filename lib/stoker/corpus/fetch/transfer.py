@@ -1,0 +1,269 @@
+"""One file on its way: attempt after attempt, from where the last one's bytes are durable to its own name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.fetch.landing import Landing
+from stoker.corpus.fetch.landing_evidence import keep_evidence
+from stoker.corpus.fetch.part_content import look_at_landed
+from stoker.corpus.fetch.part_file import GrowingPart
+from stoker.corpus.http.client import Body, Caller
+from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, Tally, judge, resume_offset
+from stoker.corpus.source.idle_io import Background, giving_way_on_disk
+from stoker.kit.backoff import Backoff
+from stoker.store.errors import UnavailableError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)
+
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every file: the landing, whom to tell, when bytes are made durable, the rates, the bytes
+    that stay free, and how many files and bytes of evidence are kept."""
+
+    landing: Landing
+    bandwidth: Bandwidth
+    tell: Tell
+    commit_bytes: int
+    min_rate: float
+    window_s: float
+    floor: int
+    keep_files: int
+    keep_bytes: int
+    background: Background = field(default_factory=Background)  # for what others fetched: it may be much
+
+
+@dataclass(frozen=True)
+class Done:
+    """A file is here, under its own name and true; `how` is "fetched" or "kept" (it lay there already).
+
+    `unproven`: neither a sum nor a length told that it is whole.
+    """
+
+    how: str
+    size: int
+    sha256: str
+    etag: str
+    cached: bool
+    unproven: bool
+
+
+class Stopped(Exception):
+    """The file was dropped, or the worker stops."""
+
+
+class FileOnItsWay:
+    """One file. attempt() belongs to one thread at a time; commit() may come from another meanwhile."""
+
+    def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
+        self.file, self.backoff = file, backoff
+        self.tally = Tally()
+        self.dropped = False
+        self.received = 0  # bytes that came over the network, again fetched ones included
+        self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
+        self._part = GrowingPart(file, terms.landing)
+        self._wake = threading.Event()  # set when the attempt under way shall end
+        self._trouble: FetchFailed | None = None  # what a commit met
+
+    def attempt(self, caller: Caller) -> Done:
+        """Bring the file here from where it stands. Raises FetchFailed or Stopped."""
+        self._stop_if_asked()
+        before = self._part.size
+        try:
+            with _disk_failures(self.file.path):
+                return self._attempt(caller)
+        except FetchFailed as failure:
+            progressed = self._part.size - before >= PROGRESS_BYTES
+            self.tally = self.tally.after(failure.kind, progressed=progressed)
+            if progressed:
+                self.backoff.reset()
+            self.commit()
+            raise
+
+    def stop(self) -> None:
+        """End the attempt under way soon, for good; what came stays."""
+        self._wake.set()
+
+    def drop(self) -> None:
+        """End the attempt under way soon; nobody wants the file any more."""
+        self.dropped = True
+        self._wake.set()
+
+    def commit(self) -> None:
+        """Make what came durable, then claim it. A failure is kept for the attempt under way."""
+        try:
+            with _disk_failures(self.file.path):
+                durable = self._part.commit()
+        except FetchFailed as failure:
+            self._trouble = failure
+        else:
+            if durable is not None:
+                self._tell("progress", path=self.file.path, bytes=durable, received=self.received)
+
+    def close(self) -> None:
+        """Let go of the bytes; the next attempt reads them again."""
+        self._part.close()
+
+    def forget(self) -> None:
+        """Close, and drop what is unfinished of the file. Raises FetchFailed."""
+        self.close()
+        with _disk_failures(self.file.path):
+            self._landing.forget(self.file.path)
+
+    # An attempt
+
+    def _attempt(self, caller: Caller) -> Done:
+        self._landing.insist()
+        if other := self._landing.taken_by(self.file.path):
+            raise FetchFailed(
+                "refused",
+                f"{self.file.path}: to this file system that is the name of {other}, which is there; exclude "
+                "one of the two, or land on another file system",
+            )
+        if (landed := self._look_at_landed()) is not None:
+            return landed
+        if not self._part.opened:
+            self._open()
+        self._trouble = None
+        if self._part.size != self._part.total:
+            self._insist_on_room()
+            self._fetch(caller)
+        return self._finish()
+
+    def _look_at_landed(self) -> Done | None:
+        path = self._landing.target(self.file.path)
+        with giving_way_on_disk():
+            landed = look_at_landed(self.file, path, self._terms.background.following(self._hashing))
+        if landed is None:
+            return None
+        if landed.mismatch is not None:
+            told = self._set_aside(path, landed.mismatch, landed=True)
+            self._tell("mismatch", count=self.tally.mismatches, **told)
+            return None
+        self.forget()
+        unproven = self.file.size is None and self.file.sha256 is None
+        return Done("kept", landed.size, landed.sha256, "", landed.cached, unproven)
+
+    def _open(self) -> None:
+        if rotten := self._part.open(self._hashing):
+            self._tell("rotten", path=self.file.path, bytes=rotten)
+        self.tally = replace(self.tally, mismatches=max(self.tally.mismatches, self._part.record.mismatches))
+        self._tell("start", path=self.file.path, offset=self._part.size)
+
+    def _fetch(self, caller: Caller) -> None:
+        self._part.forget_pending()
+        if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
+            self._restart("nothing would tell that the rest is of the same content")
+        kept = self._part.kept
+        with caller.open(self.file.url, kept.offset, kept.validator) as body:
+            try:
+                go = judge(body.answer, kept, self.file)
+            except FetchFailed as failure:
+                if failure.kind == "anew":
+                    self._restart(failure.reason)
+                    if not kept.offset:
+                        failure.kind = "broken"  # there was nothing to drop: only a pause can help
+                raise
+            if go.offset < kept.offset:
+                self._restart(f"{body.answer.where} sends it from the start")
+            self._part.note(body.answer, go)
+            self._take(body, self.file.size if go.total is None else go.total)
+
+    def _take(self, body: Body, total: int | None) -> None:
+        watch = RateWatch(self._terms.min_rate, self._terms.window_s)
+        read_from = time.monotonic()
+        try:
+            for chunk in body.chunks():
+                waited_s = time.monotonic() - read_from
+                self.received += len(chunk)
+                if self._trouble is not None:
+                    raise self._trouble
+                self._part.receive(chunk, total)
+                if self._part.uncommitted >= self._terms.commit_bytes:
+                    self._tell("due")
+                if watch.add(waited_s, len(chunk)):
+                    raise FetchFailed("slow", f"{body.answer.where} sends too slowly")
+                self._stop_if_asked()
+                if pause_s := self._terms.bandwidth.take(len(chunk)):
+                    self._wake.wait(pause_s)
+                read_from = time.monotonic()
+        finally:
+            self._part.write_pending()
+        if total is not None and self._part.size < total:
+            raise FetchFailed("short", f"{body.answer.where} ended {total - self._part.size} bytes early")
+
+    def _finish(self) -> Done:
+        if (differs := self._part.mismatch()) is not None:
+            self._part.close()
+            count = self.tally.mismatches + 1
+            told = self._set_aside(self._landing.part(self.file.path), differs, landed=False)
+            self._part.start_over(count)
+            self._tell("mismatch", count=count, **told)
+            raise FetchFailed("mismatch", f"{self.file.path} has the sum {differs[1]}, not {differs[0]}")
+        unproven = self._part.total is None and self.file.sha256 is None
+        size, sha256 = self._part.publish()
+        return Done("fetched", size, sha256, self._part.record.etag, cached=False, unproven=unproven)
+
+    # Parts of it
+
+    def _restart(self, reason: str) -> None:
+        if dropped := self._part.restart():
+            self._tell("anew", path=self.file.path, dropped=dropped, reason=reason)
+
+    def _set_aside(self, bad: Path, differs: tuple[str, str], *, landed: bool) -> dict[str, Any]:
+        """Keep wrong content as evidence; returns what is to be told of it."""
+        told = {"expected": differs[0], "found": differs[1], "landed": landed}
+        place = keep_evidence(
+            self._landing,
+            bad,
+            self.file.path,
+            {"reason": "mismatch", **told},
+            most_files=self._terms.keep_files,
+            most_bytes=self._terms.keep_bytes,
+        )
+        return {"path": self.file.path, "evidence": place, **told}
+
+    def _insist_on_room(self) -> None:
+        room = os.statvfs(self._landing.root)
+        free = room.f_bavail * room.f_frsize
+        rest = max(0, (self._part.total or 0) - self._part.size)
+        if free < rest + self._terms.floor:
+            raise FetchFailed(
+                "disk_full",
+                f"{self._landing.root}: {free} bytes free, {rest} needed, {self._terms.floor} to stay free",
+                number=errno.ENOSPC,
+            )
+
+    def _stop_if_asked(self) -> None:
+        if self._wake.is_set():
+            raise Stopped
+
+    def _hashing(self, done: int) -> None:
+        self._stop_if_asked()
+        self._tell("hashing", path=self.file.path, bytes=done)
+
+
+@contextlib.contextmanager
+def _disk_failures(path: str) -> Iterator[None]:
+    """Turn what the disk says into FetchFailed."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise FetchFailed("gone", str(error)) from error
+    except OSError as error:
+        kind = "disk_full" if error.errno in _FULL else "gone" if error.errno in _AWAY else "storage"
+        raise FetchFailed(kind, f"{path}: {error}", number=error.errno) from error

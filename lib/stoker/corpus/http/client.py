@@ -1,0 +1,221 @@
+"""Asking for a file over HTTP: redirects by hand, the token to the hub alone, a limit to waiting for a head.
+
+Proxies come from the environment (HTTPS_PROXY and its kin), certificates from the system. One caller belongs
+to one thread, but hang_up() may come from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urljoin
+
+import httpx2
+
+from stoker.corpus.http.connection_help import advice, client_does_not_start
+from stoker.corpus.http.hub import HubRepo, explain, origin
+from stoker.corpus.http.remote_file import shown
+from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
+
+MOST_REDIRECTS = 10
+_SHORT_BODY = 1 << 16
+_REDIRECTS = (301, 302, 303, 307, 308)
+_AGENT = "stoker/1 (+file transfer)"
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How to ask: the seconds for a connection and between two bytes; the hub, and the token for it alone."""
+
+    connect_s: float
+    read_s: float
+    hub: HubRepo | None = None
+    token: str | None = None
+
+
+class Body:
+    """An answer that is being read; `answer` is its head."""
+
+    def __init__(self, answer: Answer, response: httpx2.Response) -> None:
+        self.answer = answer
+        self._response = response
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes as they come, undecoded; raises FetchFailed when they stop before the end."""
+        with _failures(self.answer.where, "broken"):
+            yield from self._response.iter_raw()
+
+
+class Caller:
+    """Opens answers for one thread, over connections of its own that are kept alive between requests.
+
+    Raises UnavailableError where the environment's proxies or certificates cannot be used.
+    """
+
+    def __init__(self, manners: Manners) -> None:
+        self._manners = manners
+        self._hub = origin(manners.hub.endpoint) if manners.hub else None
+        limits = httpx2.Limits(max_keepalive_connections=4, keepalive_expiry=30.0)
+        timeout = httpx2.Timeout(manners.read_s, connect=manners.connect_s)
+        try:
+            self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
+        except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
+            raise client_does_not_start(error) from error
+        self._client.headers = httpx2.Headers(
+            {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
+        )
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._asked_at: float | None = None
+
+    @contextlib.contextmanager
+    def open(
+        self, url: str, offset: int = 0, validator: str = "", *, end: int | None = None
+    ) -> Iterator[Body]:
+        """Ask for the bytes from `offset` on, if they are still of the content with that validator.
+
+        `end` is the first byte not wanted; a server without ranges sends it all the same. Raises FetchFailed
+        when there is no answer with a body in the end.
+        """
+        last = "" if end is None else str(end - 1)
+        headers = {"Range": f"bytes={offset}-{last}"} if offset or last else {}
+        if offset and validator:
+            headers["If-Range"] = validator
+        seen: list[str] = []
+        while True:
+            seen.append(url)
+            with self._ask(url, headers) as response:
+                answer = self._answer(response, url, redirected=len(seen) > 1)
+                if answer.status in (200, 206):
+                    yield Body(answer, response)
+                    return
+                self._drain(response)
+                if answer.status not in _REDIRECTS:
+                    raise self._refusal(answer)
+                url = _next(url, answer, seen)
+
+    def hang_up(self) -> None:
+        """End every connection at once: whoever waits on one wakes with an error."""
+        with self._lock:
+            for each in self._sockets:
+                with contextlib.suppress(OSError, ValueError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._sockets.clear()
+
+    def waiting_s(self, now: float) -> float:
+        """For how long a head has been waited for; 0 while none is."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else now - asked_at
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _ask(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        where = shown(url)
+        own = dict(headers)
+        if self._manners.token and origin(url) == self._hub:
+            own["Authorization"] = f"Bearer {self._manners.token}"
+        with _failures(where, "connect"):
+            request = self._client.build_request("GET", url, headers=own, extensions=self._traced())
+            self._asked_at = time.monotonic()
+            try:
+                response = self._client.send(request, stream=True)
+            finally:
+                self._asked_at = None
+        try:
+            yield response
+        finally:
+            with contextlib.suppress(httpx2.HTTPError, OSError):
+                response.close()
+
+    def _drain(self, response: httpx2.Response) -> None:
+        # A short body is read to its end, or the connection could not be used again.
+        length = response.headers.get("content-length", "")
+        if length.isdecimal() and int(length) <= _SHORT_BODY:
+            self._asked_at = time.monotonic()
+            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
+                response.read()
+            self._asked_at = None
+
+    def _traced(self) -> dict[str, Any]:
+        timeout = {
+            "connect": self._manners.connect_s,
+            "read": self._manners.read_s,
+            "write": self._manners.read_s,
+            "pool": self._manners.connect_s,
+        }
+        return {"trace": self._connected, "timeout": timeout}
+
+    def _connected(self, event: str, info: Mapping[str, Any]) -> None:
+        # The client's own timeouts are between two bytes: against a head that drips only the socket helps.
+        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            return
+        found = info["return_value"].get_extra_info("socket")
+        if found is not None:
+            with self._lock:
+                self._sockets = [each for each in self._sockets if each.fileno() >= 0][-8:]
+                self._sockets.append(found)
+
+    def _answer(self, response: httpx2.Response, url: str, *, redirected: bool) -> Answer:
+        return Answer(
+            status=response.status_code,
+            headers={name.lower(): value for name, value in response.headers.items()},
+            where=shown(url),
+            at_hub=origin(url) == self._hub,
+            redirected=redirected,
+        )
+
+    def _refusal(self, answer: Answer) -> FetchFailed:
+        hub = self._manners.hub
+        if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
+            code = answer.headers.get("x-error-code", "")
+            has_token = self._manners.token is not None
+            kind, reason = explain(answer.status, code, hub, token=has_token, pinned=True)
+            return FetchFailed(kind, reason, status=answer.status)
+        return refusal(answer, time.time())
+
+
+def _next(url: str, answer: Answer, seen: list[str]) -> str:
+    location = answer.headers.get("location", "")
+    try:
+        target = httpx2.URL(urljoin(url, location))
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise FetchFailed("redirects", f"{answer.where} redirects to what is no URL: {error}") from error
+    if not location or target.scheme not in ("http", "https"):
+        raise FetchFailed("redirects", f"{answer.where} redirects to no http address")
+    if origin(url)[0] == "https" and target.scheme == "http":
+        raise FetchFailed("redirects", f"{answer.where} redirects from https to http")
+    if str(target) in seen or len(seen) > MOST_REDIRECTS:
+        raise FetchFailed(
+            "redirects", f"{answer.where} redirects in a circle, or more than {MOST_REDIRECTS} times"
+        )
+    return str(target)
+
+
+@contextlib.contextmanager
+def _failures(where: str, otherwise: str) -> Iterator[None]:
+    """Turn what the client raises into FetchFailed; `otherwise` is the kind of all that has none here."""
+    try:
+        yield
+    except (httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+        raise FetchFailed("connect", f"{where}: no connection in time") from error
+    except httpx2.TimeoutException as error:
+        raise FetchFailed("stalled", f"{where} sends nothing") from error
+    except httpx2.RemoteProtocolError as error:
+        raise FetchFailed("short", f"{where} ended too early: {error}") from error
+    except httpx2.ProxyError as error:
+        raise FetchFailed("connect", f"{where}: the proxy refuses: {error}") from error
+    except httpx2.ConnectError as error:
+        raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError) as error:
+        raise FetchFailed("refused", f"{where}: {error}") from error
+    except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError) as error:
+        raise FetchFailed(otherwise, f"{where}: {error or type(error).__name__}") from error

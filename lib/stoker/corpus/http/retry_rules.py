@@ -1,0 +1,241 @@
+"""What to do after each answer and failure of a transfer: pure decisions of the fetch worker.
+
+Nothing here touches the network or a disk. Seconds throughout; the wall clock only where servers give dates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Literal
+
+from stoker.corpus.http.remote_file import RemoteFile
+
+# Tried again for as long as it takes: they say nothing about the file.
+TRANSIENT = ("connect", "stalled", "slow", "broken", "short", "throttled", "server", "anew")
+# Tried again `attempts` times, then given up; of these only "expired" is forgotten after progress.
+COUNTED = ("mismatch", "length", "redirects", "expired")
+# Nothing that a second try would change; gated, unauthorized and vanished say what the operator must do.
+FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded")
+# Of this machine: whoever gave the task tries again when the disk is well.
+LOCAL = ("disk_full", "gone", "storage")
+
+LONGEST_RETRY_AFTER_S = 86_400.0
+PROGRESS_BYTES = 1 << 16  # an attempt that brought fewer resets no backoff: a server may drip and break off
+_RATE_LIMIT = re.compile(r"\br\s*=\s*0\b.*?\bt\s*=\s*(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+_UNTOLD = "does not say whether it has the same content as before"
+
+
+class FetchFailed(Exception):
+    """One attempt at a file ended without it; `kind` is one of the names above."""
+
+    def __init__(
+        self,
+        kind: str,
+        reason: str,
+        *,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        number: int | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.kind, self.reason, self.status = kind, reason, status
+        self.retry_after_s = retry_after_s
+        self.errno = number
+        self.everywhere = everywhere  # a wait that the server asks of all our requests
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a file went through: `counted` failures by kind, and whether the last attempt brought bytes."""
+
+    mismatches: int = 0
+    lengths: int = 0
+    redirects: int = 0
+    expired: int = 0
+
+    def after(self, kind: str, *, progressed: bool) -> Tally:
+        """With one more failure."""
+        expired = 0 if progressed else self.expired
+        return Tally(
+            self.mismatches + (kind == "mismatch"),
+            self.lengths + (kind == "length"),
+            self.redirects + (kind == "redirects"),
+            expired + (kind == "expired"),
+        )
+
+    def of(self, kind: str) -> int:
+        """How often that kind of failure is held against the file."""
+        return {
+            "mismatch": self.mismatches,
+            "length": self.lengths,
+            "redirects": self.redirects,
+            "expired": self.expired,
+        }.get(kind, 0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How to go on with a file: again after `wait_s`, or not."""
+
+    do: Literal["again", "give_up"]
+    wait_s: float = 0.0
+
+
+def next_step(failure: FetchFailed, tally: Tally, attempts: int, backoff_s: float) -> Step:
+    """What follows a failure; `tally` counts it already, `backoff_s` is what the backoff would wait.
+
+    Raises nothing; an unknown kind is given up, for nobody can say that trying again helps.
+    """
+    if failure.kind in COUNTED and tally.of(failure.kind) >= attempts:
+        return Step("give_up")
+    if failure.kind not in COUNTED and failure.kind not in TRANSIENT:
+        return Step("give_up")
+    if failure.kind == "anew" or (failure.kind == "expired" and tally.expired == 1):
+        return Step("again")  # a new address, or a start from 0: nothing that a pause would better
+    return Step("again", max(backoff_s, failure.retry_after_s or 0.0))
+
+
+def retry_after(headers: Mapping[str, str], wall_now: float) -> float | None:
+    """The seconds a server asks to wait, from Retry-After (seconds or a date) or its rate limit's reset.
+
+    None where it asks for nothing we can read; never more than a day.
+    """
+    value = headers.get("retry-after", "").strip()
+    seconds: float | None = None
+    if value.isdecimal():
+        seconds = float(value)
+    elif (until := _moment(value)) is not None:
+        now = _moment(headers.get("date", ""))  # by the server's clock, which may differ from ours
+        seconds = until - (wall_now if now is None else now)
+    if seconds is None and (limit := _RATE_LIMIT.search(headers.get("ratelimit", ""))):
+        seconds = float(limit[1])
+    return None if seconds is None else min(max(0.0, seconds), LONGEST_RETRY_AFTER_S)
+
+
+def _moment(date: str) -> float | None:
+    """The Unix time of an HTTP date."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer's head. `at_hub`: from the hub itself; `redirected`: from where another answer sent us."""
+
+    status: int
+    headers: Mapping[str, str]
+    where: str
+    at_hub: bool = False
+    redirected: bool = False
+
+    @property
+    def etag(self) -> str:
+        """The entity tag as it stands, quotes and all; empty where there is none."""
+        return self.headers.get("etag", "").strip()
+
+    @property
+    def validator(self) -> str:
+        """What If-Range may carry: a strong entity tag, else the date of the last change, else nothing."""
+        if self.etag and not self.etag.startswith("W/"):
+            return self.etag
+        return "" if self.etag else self.headers.get("last-modified", "").strip()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier attempt left durable: `offset` bytes of content with this validator and total size."""
+
+    offset: int = 0
+    validator: str = ""
+    total: int | None = None
+
+
+def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
+    """From which byte to go on: what is kept, or 0 where it cannot be trusted to be the same content.
+
+    part_bytes is what the partial file holds now: fewer than claimed and it is not what was made durable.
+    """
+    if part_bytes < kept.offset:
+        return 0
+    if file.size is not None and (kept.offset > file.size or kept.total not in (None, file.size)):
+        return 0
+    if not kept.validator and not file.identity:
+        return 0  # neither the server nor the listing could tell that the file changed meanwhile
+    return kept.offset
+
+
+def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> int:
+    """Up to where a partial file may be believed that a process wrote since this machine's start.
+
+    A kill takes nothing that was written, only a loss of power does. Beyond `offset` nothing is proven all
+    the same, so that only a file whose sum is known is gone on with there: its end tells.
+    """
+    total = kept.total if file.size is None else file.size
+    if not file.identity or offset != kept.offset or (total is not None and part_bytes > total):
+        return offset
+    return part_bytes
+
+
+@dataclass(frozen=True)
+class Go:
+    """Take this answer's body: it begins at `offset` of a file of `total` bytes (None: until it ends)."""
+
+    offset: int
+    total: int | None
+
+
+def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
+    """Whether an answer to a request from kept.offset on is what was asked for; raises FetchFailed if not.
+
+    200 to a ranged request is a server without ranges, or another content since: the file is taken from 0.
+    """
+    encoding = answer.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise FetchFailed("encoded", f"{answer.where} insists on Content-Encoding {encoding}")
+    if answer.status == 206:
+        found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", "").strip())
+        if found is None or int(found[1]) != kept.offset:
+            raise FetchFailed("anew", f"{answer.where} answers with another range than asked for")
+        go = Go(kept.offset, None if found[3] == "*" else int(found[3]))
+        known = answer.validator or not file.identity  # without a sum nothing else would tell another content
+        if kept.validator and known and answer.validator != kept.validator:
+            said = f"has another content than before ({answer.etag})" if answer.validator else _UNTOLD
+            raise FetchFailed("anew", f"{answer.where} {said}")
+        if kept.total is not None and go.total not in (None, kept.total):
+            raise FetchFailed("anew", f"{answer.where} has {go.total} bytes, {kept.total} before")
+    else:
+        length = answer.headers.get("content-length", "")
+        go = Go(0, int(length) if length.isdecimal() else None)
+    if file.size is not None and go.total not in (None, file.size):
+        raise FetchFailed("length", f"{answer.where} has {go.total} bytes, the listing says {file.size}")
+    return go
+
+
+def refusal(answer: Answer, wall_now: float) -> FetchFailed:
+    """What an answer that is neither 200, 206 nor a redirect means; the hub's own 401 to 404 are explained
+    elsewhere."""
+    status = answer.status
+    said = f"{answer.where} answers {status}"
+    wait_s = retry_after(answer.headers, wall_now)
+    if status == 429:
+        return FetchFailed("throttled", said, status=status, retry_after_s=wait_s, everywhere=True)
+    if status >= 500 or status in (408, 425):
+        return FetchFailed("server", said, status=status, retry_after_s=wait_s)
+    if status == 416:
+        return FetchFailed("anew", f"{said}: what is kept does not belong to it", status=status)
+    if status in (401, 403) and answer.redirected and not answer.at_hub:
+        return FetchFailed("expired", f"{said}: a signed address may have expired", status=status)
+    if status == 401:
+        return FetchFailed("unauthorized", f"{said}: it wants to know who asks", status=status)
+    if status == 403:
+        return FetchFailed("forbidden", f"{said}: not for this account", status=status)
+    if status in (404, 410):
+        return FetchFailed("missing", said, status=status)
+    return FetchFailed("refused", said, status=status)

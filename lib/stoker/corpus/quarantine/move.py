@@ -1,0 +1,108 @@
+"""Into quarantine: the bad thing beside a record of why. Run by workers: it moves big files.
+
+What is kept of it later, and what goes back, is decided in quarantine_rules.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.quarantine.directory import REASON, bytes_of, mark
+from stoker.corpus.staging.durable_copy import FULL, Progress, move
+from stoker.store.errors import DataError, StorageError
+from stoker.store.files import make_dir, remove_tree, unlink_durably
+from stoker.store.names import utc_now
+from stoker.store.record import read_record, write_record
+
+TOO_LARGE = "it is larger than quarantine.keep_bytes"
+NO_ROOM = "the state disk had no room for it"
+
+
+def quarantine(
+    directory: Path,
+    kind: str,
+    name: str,
+    thing: Path | None,
+    reason: Mapping[str, Any],
+    *,
+    budget_bytes: int,
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Move `thing` into its own folder <kind>-<name>-<time> below `directory`, after the reason is durable.
+
+    Done twice for the same finding (an interrupted try), it completes the folder that is there. A thing that
+    alone is over the budget, or for which there is no room, is given up; its reason tells so.
+    """
+    folder = open_folder(directory, kind, name, reason)
+    if thing is not None and os.path.lexists(thing):
+        size = bytes_of(thing)
+        if size > budget_bytes:
+            _give_up(thing, folder, size, TOO_LARGE)
+            return folder
+        try:
+            _keep(thing, folder, progress)
+        except StorageError as error:
+            if error.errno not in FULL:
+                raise
+            _give_up(thing, folder, size, NO_ROOM)
+    return folder
+
+
+def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]) -> Path:
+    """The folder of this finding, made now where there is none; what was released is another finding's."""
+    body = {"v": 1, "kind": kind, "path": None, "sha256": None, **reason}
+    for folder in sorted(directory.glob(f"{kind}-{name}-*"), reverse=True):
+        try:
+            known = read_record(folder / REASON)
+        except (FileNotFoundError, DataError):
+            continue
+        if "released" not in known and all(known.get(field) == value for field, value in body.items()):
+            return folder
+    time = utc_now()
+    stem = f"{kind}-{name}-{time.replace('-', '').replace(':', '')}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    folder = next(directory / each for each in names if not os.path.lexists(directory / each / REASON))
+    make_dir(folder)
+    write_record(folder / REASON, {**body, "time": time})
+    return folder
+
+
+def _keep(thing: Path, folder: Path, progress: Progress) -> None:
+    if stat.S_ISDIR(os.lstat(thing).st_mode):
+        # A folder on another file system is kept file by file.
+        target = folder / thing.name
+        make_dir(target)
+        for file in sorted(thing.rglob("*")):
+            if file.is_file():
+                make_dir((target / file.relative_to(thing)).parent)
+                _keep_file(file, target / file.relative_to(thing), progress)
+        _discard(thing)
+    else:
+        _keep_file(thing, folder / thing.name, progress)
+
+
+def _keep_file(file: Path, target: Path, progress: Progress) -> None:
+    if target.exists():  # whole, for it got its name by a rename: an earlier try only did not remove the file
+        _discard(file)
+    else:
+        move(file, target, progress)
+
+
+def _give_up(thing: Path, folder: Path, size: int, why: str) -> None:
+    """Remove the thing, and what was kept of it; said first, so that it is an event whatever happens."""
+    mark(folder, dropping={"why": why, "bytes": size})
+    for part in folder.iterdir():
+        if part.name != REASON:
+            _discard(part)
+    _discard(thing)
+
+
+def _discard(thing: Path) -> None:
+    if stat.S_ISDIR(os.lstat(thing).st_mode):
+        remove_tree(thing)
+    else:
+        unlink_durably(thing)

@@ -1,0 +1,245 @@
+"""The sources by path, and what the decisions ask of them, kept up to date with each that changes.
+
+With 50,000 sources a look at all of them takes longer than a turn of the loop may. Only a few are on their
+way at any time, so the decisions ask for those, and sums are carried along.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import chain
+from typing import get_args
+
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceState
+from stoker.corpus.records.sums import Sums
+
+OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
+KEPT_CLAIMS = 8
+KEY16 = 16  # digits of a shard set's key that its directory is called by
+KeyOf = Callable[[str], str]
+Claims = tuple[list[str], list[str]]
+
+
+class KeySet(set[str]):
+    """The first 16 digits of the keys of the shard sets on a disk; `changes` tells two states of it apart."""
+
+    _count = 0
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        super().__init__(keys)
+        self._touch()
+
+    def _touch(self) -> None:
+        KeySet._count += 1
+        self.changes = KeySet._count
+
+    def add(self, key: str) -> None:
+        """Take it in."""
+        super().add(key)
+        self._touch()
+
+    def discard(self, key: object) -> None:
+        """Take it out."""
+        super().discard(key)
+        self._touch()
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Take these out."""
+        super().difference_update(keys)
+        self._touch()
+
+
+class Catalog(dict[str, Source]):
+    """Sources by path; changed through put() and drop() alone.
+
+    `changes` counts them. `waiting` are the paths of state `seen` in listing order; `unsynced` those whose
+    set is on hot to stay and has no proven copy on warm; `evicting` those with the intent to evict; `formers`
+    those of contents that a file had before, `imported` those of tokens that were taken over.
+    """
+
+    def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
+        super().__init__()
+        self.changes = 0
+        self.sums = Sums()
+        self.waiting: list[str] = []
+        self.unsynced: dict[str, None] = {}
+        self.evicting: dict[str, None] = {}
+        self.formers: dict[str, None] = {}
+        self.imported: dict[str, None] = {}
+        self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
+        self._contents: dict[str, str | tuple[str, ...]] = {}
+        self._shared: dict[str, None] = {}  # contents that several paths have
+        self._unsettled: dict[str, None] = {}
+        self._owned: dict[str, str] = {}  # path by the first digits of its set's key
+        self._key_of: KeyOf | None = None
+        self._open: dict[str, str] = {}  # content by the first digits of its key, of what has no set yet
+        self._claims: dict[int, tuple[int, Claims]] = {}
+        for source in () if sources is None else sources.values():
+            self._enter(source)
+        self.waiting = sorted(self._states["seen"])
+
+    @staticmethod
+    def of(sources: Mapping[str, Source]) -> Catalog:
+        """These as a catalog, which they mostly are."""
+        return sources if isinstance(sources, Catalog) else Catalog(sources)
+
+    def put(self, source: Source) -> None:
+        """Take in a new source, or another state of one."""
+        before = self.get(source.path)
+        if before is not None:
+            self._leave(before)
+        self._enter(source)
+        was, now = before is not None and before.state == "seen", source.state == "seen"
+        if was and not now:
+            del self.waiting[bisect_left(self.waiting, source.path)]
+        elif now and not was:
+            insort(self.waiting, source.path)
+
+    def drop(self, path: str) -> None:
+        """Forget a source."""
+        source = self.pop(path)
+        self._leave(source)
+        if source.state == "seen":
+            del self.waiting[bisect_left(self.waiting, path)]
+
+    def in_state(self, *states: SourceState) -> list[Source]:
+        """The sources in these states, state by state."""
+        return [self[path] for state in states for path in self._states[state]]
+
+    def count(self, *states: SourceState) -> int:
+        """How many are in these states."""
+        return sum(len(self._states[state]) for state in states)
+
+    @property
+    def ended(self) -> Iterable[str]:
+        """The paths that came to their end."""
+        return chain.from_iterable(self._states[state] for state in sorted(TERMINAL))
+
+    # By content
+
+    def with_content(self, sha256: str) -> tuple[str, ...]:
+        """The paths of this content, in listing order."""
+        paths = self._contents.get(sha256, ())
+        return (paths,) if isinstance(paths, str) else paths
+
+    def owner(self, sha256: str) -> str | None:
+        """The path whose shard set stands for a content."""
+        return next((path for path in self.with_content(sha256) if self[path].state in PUBLISHED), None)
+
+    @property
+    def unsettled(self) -> list[tuple[str, ...]]:
+        """The paths of each content of which one waits although there is a set, or is a duplicate although
+        there is none."""
+        return [self.with_content(sha256) for sha256 in self._unsettled]
+
+    # By key
+
+    def of_key(self, key16: str) -> str | None:
+        """The path whose published set has a key with these first digits."""
+        return self._owned.get(key16)
+
+    def unowned(self, keys: Set[str]) -> list[str]:
+        """Those of the keys (first digits) that are no published source's."""
+        return self._claimed(keys)[0]
+
+    def left_behind(self, keys: Set[str]) -> list[str]:
+        """The paths of sets among these that by their record are on warm only."""
+        return self._claimed(keys)[1]
+
+    def _claimed(self, keys: Set[str]) -> Claims:
+        """Both of the above; looked for again only after a source or the keys changed."""
+        stamp = keys.changes if isinstance(keys, KeySet) else None
+        known = None if stamp is None else self._claims.get(stamp)
+        if known is not None and known[0] == self.changes:
+            return known[1]
+        unowned: list[str] = []
+        left: list[str] = []
+        for key in keys:
+            path = self._owned.get(key)
+            if path is None:
+                unowned.append(key)
+            elif self[path].evicted:
+                left.append(path)
+        claims = sorted(unowned), sorted(left)
+        if stamp is not None:
+            if len(self._claims) > KEPT_CLAIMS:
+                self._claims.clear()
+            self._claims[stamp] = self.changes, claims
+        return claims
+
+    def open_with(self, keys: Iterable[str], key_of: KeyOf) -> list[str]:
+        """The paths without a set whose set would be called by one of these, in listing order."""
+        keys = list(keys)
+        if not keys:
+            return []
+        if self._key_of is not key_of:
+            self._key_of = key_of
+            opened = self.in_state(*OPEN)
+            self._open = {key_of(source.sha256)[:KEY16]: source.sha256 for source in opened}
+        found = (self.with_content(self._open[key]) for key in keys if key in self._open)
+        unowned = (paths for paths in found if all(self[path].state not in PUBLISHED for path in paths))
+        return sorted(path for paths in unowned for path in paths if self[path].state in OPEN)
+
+    # Keeping up to date
+
+    def _enter(self, source: Source) -> None:
+        path, state, content = source.path, source.state, source.sha256
+        self[path] = source
+        self.changes += 1
+        self._states[state][path] = None
+        # Of what could not be fetched it may not be known.
+        others = self._contents.setdefault(content, path) if content else path
+        if others is not path:
+            self._contents[content] = tuple(sorted({*self.with_content(content), path}))
+            self._shared[content] = None
+        if state == "duplicate" or content in self._shared:
+            self._weigh(content)
+        if source.former is not None:
+            self.formers[path] = None
+        if source.imported:
+            self.imported[path] = None
+        if state in PUBLISHED:
+            if source.key is not None:
+                self._owned.setdefault(source.key[:KEY16], path)
+            if source.evicting:
+                self.evicting[path] = None
+            if source.hot and not source.on_warm:
+                self.unsynced[path] = None
+        elif self._key_of is not None and state in OPEN:
+            self._open[self._key_of(content)[:KEY16]] = content
+        self.sums.count(source, 1)
+
+    def _leave(self, source: Source) -> None:
+        path, content = source.path, source.sha256
+        self.changes += 1
+        del self._states[source.state][path]
+        others = tuple(other for other in self.with_content(content) if other != path)
+        if others:
+            self._contents[content] = others[0] if len(others) == 1 else others
+        else:
+            self._contents.pop(content, None)
+        if len(others) < 2:
+            self._shared.pop(content, None)
+        if others or self._unsettled:
+            self._weigh(content)
+        self.evicting.pop(path, None)
+        self.unsynced.pop(path, None)
+        self.formers.pop(path, None)
+        self.imported.pop(path, None)
+        key = str(source.key)[:KEY16]
+        if self._owned.get(key) == path:
+            del self._owned[key]
+            heirs = (other for other in others if self[other].key == source.key)
+            self._owned.update((key, heir) for heir in heirs if self[heir].state in PUBLISHED)
+        if self._key_of is not None and source.state in OPEN and not others:
+            self._open.pop(self._key_of(content)[:KEY16], None)
+        self.sums.count(source, -1)
+
+    def _weigh(self, content: str) -> None:
+        states = [self[path].state for path in self.with_content(content) if path in self]
+        owned = not PUBLISHED.isdisjoint(states)
+        if any(state in OPEN for state in states) if owned else "duplicate" in states:
+            self._unsettled[content] = None
+        else:
+            self._unsettled.pop(content, None)

@@ -1,0 +1,121 @@
+"""`dataset.limit`: which files of a listing a bounded slice takes, whatever order they were built in.
+
+A slice takes whole files in listing order until their rows, or their tokens, reach the limit. How much a file
+counts is known when it has come to its end, so the slice is settled file by file from the listing's front: a
+file behind one that is still open is neither in nor out. A content counts where it is listed first, under
+whichever path it was built; a quarantined file counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.config.schema import Limit
+from stoker.corpus.records.sources import PUBLISHED, Source
+
+MOST_IN_LINE = 256  # more than there are builders
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`paths` are in the slice for certain, in listing order; `settled`: of what is known, nothing else is.
+
+    `full`: a limit of rows or tokens is reached, so that no file to come can change it. `beyond` are the
+    known paths that are left out. `stayed` are those that the limit alone would leave out. `taken` is what
+    the files in the slice hold of each thing that is limited. `in_line` are the paths from the first on whose
+    end would tell more, some of them at least; none when nothing is left to tell.
+    """
+
+    paths: tuple[str, ...]
+    settled: bool
+    full: bool
+    beyond: frozenset[str]
+    stayed: tuple[str, ...]
+    taken: Mapping[str, int]
+    in_line: tuple[str, ...] = ()
+
+
+def is_bounded(limit: Limit) -> bool:
+    """Whether anything is limited at all."""
+    return limit != Limit()
+
+
+def slice_of(
+    listed: Collection[str],
+    sources: Mapping[str, Source],
+    limit: Limit,
+    *,
+    kept: Iterable[str] = (),
+    known: Iterable[str] = (),
+) -> Slice:
+    """The slice of the listed paths, as far as the sources that have come to their end tell it.
+
+    `kept` are paths that were in the slice before and have come to their end: they stay, whatever the limit
+    is now, for a plan may name them; they count like the others. `known` are paths that are not listed (any
+    more), but might be worked on.
+    """
+    kept = frozenset(kept)
+    order = sorted({*listed, *kept})
+    files = frozenset(order[: limit.files]) if limit.files else frozenset(order)
+    tally = _Tally(sources, limit)
+    paths: set[str] = set()
+    stayed: list[str] = []
+    settled = True
+    in_line: tuple[str, ...] = ()
+    for place, path in enumerate(order):
+        if not settled or tally.full or path not in files:
+            if path not in kept:
+                continue
+            stayed.append(path)
+        if (owner := tally.add(path)) is None:
+            if settled and tally.most:
+                in_line = tuple(order[place : place + MOST_IN_LINE])
+            settled = settled and not tally.most  # with files alone to count, an open one hides nothing
+        # A content is trained on through the path that has its shard set, wherever that stands.
+        paths |= {path, owner or path}
+    outside = frozenset(known).union(listed) - paths
+    if not settled:  # what stands behind the open file may still come in, unless it is one file too many
+        outside = outside - files if limit.files else frozenset()
+    full = settled and tally.full
+    return Slice(tuple(sorted(paths)), settled, full, outside, tuple(stayed), dict(tally.taken), in_line)
+
+
+class _Tally:
+    """Adds up what files hold, each content once."""
+
+    def __init__(self, sources: Mapping[str, Source], limit: Limit) -> None:
+        self._sources = sources
+        self._owners = {one.sha256: one for one in sources.values() if one.state in PUBLISHED}
+        self._seen: set[str] = set()
+        self.most = {name: most for name, most in (("rows", limit.rows), ("tokens", limit.tokens)) if most}
+        self.taken = dict.fromkeys(self.most, 0)
+
+    @property
+    def full(self) -> bool:
+        """Whether a limit is reached."""
+        return any(self.taken[name] >= most for name, most in self.most.items())
+
+    def add(self, path: str) -> str | None:
+        """Count a path's content; the path that has its shard set, or its own for one without; None: open."""
+        source = self._sources.get(path)
+        if source is not None and source.state == "quarantined":
+            return path
+        owner = None if source is None else self._owners.get(source.sha256)
+        if owner is not None and owner.sha256 not in self._seen:
+            self._seen.add(owner.sha256)
+            for name in self.most:
+                self.taken[name] += _AMOUNT[name](owner.books or {})
+        return None if owner is None else owner.path
+
+
+def _rows(books: Mapping[str, Any]) -> int:
+    return int(books.get("rows", 0))
+
+
+def _tokens(books: Mapping[str, Any]) -> int:
+    return sum(int(books.get(stream, {}).get("tokens", 0)) for stream in ("train", "val"))
+
+
+_AMOUNT: Mapping[str, Callable[[Mapping[str, Any]], int]] = {"rows": _rows, "tokens": _tokens}

@@ -1,0 +1,93 @@
+"""Receipts: what the download watchdog vouches for. It alone writes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from stoker.corpus.records.record_dir import Damaged, Shelf
+from stoker.store.layout import StateLayout
+from stoker.store.record import write_record
+
+ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up", "unproven"]
+_STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(ReceiptState)}
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
+
+    `verified`: it is here and true. `unproven`: it is here, but came without a length or a sum to tell
+    whether it is whole. `releasing`, `released`: removed on purpose, fetched anew only if asked.
+    `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
+
+    `found` is set while a disputed file of a folder is rotten: the sha256 that it has now, although size,
+    time and inode are those of the receipt.
+
+    `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
+    the etag is "<size>-<mtime_ns>-<inode>".
+    """
+
+    dataset: str
+    path: str
+    file: str
+    size: int
+    sha256: str
+    revision: str
+    etag: str
+    state: ReceiptState
+    found: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the content is here, to be read; preflight tells whether an unproven file is parquet."""
+        return self.state in ("verified", "unproven")
+
+    @property
+    def rotten(self) -> bool:
+        """Whether the file's content changed while nobody wrote to it."""
+        return self.state == "disputed" and bool(self.found)
+
+    @property
+    def unobtainable(self) -> bool:
+        """Whether the content is not here and does not come by itself."""
+        return self.state == "given_up" or self.rotten
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Receipt:
+        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        state = _STATES.get(record["state"])
+        if state is None:
+            raise ValueError(f"state {record['state']!r}")
+        return cls(
+            sys.intern(str(record["dataset"])),
+            sys.intern(str(record["path"])),
+            str(record["file"]),
+            int(record["size"]),
+            sys.intern(str(record["sha256"])),
+            sys.intern(str(record["revision"])),
+            str(record["etag"]),
+            state,
+            str(record.get("found") or ""),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """The record's body."""
+        return {"v": 1, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+def receipt_shelf(layout: StateLayout, dataset: str, *, patient: bool = False) -> Shelf[Receipt]:
+    """The receipts of one dataset, for a reader that looks again and again."""
+    return Shelf(layout.receipts, dataset, Receipt.from_record, patient=patient)
+
+
+def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:
+    """Every receipt of the dataset by path; damaged records are left out and handed to `damaged`."""
+    return receipt_shelf(layout, dataset).read(damaged)
+
+
+def write_receipt(layout: StateLayout, receipt: Receipt) -> None:
+    """Make the receipt durable under its path's record name."""
+    write_record(layout.receipt(receipt.dataset, receipt.path), receipt.to_record())

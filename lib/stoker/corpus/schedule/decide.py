@@ -1,0 +1,286 @@
+"""What the stage-shard loop does next: one pure function from what is known to a tuple of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from stoker.corpus.records.index import OPEN
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
+from stoker.corpus.schedule.actions import (
+    Action,
+    Build,
+    Duplicate,
+    Forsake,
+    GiveUp,
+    Prove,
+    Quarantine,
+    QuarantineSet,
+    Release,
+    Renew,
+    Replace,
+    Stage,
+    Withdraw,
+)
+from stoker.corpus.schedule.state import Activity, Situation, in_hand, is_free, slots
+
+
+def decide(situation: Situation, now: float) -> tuple[Action, ...]:
+    """The actions to take now, within the limits; taken all, none contradicts another.
+
+    Work is claimed by content: of two paths with the same sha256 one is worked on, the other waits and
+    becomes its duplicate once the set is proven.
+    """
+    renewals = tuple(stale(situation))
+    if renewals:  # everything else depends on the records being of the content at hand
+        return renewals
+    return (
+        *_withdrawals(situation, now),
+        *_duplicates(situation),
+        *_forsaken(situation),
+        *(Quarantine(path) for path in sorted(situation.convicted) if is_free(situation, path, now)),
+        *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
+        *_proofs(situation, now),
+        *_stages(situation, now),
+        *_builds(situation, now),
+        *_releases(situation, now),
+    )
+
+
+def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
+    """What to do about the records that speak of other content than their receipt, or of a file that could
+    not be fetched, or came after all.
+
+    Duplicates of a content that has no shard set any more begin anew too: the set was lost, and the file it
+    was made of may be gone or another by now, while theirs is here.
+    """
+    catalog, receipts = situation.catalog, situation.receipts
+    for path in receipts if situation.differing is None else sorted(situation.differing):
+        source, receipt = catalog.get(path), receipts.get(path)
+        if receipt is None or path in situation.busy:
+            continue
+        if receipt.unobtainable:
+            yield from _give_up(situation, source, receipt)
+        elif not receipt.usable:
+            continue
+        elif source is None:
+            if path not in situation.beyond:
+                yield Renew(path)
+        elif _is_unrecorded(situation, source):
+            continue  # its set is proven first, and kept as a former content then
+        elif source.sha256 != receipt.sha256 or source.never_came:
+            yield Replace(path) if source.state in PUBLISHED else Renew(path)
+    for path in chain.from_iterable(catalog.unsettled):
+        source, receipt = catalog[path], receipts.get(path)
+        if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
+            continue
+        if receipt is not None and receipt.usable and receipt.sha256 == source.sha256:
+            yield Renew(path)
+
+
+def _is_unrecorded(situation: Situation, source: Source) -> bool:
+    """Whether its set was published and nobody lived to write it down: renewed now, it would be nobody's."""
+    return (
+        source.state in OPEN
+        and situation.is_published(source)
+        and situation.catalog.owner(source.sha256) is None
+    )
+
+
+def differs(source: Source | None, receipt: Receipt | None) -> bool:
+    """Whether a receipt names other content than the record of its path, or another fate of its download."""
+    if receipt is None:
+        return False
+    if source is None or source.sha256 != receipt.sha256:
+        return True
+    return source.state == "seen" if receipt.unobtainable else source.never_came
+
+
+def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Renew | GiveUp]:
+    """A file that could not be fetched, or rotted, is missed only where no shard set has its content."""
+    path = receipt.path
+    if source is None and path not in situation.beyond:
+        # What is known of its content may tell that its set is there.
+        yield Renew(path) if receipt.sha256 else GiveUp(path)
+    elif source is not None and source.state == "seen" and path not in situation.beyond:
+        found = situation.uncertain or path in situation.recallable or situation.is_published(source)
+        if not found and situation.catalog.owner(source.sha256) is None:
+            yield GiveUp(path)
+
+
+def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
+    for source in situation.catalog.in_state("staged", "building") if situation.beyond else ():
+        if source.path in situation.beyond and is_free(situation, source.path, now):
+            yield Withdraw(source.path)
+
+
+def _duplicates(situation: Situation) -> Iterator[Duplicate]:
+    catalog = situation.catalog
+    for paths in catalog.unsettled:
+        owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
+        for path in paths if owner is not None else ():
+            if catalog[path].state in OPEN and path not in situation.busy:
+                yield Duplicate(path, str(owner))
+
+
+def _forsaken(situation: Situation) -> Iterator[Forsake]:
+    """Former contents without a set, when there is none to be found and no other file has that content."""
+    catalog = situation.catalog
+    if situation.uncertain or situation.key_of is None:
+        return
+    for path in catalog.formers:
+        source = catalog[path]
+        found = path in situation.recallable or path in situation.busy or path in situation.invalid_sets
+        if source.state != "seen" or found or situation.is_published(source):
+            continue
+        others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
+        if all(_has_no_file_any_more(other) for other in others):
+            yield Forsake(path)
+
+
+def _has_no_file_any_more(source: Source) -> bool:
+    return source.former is not None or (source.state == "quarantined" and not source.never_came)
+
+
+def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
+    return (
+        is_free(situation, path, now)
+        and path not in situation.convicted
+        and path not in situation.invalid_sets
+        and now >= situation.paused_until.get(activity, now)
+    )
+
+
+def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
+    """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
+    catalog, key_of = situation.catalog, situation.key_of
+    if key_of is None:
+        return ()
+    asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
+    unowned = catalog.open_with(catalog.unowned(situation.published), key_of)
+    claimed = in_hand(situation)  # by a path that has the same content: two would own one set
+    unowned = [path for path in unowned if catalog[path].sha256 not in claimed]
+    chosen: dict[str, str] = {}
+    for path in (*unowned, *sorted(asked)):
+        if situation.is_published(catalog[path]) and _open(situation, path, "prove", now):
+            chosen.setdefault(catalog[path].sha256, path)
+    return tuple(map(Prove, [*chosen.values()][: slots(situation, "prove", situation.limits.provers)]))
+
+
+def stageable(situation: Situation, now: float) -> list[str]:
+    """The paths to stage next within workers and queue, if only there is room on the disk."""
+    limits, catalog = situation.limits, situation.catalog
+    if now < situation.paused_until.get("stage", now):
+        return []
+    most = slots(situation, "stage", limits.stagers)
+    here = catalog.in_state("staged", "building")
+    waiting = (source.path for source in here if source.path not in situation.shelved)
+    ahead = {path for path in waiting if situation.busy.get(path) != "build"}
+    ahead |= {path for path, each in situation.busy.items() if each == "stage"}
+    claimed = {source.sha256 for source in here} | {catalog[path].sha256 for path in situation.busy}
+    queued = sum(catalog[path].size for path in ahead)
+    chosen: list[str] = []
+    # What the tokenizer or a run waits for goes first and past the queue's limits: all else waits for it.
+    first = situation.wanted | situation.urgent
+    for path in chain(sorted(first & catalog.keys()), catalog.waiting):
+        if len(chosen) == most:
+            break
+        source = catalog[path]
+        if not _may_stage(situation, source, now) or source.sha256 in claimed:
+            continue
+        full = len(ahead) >= limits.queue_files or queued + source.size > limits.queue_bytes
+        if ahead and full and path not in first:
+            break  # in listing order: a small one behind does not overtake it
+        chosen.append(path)
+        claimed.add(source.sha256)
+        ahead.add(path)
+        queued += source.size
+    return chosen
+
+
+def _may_stage(situation: Situation, source: Source, now: float) -> bool:
+    """Whether a source waits for nothing but its turn; the cheapest questions first, for many may wait."""
+    path, receipt = source.path, situation.receipts.get(source.path)
+    if source.state != "seen" or receipt is None or not receipt.usable:
+        return False
+    if path in situation.recallable or path in situation.beyond:
+        return False
+    if not _open(situation, path, "stage", now) or situation.catalog.owner(source.sha256) is not None:
+        return False
+    return not situation.is_published(source)
+
+
+def buildable(situation: Situation, now: float) -> list[str]:
+    """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
+    ready = _ready(situation, now)
+    chosen: list[str] = []
+    claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
+    for path in ready:
+        if len(chosen) == slots(situation, "build", situation.limits.builders):
+            break
+        if situation.sources[path].sha256 not in claimed:
+            chosen.append(path)
+            claimed.add(situation.sources[path].sha256)
+    return chosen
+
+
+def _ready(situation: Situation, now: float) -> list[str]:
+    """The staged paths that wait to be built, in the order in which they are."""
+    if situation.key_of is None:
+        return []
+    ready = [
+        path
+        for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
+        if path not in situation.beyond
+        and _is_in_line(situation, source)
+        and not situation.is_published(source)
+        and _open(situation, path, "build", now)
+    ]
+    first = situation.urgent
+    return sorted(
+        ready, key=lambda path: (path not in first, situation.sources[path].state != "building", path)
+    )
+
+
+def _is_in_line(situation: Situation, source: Source) -> bool:
+    """Whether it may be built although the slice may end before it: as much as there are builders for."""
+    if situation.in_line is None or source.path in situation.urgent:
+        return True
+    same = situation.catalog.with_content(source.sha256)
+    return any(path in situation.in_line for path in (source.path, *same))
+
+
+def _stages(situation: Situation, now: float) -> Iterator[Stage]:
+    room = situation.room
+    left = None if room is None else room.stage
+    decode = situation.limits.train and situation.key_of is None
+    for number, path in enumerate(stageable(situation, now)):
+        if room is not None and left is not None:
+            left -= room.stage_needs(situation.sources[path])
+        let = room is None or (number == 0 and room.one_stage and left is not None)
+        if not let and (left is None or left < 0):
+            return  # nobody overtakes it: a big file would wait for ever
+        yield Stage(path, decode=decode)
+
+
+def _builds(situation: Situation, now: float) -> Iterator[Build]:
+    room = situation.room
+    left = None if room is None else room.build
+    for number, path in enumerate(buildable(situation, now)):
+        if room is not None and left is not None:
+            left -= room.build_needs(situation.sources[path])
+        let = room is None or (number == 0 and room.one_build and left is not None)
+        if not let and (left is None or left < 0):
+            return
+        yield Build(path)
+
+
+def _releases(situation: Situation, now: float) -> Iterator[Release]:
+    ready: SourceState | None = _READY.get(situation.limits.release)
+    for source in situation.catalog.in_state(ready) if ready is not None else ():
+        if not source.imported and _open(situation, source.path, "release", now):
+            yield Release(source.path)
+
+
+_READY: Mapping[str, SourceState] = {"after_proof": "proven", "after_sync": "synced"}

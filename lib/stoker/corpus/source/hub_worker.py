@@ -1,0 +1,213 @@
+"""Worker: what a hub's repository holds at a commit. It imports huggingface_hub, without telemetry and xet.
+
+task: {"repo", "repo_type", "revision", "endpoint", "token_file", "include": [...], "exclude": [...],
+       "pinned": the commit to list, or null for what `revision` means now,
+       "known": a commit; when `revision` still means it, nothing is listed}
+messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then, and, as often as needed,
+    {"kind": "files", "files": [[path, size, sha256 or null, git blob name or null]]}, in no order promised
+result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
+    {"status": "unchanged", "revision"},
+    {"status": "failed", "class", "reason", "http_status", "retry_after_s"}: class is one of gated,
+    unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change) and
+    throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
+It asks once: pauses are the daemon's. A hub that does not answer is told by this worker's silence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.corpus.http.connection_help import advice, client_does_not_start
+from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
+from stoker.corpus.http.remote_file import clashes, printable, unsafe
+from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
+from stoker.corpus.source.folder import Selection
+from stoker.kit.workers.child import Report, run_worker
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
+_REFUSED_SHOWN = 100
+_CONNECT_S, _READ_S = 20.0, 30.0
+_AGENT = "stoker"
+
+Row = tuple[str, int, str | None, str | None]
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Pin, list, tell."""
+    endpoint = endpoint_of(task["endpoint"])
+    hub = HubRepo(task["repo"], task["repo_type"], endpoint)
+    token = hub_token(task["token_file"])
+    try:
+        return _list(task, report, _Asked(hub, token))
+    except FetchFailed as failure:
+        return {
+            "status": "failed",
+            "class": failure.kind,
+            "reason": failure.reason,
+            "http_status": failure.status,
+            "retry_after_s": failure.retry_after_s,
+        }
+
+
+def _list(task: dict[str, Any], report: Report, asked: _Asked) -> dict[str, Any]:
+    commit = task["pinned"] or asked.commit(task["revision"])
+    if commit == task["known"]:
+        return {"status": "unchanged", "revision": commit}
+    report("pinned", revision=commit)
+    selection = Selection(task["include"], task["exclude"])
+    rows, refused = _sift(_counted(asked.files(commit), report), selection)
+    for chunk in _chunks(rows):
+        report("files", files=chunk)
+    return {
+        "status": "listed",
+        "revision": commit,
+        "files": len(rows),
+        "refused": refused[:_REFUSED_SHOWN],
+        "refused_in_all": len(refused),
+    }
+
+
+def _counted(rows: Iterator[Row], report: Report) -> Iterator[Row]:
+    for number, row in enumerate(rows, 1):
+        if number % _FILES_A_MESSAGE == 0:
+            report("reading", files=number)  # a long listing is no hang
+        yield row
+
+
+def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[list[str]]]:
+    """What is chosen and can have a place below the landing, and the rest of the chosen with reasons."""
+    good, refused = [], []
+    for row in rows:
+        if reason := unsafe(row[0]):
+            # Not asked whether it is chosen: a name that is meant to deceive is told whatever it matches.
+            refused.append([printable(row[0]), reason])
+        elif selection.takes(row[0]):
+            good.append(row)
+    clashing = clashes([row[0] for row in good])
+    refused += [[printable(path), reason] for path, reason in clashing.items()]
+    return [row for row in good if row[0] not in clashing], refused
+
+
+def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
+    left = iter(rows)
+    while chunk := list(itertools.islice(left, _FILES_A_MESSAGE)):
+        yield chunk
+
+
+class _Asked:
+    """The hub's client, made to tell every refusal at once instead of retrying it in silence."""
+
+    def __init__(self, hub: HubRepo, token: str | None) -> None:
+        self._hub, self._token = hub, token
+        self._revision, self._pinned = "", False  # what is asked for, and whether it is a commit
+        self._answered: set[str] = set()
+        self._api = self._client()
+
+    def commit(self, revision: str) -> str:
+        """The commit that the revision means now."""
+        self._revision = revision
+        with _Told(self._hub, self._token):
+            found = self._api.repo_info(
+                self._hub.repo, repo_type=self._hub.repo_type, revision=revision, timeout=_READ_S
+            )
+        commit = str(found.sha)
+        if not is_commit(commit):
+            raise FetchFailed("broken", f"{self._hub.page}: {commit[:80]!r} is no commit; is that a hub?")
+        return commit
+
+    def files(self, commit: str) -> Iterator[Row]:
+        """Every file of the commit, page by page."""
+        self._revision, self._pinned = commit, True
+        with _Told(self._hub, self._token):
+            for entry in self._api.list_repo_tree(
+                self._hub.repo, repo_type=self._hub.repo_type, revision=commit, recursive=True, expand=False
+            ):
+                if isinstance(entry, self._file_type):  # else a folder
+                    sha256 = None if entry.lfs is None else str(entry.lfs.sha256)
+                    yield entry.path, int(entry.size), sha256, str(entry.blob_id) if sha256 is None else None
+
+    def _client(self) -> HfApi:
+        os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "DO_NOT_TRACK": "1"}
+        import huggingface_hub  # noqa: PLC0415 - its settings are read when it is imported
+        from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
+
+        self._file_type = RepoFile
+        try:
+            session = huggingface_hub.get_session()
+        except (ImportError, ValueError, OSError) as error:
+            raise client_does_not_start(error) from error
+        session.event_hooks = {
+            "request": [*session.event_hooks["request"], self._before],
+            "response": [*session.event_hooks["response"], self._after],
+        }
+        return huggingface_hub.HfApi(
+            endpoint=self._hub.endpoint, token=self._token or False, library_name=_AGENT
+        )
+
+    def _before(self, request: Any) -> None:
+        # The client gives some requests no time limit, and follows the next page wherever it points to.
+        request.extensions = {
+            **request.extensions,
+            "timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _CONNECT_S},
+        }
+        if origin(str(request.url)) != origin(self._hub.endpoint):
+            request.headers.pop("Authorization", None)
+        if str(request.url) in self._answered:
+            raise FetchFailed("broken", f"{self._hub.page}: the pages of its listing lead in a circle")
+
+    def _after(self, response: Any) -> None:
+        # Raised from here the client cannot retry it by itself, for minutes and without a word.
+        status = response.status_code
+        if status < 400:
+            self._answered.add(str(response.request.url))
+            return
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        if status in (401, 403, 404, 410):
+            code = headers.get("x-error-code", "")
+            kind, reason = explain(
+                status,
+                code,
+                self._hub,
+                token=self._token is not None,
+                revision=self._revision,
+                pinned=self._pinned,
+            )
+            raise FetchFailed(kind, reason, status=status)
+        raise refusal(Answer(status, headers, self._hub.page, at_hub=True), time.time())
+
+
+class _Told:
+    """Turns what the hub's client raises into FetchFailed."""
+
+    def __init__(self, hub: HubRepo, token: str | None) -> None:
+        self._hub, self._token = hub, token
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: Any, error: BaseException | None, _stack: Any) -> None:
+        if error is None or isinstance(error, FetchFailed) or not isinstance(error, Exception):
+            return
+        name = type(error).__name__
+        where = self._hub.page
+        if name == "OfflineModeIsEnabled":
+            raise FetchFailed("offline", "HF_HUB_OFFLINE is set; unset it to fetch") from error
+        if "Timeout" in name:
+            raise FetchFailed("stalled", f"{where} does not answer in time") from error
+        if name == "HFValidationError":
+            raise FetchFailed("refused", f"dataset.source.repo: {error}") from error
+        transport = any(each.__name__ == "TransportError" for each in type(error).__mro__)
+        if transport or name in ("ConnectionError", "OSError", "TooManyRedirects"):
+            raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
+        raise FetchFailed("broken", f"{where}: {name}: {error}") from error
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

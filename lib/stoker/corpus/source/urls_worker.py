@@ -1,0 +1,75 @@
+"""Worker: what a list of URLs names. The list may lie on a disk that does not answer.
+
+task: {"file", "include": [...], "exclude": [...], "known": the revision of an earlier reading, or null,
+       "settle_s": a list changed since then counts when nobody has written to it for so long}
+messages: {"kind": "files", "files": [[path, null, sha256 or null, null, url]]}
+result: {"status": "listed", "revision", "files", "refused": [], "refused_in_all"},
+    {"status": "unchanged", "revision"} or {"status": "failed", "class": "list", "reason"}, with every wrong
+    line's number. The revision is the sha256 of the list's bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.http.urls import MOST_BYTES, read_urls
+from stoker.corpus.source.folder import Selection
+from stoker.kit.workers.child import Report, run_worker
+from stoker.store.errors import ConfigError
+
+_FILES_A_MESSAGE = 500
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Read, choose, tell."""
+    file = Path(task["file"])
+    try:
+        text, revision = _read(file)
+        if revision == task["known"] or (task["known"] and _is_written(file, task["settle_s"])):
+            return {"status": "unchanged", "revision": task["known"]}
+        named = read_urls(text, str(file))
+    except OSError as error:
+        why = f"{file} cannot be read: {error.strerror}; mount its disk, or correct dataset.source.urls_file"
+        return {"status": "failed", "class": "list", "reason": why}
+    except ConfigError as error:
+        return {"status": "failed", "class": "list", "reason": str(error)}
+    selection = Selection(task["include"], task["exclude"])
+    chosen = [
+        [each.path, each.size, each.sha256, each.git, each.url]
+        for each in named
+        if selection.takes(each.path)
+    ]
+    left = iter(chosen)
+    while chunk := list(itertools.islice(left, _FILES_A_MESSAGE)):
+        report("files", files=chunk)
+    return {
+        "status": "listed",
+        "revision": revision,
+        "files": len(chosen),
+        "refused": [],
+        "refused_in_all": 0,
+    }
+
+
+def _is_written(file: Path, settle_s: float) -> bool:
+    """Whether somebody may be writing to it: half a list would have what is under way dropped."""
+    return 0 <= time.time() - file.stat().st_mtime < settle_s
+
+
+def _read(file: Path) -> tuple[str, str]:
+    with file.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes; split it over several datasets")
+    try:
+        return data.decode(), hashlib.sha256(data).hexdigest()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

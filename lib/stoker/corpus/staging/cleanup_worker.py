@@ -1,0 +1,39 @@
+"""Worker: remove what is no longer needed from hot, durably.
+
+task: {"remove": [paths]}; messages: {"kind": "progress", "removed"}
+result: {"removed": [paths that were there]}
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.staging.disk_contents import insist_on
+from stoker.kit.workers.child import Report, run_worker
+from stoker.store.files import remove_tree, unlink_durably
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Remove each path, file or folder; one that is gone already is fine."""
+    insist_on(task)
+    removed = []
+    for name in task["remove"]:
+        path = Path(name)
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(mode):
+            remove_tree(path)
+        else:
+            unlink_durably(path)
+        removed.append(name)
+        report("progress", removed=len(removed))
+    return {"removed": removed}
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True, many=True)

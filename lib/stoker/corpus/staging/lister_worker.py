@@ -1,0 +1,265 @@
+"""Worker that stays: looks at a source folder, at hot or at warm, whenever asked. Standard library only.
+
+It stands between its daemon and a file system that may be dead: only this process ever waits for it.
+
+task: {"role": "folder", "root", "include": [...], "exclude": [...], "state", "owner"}
+   or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: it then also holds the owner lock
+       there for its life; `expected` is how many sources have something there by the records.
+       `owner` is what this pipeline's owner locks say
+input, a line a look: {"look": n}; for a disk also {"measure": n}
+messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
+    for a folder, as often as needed, {"kind": "files", "look": n,
+        "files": [[path, size, mtime_ns, inode, ctime_ns]]},
+        then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
+        "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
+        "polling": why no change is told between looks, empty where it is};
+        {"kind": "changed"} once after a look, when another may find something new;
+    for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
+        measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
+        "owner": {path, device, inode}}
+Exits 78 when the source folder and a directory that Stoker writes lie in one another, 75 when another
+pipeline owns the disk, 69 when what is there is not the directory that was owned before: an unmounted disk
+leaves an empty folder, which is no reason to think all lost and make it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.config.apart import nested
+from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, look_through
+from stoker.corpus.source.tree_watch import TreeWatch
+from stoker.corpus.staging.disk_contents import (
+    HotSeen,
+    OwnerMark,
+    WarmSeen,
+    look_at_hot,
+    look_at_warm,
+    measure,
+)
+from stoker.kit.lock import Lock, read_contents, read_holder
+from stoker.kit.process.poll import readable
+from stoker.kit.workers.child import InputClosed, Report, run_worker
+from stoker.store.errors import ConfigError, LockHeld, UnavailableError
+from stoker.store.files import make_dir
+from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
+
+_ALIVE_EVERY_S = 5.0
+_FOREIGN_SHOWN = 100
+_PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
+_MESSAGE_BYTES = 1 << 20  # about a quarter of what one may have: escapes make names longer
+_PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal, a moment later
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Answer looks until the daemon closes the pipe or asks to stop."""
+    place: Folder | OwnedDisk = Folder(task, report) if task["role"] == "folder" else OwnedDisk(task, report)
+    report("ready")
+    looks = 0
+    with contextlib.suppress(InputClosed):
+        while not report.stopping:
+            asked = place.wait()
+            if asked is not None:
+                place.answer(asked)
+                looks += 1
+    return {"looks": looks}
+
+
+class Folder:
+    """The source folder: looked through when asked, watched in between."""
+
+    def __init__(self, task: dict[str, Any], report: Report) -> None:
+        self._root, self._report = Path(task["root"]), report
+        self._state, self._owner = task["state"], task["owner"]
+        self._selection = Selection(task["include"], task["exclude"])
+        self._watch = TreeWatch(self._root)
+        self._changed = False
+        self._spoke = time.monotonic()
+
+    def wait(self) -> dict[str, Any] | None:
+        """The next thing asked; None after a while, so that the folder and the daemon hear of each other."""
+        asked = self._report.receive(timeout_s=0)
+        if asked is not None:
+            return asked
+        told = () if self._changed else (self._watch.descriptor,)  # one word before a look is enough
+        readable(0, *told, timeout_s=_PEEK_EVERY_S)
+        if not self._changed and self._watch.changed():
+            self._changed = True
+            self._report("changed")
+        elif time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
+            self._alive()
+        return None
+
+    def answer(self, asked: Mapping[str, Any]) -> None:
+        """Look through the folder."""
+        number = asked["look"]
+        refused: list[list[str]] = []
+        unreadable: list[list[str]] = []
+        foreign: list[str] = []
+        missing, self._changed = False, False
+        self._insist_apart()
+        self._watch.begin()
+        try:
+            self._look(number, refused, unreadable, foreign)
+        except (FileNotFoundError, NotADirectoryError):
+            missing = True
+        except OSError as error:
+            unreadable.append(["", error.strerror or str(error)])
+        found: dict[str, Any] = {"missing": missing, "refused": refused, "unreadable": unreadable}
+        found |= {"foreign": sorted(foreign)[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
+        self._report("looked", look=number, **found, polling=self._watch.polling)
+
+    def _insist_apart(self) -> None:
+        """Raise ConfigError where links lead into or around a directory of this pipeline's.
+
+        Hot and warm are known by their owner locks: one on a dead mount must not hold up this look.
+        """
+        real = Path(os.path.realpath(self._root))
+        for key, fault in nested(real, {"state": Path(os.path.realpath(self._state))}):
+            raise ConfigError(f"{'.'.join(key)}: {fault}")
+        for folder in real.parents:
+            if read_contents(folder / DISK_LOCK).purpose == self._owner:
+                raise ConfigError(
+                    f"dataset.source.path: {self._root} lies inside {folder}, which is hot or warm: Stoker "
+                    "writes and cleans it; move the source elsewhere"
+                )
+
+    def _insist_not_ours(self, found: Owned) -> None:
+        if found.path == ".":
+            raise ConfigError(
+                f"dataset.source.path: {self._root} is no source: {found.reason}; name another directory"
+            )
+        if read_contents(self._root / found.lock).purpose == self._owner:
+            raise ConfigError(
+                f"hot or warm: {self._root / found.path} lies inside dataset.source.path ({self._root}): "
+                "Stoker would read what it wrote as new files; name a directory outside it"
+            )
+
+    def _look(
+        self, number: int, refused: list[list[str]], unreadable: list[list[str]], foreign: list[str]
+    ) -> None:
+        files: list[list[Any]] = []
+        size = 0
+        for found in look_through(self._root, self._selection, self._tick):
+            if isinstance(found, FileSeen):
+                files.append([found.path, found.size, found.mtime_ns, found.inode, found.ctime_ns])
+                size += len(found.path.encode()) + 64
+            elif isinstance(found, Refused):
+                if isinstance(found, Owned):
+                    self._insist_not_ours(found)
+                refused.append([found.path, found.reason])
+            elif isinstance(found, Foreign):
+                foreign.append(found.path)
+            else:
+                unreadable.append([found.path, found.reason])
+            if size > _MESSAGE_BYTES:
+                self._report("files", look=number, files=files)
+                files, size = [], 0
+        self._report("files", look=number, files=files)
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
+            self._alive()
+
+    def _alive(self) -> None:
+        self._spoke = time.monotonic()
+        self._report("alive")
+
+
+class OwnedDisk:
+    """Hot or warm, owned by holding its lock; a look at another directory in its place ends the worker."""
+
+    def __init__(self, task: dict[str, Any], report: Report) -> None:
+        self._role, self._root, self._dataset = task["role"], Path(task["root"]), task["dataset"]
+        self._report = report
+        if task["expected"] and not self._lock_file.exists():
+            raise self._elsewhere()
+        make_dir(self._root)
+        self._lock = self._own(task["owner"])
+
+    def wait(self) -> dict[str, Any] | None:
+        """The next thing asked; None after a while without."""
+        asked = self._report.receive(timeout_s=_ALIVE_EVERY_S)
+        if asked is None:
+            self._report("alive")
+        return asked
+
+    def answer(self, asked: Mapping[str, Any]) -> None:
+        """Tell what lies there, if asked for that, and how much room there is."""
+        try:
+            ours = os.path.samestat(os.fstat(self._lock), self._lock_file.stat())
+        except FileNotFoundError:
+            ours = False
+        if not ours:
+            raise self._elsewhere()
+        if "look" in asked:
+            self._report("seen", look=asked["look"], **asdict(self._look()))
+        disk, writable = measure(self._root)
+        number = asked.get("measure", asked.get("look"))
+        self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=self._owner())
+
+    def _owner(self) -> dict[str, Any]:
+        """By what others know this very disk again, should another one be mounted in its place."""
+        found = os.fstat(self._lock)
+        return asdict(OwnerMark(str(self._lock_file), found.st_dev, found.st_ino))
+
+    def _look(self) -> HotSeen | WarmSeen:
+        if self._role == "hot":
+            return look_at_hot(HotLayout(self._root), self._dataset)
+        return look_at_warm(WarmLayout(self._root), self._dataset)
+
+    @property
+    def _lock_file(self) -> Path:
+        return (HotLayout if self._role == "hot" else WarmLayout)(self._root).owner_lock
+
+    def _elsewhere(self) -> UnavailableError:
+        lock = self._lock_file
+        return UnavailableError(
+            f"{self._root} is not the {self._role} directory that was used before: {lock.name} is not there "
+            f"or is another; mount the disk, or, if what it held is lost, `touch {lock}`: it is made again"
+        )
+
+    def _own(self, owner: str) -> int:
+        """The locked descriptor, open for the worker's life."""
+        deadline = time.monotonic() + _PREDECESSOR_LEAVES_S
+        while True:
+            try:
+                if not measure(self._root)[1]:
+                    return self._own_read_only()
+                self._held = Lock.acquire(self._lock_file, purpose=owner)
+                return self._held.fileno()
+            except LockHeld as error:
+                holder = read_holder(self._lock_file)
+                ours = holder is None or holder.purpose == owner
+                if not ours or time.monotonic() > deadline:
+                    raise LockHeld(
+                        f"{error}; the {self._role} directory {self._root} is that pipeline's: "
+                        f"give this one another `{self._role}:`"
+                    ) from error
+            time.sleep(0.1)
+
+    def _own_read_only(self) -> int:
+        """A disk mounted read-only can still be read from: what names the owner is left as it is."""
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeld(f"{self._lock_file} is held") from error
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._root}: {os.strerror(errno.EROFS)}, and {self._lock_file.name}: {error.strerror}; "
+                "remount it writable"
+            ) from error
+        return descriptor
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

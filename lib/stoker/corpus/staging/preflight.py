@@ -1,0 +1,171 @@
+"""Preflight: whether a parquet file can be what the build expects, from its footer or by decoding it.
+
+Heavy (pyarrow): for workers and the command line, never for a daemon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.corpus.staging.dictionaries import longest_entry
+from stoker.corpus.staging.footer import Flaw, FlawError, Reader, by_path, open_parquet, telling
+from stoker.store.errors import Transient
+
+__all__ = ["Flaw", "is_text", "preflight"]
+
+_BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
+ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
+_FIRST_BYTE = 4  # after the magic
+# Far beyond what any writer makes of one row group, one column chunk, one file.
+_MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
+_TEXT_TYPES = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+)
+
+
+def preflight(
+    path: Path,
+    text_column: str,
+    columns: Sequence[str] = (),
+    *,
+    decode: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+    reader: Reader = by_path,
+) -> Flaw | None:
+    """The first flaw of the file, None when there is none.
+
+    `columns` must be there besides the text. With `decode` all of them are read whole, so that a corrupt page
+    is found too; `progress` is told the row groups done, also in the middle of one that takes long. Raises
+    OSError when the file cannot be read now, MemoryError where memory lacks, Transient where a second reading
+    contradicts the first: none of these says anything about the file.
+    """
+    try:
+        with open_parquet(path, reader) as file:
+            _check_schema(file.schema_arrow, text_column, columns)
+            _check_footer(file.metadata, path.stat().st_size)
+            if decode:
+                for group in range(file.num_row_groups):
+                    told = time.monotonic()
+                    for _ in _decode_group(path, file, group, text_column, columns):
+                        if time.monotonic() - told >= ALIVE_EVERY_S:
+                            told = time.monotonic()
+                            progress(group)
+                    progress(group + 1)
+    except FlawError as found:
+        return found.flaw
+    return None
+
+
+def _check_schema(schema: pa.Schema, text_column: str, columns: Sequence[str]) -> None:
+    for column in (text_column, *columns):
+        found = len(schema.get_all_field_indices(column))
+        if found > 1:
+            raise FlawError(Flaw("ambiguous_column", f"{found} columns are called {column!r}", None, column))
+        if not found:
+            has = ", ".join(schema.names[:20])
+            raise FlawError(
+                Flaw("missing_column", f"no single column {column!r}; it has: {has}", None, column)
+            )
+    kind = schema.field(text_column).type
+    if not is_text(kind):
+        raise FlawError(Flaw("column_type", f"{text_column!r} is {kind}, not text", None, text_column))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text: strings or bytes of any width, plain or by dictionary.
+
+    Bytes are what a writer leaves that annotates nothing; the rows decide whether they are UTF-8.
+    """
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(holds(kind) for holds in _TEXT_TYPES)
+
+
+def _check_footer(footer: pq.FileMetaData, size: int) -> None:
+    if footer.num_rows == 0:
+        raise FlawError(Flaw("no_rows", "the file has a schema but not one row"))
+    _check_between(footer.num_rows, _MOST_ROWS, "rows in all")
+    rows = 0
+    for group in range(footer.num_row_groups):
+        with telling(lambda _: "footer_inconsistent", row_group=group):
+            metadata = footer.row_group(group)
+            _check_between(metadata.num_rows, _MOST_GROUP_ROWS, "rows", group)
+            rows += metadata.num_rows
+            for index in range(metadata.num_columns):
+                _check_chunk(metadata.column(index), size, group)
+    if rows != footer.num_rows:
+        raise FlawError(
+            Flaw("footer_inconsistent", f"row groups hold {rows} rows, the footer says {footer.num_rows}")
+        )
+
+
+def _check_chunk(chunk: pq.ColumnChunkMetaData, size: int, group: int) -> None:
+    """A column chunk lies in the file, and is no larger unpacked than any could be."""
+    column = chunk.path_in_schema
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        start = min(start, chunk.dictionary_page_offset)
+    end = start + chunk.total_compressed_size
+    # A row group without rows has no pages, and writers give it any place.
+    if chunk.num_values and (start < _FIRST_BYTE or end < start or end > size):
+        detail = f"bytes {start} to {end} of a file of {size}"
+        raise FlawError(Flaw("footer_inconsistent", detail, group, column))
+    _check_between(chunk.num_values, _MOST_ROWS, "values", group, column)
+    _check_between(chunk.total_uncompressed_size, _MOST_CHUNK_BYTES, "bytes unpacked", group, column)
+
+
+def _check_between(
+    value: int, most: int, what: str, group: int | None = None, column: str | None = None
+) -> None:
+    if not 0 <= value <= most:
+        raise FlawError(Flaw("footer_absurd", f"{value} {what}", group, column))
+
+
+def _decode_group(
+    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Sequence[str]
+) -> Iterator[None]:
+    """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
+    wanted = list(dict.fromkeys((text_column, *columns)))
+    try:
+        yield from _decode(path, file, group, wanted, text_column)
+    except FlawError as first:
+        for column in wanted:
+            yield from _decode(path, file, group, [column], text_column)
+        raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
+
+
+def _decode(
+    path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str
+) -> Iterator[None]:
+    rows, expected = 0, file.metadata.row_group(group).num_rows
+    longest = longest_entry(path, file.metadata, group, text_column)
+    most = max(1, min(_batch_rows(file, group), _BATCH_BYTES // max(1, longest)))
+    with telling(lambda _: "page_corrupt", row_group=group, column=columns[0]):
+        for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
+            if text_column in columns:
+                _check_text(batch[text_column], group, rows, text_column)
+            rows += batch.num_rows
+            yield
+        if rows != expected:
+            raise pa.ArrowInvalid(f"{rows} rows where the footer says {expected}")
+
+
+def _batch_rows(file: pq.ParquetFile, group: int) -> int:
+    """Rows to decode at once: fewer where they are long, so that memory stays bounded."""
+    metadata = file.metadata.row_group(group)
+    row_bytes = int(metadata.total_byte_size) // max(1, int(metadata.num_rows))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+
+
+def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> None:
+    try:
+        values.cast(pa.large_string()).validate(full=True)
+    except pa.ArrowInvalid as error:
+        where = f"rows {row} to {row + len(values) - 1}: {error}"
+        raise FlawError(Flaw("invalid_utf8", where, group, text_column)) from error

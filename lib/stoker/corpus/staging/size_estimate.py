@@ -1,0 +1,102 @@
+"""What shard sets take on a disk, and what the work that has begun will still take: the loop's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sums import Amount
+from stoker.observe.ledger import Claim, Purpose
+
+UNMEASURED_RATIO = 1.5  # set bytes a parquet byte before any set was built; text mostly gives less than 1
+SPARE = 1.1  # files differ
+_INDEX_BYTES = 16  # a document's end and its row number
+FILES_BYTES = 40 << 10  # manifest and the like, and the unused ends of blocks
+_STEPS = 8  # a claim that shrinks while its build goes on is told in so many steps, not with every commit
+
+
+def set_bytes(books: Mapping[str, Any] | None, token_bytes: int) -> int:
+    """Bytes a published set takes on a disk, by its books."""
+    if books is None:
+        return FILES_BYTES
+    return int(books["tokens"] * token_bytes + (books["documents"] or 0) * _INDEX_BYTES + FILES_BYTES)
+
+
+def amount_bytes(amount: Amount, token_bytes: int) -> int:
+    """Bytes that so many sets take together."""
+    indices = amount.documents * _INDEX_BYTES
+    return amount.tokens * token_bytes + indices + amount.sets * FILES_BYTES
+
+
+def ratio_of(measured: Amount, token_bytes: int) -> float | None:
+    """Set bytes a parquet byte over what was built; None before anything was."""
+    return amount_bytes(measured, token_bytes) / measured.parquet_bytes if measured.parquet_bytes else None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What takes room now. `committed` are bytes that a build has written, by path; `copied` those of a file
+    that is being brought which are on hot already.
+
+    `staging` are being brought to hot, `unbuilt` wait for their build or are in it, `hydrating` are being
+    brought back, `syncing` being copied to warm. `linked`: staging takes no room, for it only links.
+    `granted` is what builds were given beyond that estimate, by path.
+    """
+
+    staging: Collection[Source] = ()
+    unbuilt: Collection[Source] = ()
+    hydrating: Collection[Source] = ()
+    syncing: Collection[Source] = ()
+    committed: Mapping[str, int] = field(default_factory=dict)
+    copied: Mapping[str, int] = field(default_factory=dict)
+    granted: Mapping[str, int] = field(default_factory=dict)
+    linked: bool = False
+    pinned: bool = True
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How large things are, or will be."""
+
+    token_bytes: int
+    ratio: float | None
+
+    def published(self, source: Source) -> int:
+        """A published source's set."""
+        return set_bytes(source.books, self.token_bytes)
+
+    def built(self, source: Source) -> int:
+        """The set that will be built of a source."""
+        ratio = UNMEASURED_RATIO if self.ratio is None else self.ratio * SPARE
+        return int(source.size * ratio) + FILES_BYTES
+
+    def rest(self, source: Source, committed: int, granted: int = 0) -> int:
+        """What is still to be written of a set that is being built; `granted` stands for the estimate."""
+        whole = granted or self.built(source)
+        step = max(1, whole // _STEPS)
+        return max(0, whole - committed // step * step)
+
+    def hot_claims(self, work: Workload) -> dict[Purpose, int]:
+        """Bytes claimed of hot by purpose. Before the tokenizer is there no set is built beside another."""
+        committed, granted = work.committed, work.granted
+        rests = [
+            self.rest(source, committed.get(source.path, 0), granted.get(source.path, 0))
+            for source in work.unbuilt
+        ]
+        sets = sum(rests) if work.pinned else max(rests, default=0)
+        coming = [self.built(source) for source in work.staging] if work.pinned else []
+        back = sum(self.published(source) for source in work.hydrating)
+        left = [max(0, source.size - work.copied.get(source.path, 0)) for source in work.staging]
+        staging = 0 if work.linked else sum(left)
+        return {"sets": sets + sum(coming) + back, "staging": staging}
+
+    def warm_claims(self, work: Workload) -> dict[Purpose, int]:
+        """Bytes claimed of warm by purpose."""
+        return {"sets": sum(self.published(source) for source in work.syncing)}
+
+
+def claims_of(device: int, path: str, claimed: Mapping[Purpose, int]) -> list[Claim]:
+    """Claims of one file system, without those of nothing."""
+    return [Claim(device, path, purpose, size) for purpose, size in claimed.items() if size]

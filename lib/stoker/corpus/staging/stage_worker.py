@@ -1,0 +1,97 @@
+"""Worker: bring one source file to hot, hash what arrives, look at its footer.
+
+task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": [...], "floor",
+    "decode"}; `file` lies below `root`, the source folder or the landing; `home`, the folder itself or the
+    directory that holds the landing, is empty only where its disk is not mounted
+messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
+    {"kind": "progress", "row_groups"}
+result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed", "xxh3"},
+        {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
+        {"status": "mismatch", "sha256"}: not what the receipt says, nothing is at the target,
+        {"status": "missing"}: the source file is not there,
+        {"status": "unavailable", "reason"}: the whole source folder cannot be seen
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from stoker.corpus.staging.disk_contents import insist_on
+from stoker.corpus.staging.durable_copy import DiskFullError
+from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.staging.staging import Brought, Wanted, bring, drop_partial, why_away
+from stoker.kit.throttle import paced
+from stoker.kit.workers.child import Report, run_worker
+from stoker.store.beneath import below, file_beneath
+from stoker.store.errors import Transient, UnavailableError
+from stoker.store.files import make_dir, unlink_durably
+from stoker.store.hashing import hash_file
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Stage the file and judge it."""
+    insist_on(task)
+    target, root = Path(task["target"]), Path(task["root"])
+    tell = paced(lambda what, done: report(what, bytes=done))
+    make_dir(target.parent)
+    kept = _kept(task, target, tell)
+    if kept is None:
+        try:
+            brought = _bring(task, root, target, tell)
+        except DiskFullError:
+            raise
+        except OSError as error:
+            if reason := why_away(Path(task["home"])):
+                return {"status": "unavailable", "reason": reason}
+            if isinstance(error, FileNotFoundError):
+                return {"status": "missing"}
+            raise
+        if brought.sha256 != task["sha256"]:
+            return {"status": "mismatch", "sha256": brought.sha256}
+        kept = {name: getattr(brought, name) for name in ("how", "cached", "resumed", "xxh3")}
+    report("preflight")
+    flaw = preflight(
+        target,
+        task["text_column"],
+        task["columns"],
+        decode=task["decode"],
+        progress=lambda groups: report("progress", row_groups=groups),
+    )
+    if flaw is not None:
+        # The footer was read through the page cache: it convicts only if the cache holds what was hashed.
+        through = hash_file(target, past_cache=False, progress=lambda done: tell("hashed", done))
+        if through.sha256 != task["sha256"]:
+            raise Transient(f"{target}: the page cache and the disk disagree; check this machine's memory")
+        return {"status": "bad", **flaw.fields()}
+    return {"status": "staged", **kept}
+
+
+def _kept(task: dict[str, Any], target: Path, tell: Any) -> dict[str, Any] | None:
+    """How it stands with a file that is at the target already; one that is not what is wanted goes."""
+    try:
+        xxh3 = xxhash.xxh3_128()
+        found = hash_file(target, also=xxh3, progress=lambda done: tell("hashed", done))
+    except FileNotFoundError:
+        return None
+    if found.sha256 != task["sha256"]:
+        unlink_durably(target)
+        return None
+    drop_partial(target)  # its copy was finished, but for the tidying up
+    return {"how": "kept", "cached": found.cached, "resumed": 0, "xxh3": xxh3.hexdigest()}
+
+
+def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought:
+    relative = below(root, Path(task["file"]))
+    if relative is None:
+        raise UnavailableError(
+            f"{task['file']} does not lie in {root}; its receipt is of another source folder and is renewed"
+        )
+    with file_beneath(root, relative) as source:
+        return bring(source, target, Wanted(task["sha256"], task["size"]), task["floor"], tell)
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True, many=True)

@@ -1,0 +1,180 @@
+"""The one place a daemon waits: signals, files, timers, and descriptors (workers, pipes, sockets, pidfds).
+
+Signal handlers only enqueue; everything is handled by the loop that calls wait().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stoker.kit.file_watch import DirectoryWatch
+
+CHECK_S = 2.0  # the longest time between two looks at the watched directories' inodes
+POLL_S = 0.5  # the same where inotify does not work, or the directory is not there yet
+
+
+@dataclass(frozen=True)
+class SignalEvent:
+    """A signal came."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Something may have changed in this directory."""
+
+    directory: Path
+
+
+@dataclass(frozen=True)
+class FdEvent:
+    """This descriptor is readable, or its other end is gone."""
+
+    tag: Hashable
+
+
+@dataclass(frozen=True)
+class TimerEvent:
+    """This timer was due; it is forgotten with the event."""
+
+    name: str
+
+
+Event = SignalEvent | FileEvent | FdEvent | TimerEvent
+
+
+class Waiter:
+    """Waits for whatever comes first; made and used in the main thread."""
+
+    def __init__(self, on_signal: Callable[[int], None] | None = None) -> None:
+        self.received: set[int] = set()  # every signal that ever came, also between two waits
+        self.on_signal = on_signal  # called by wait(), never by a handler
+        self.longest_s = math.inf  # the longest a wait may be, whatever its caller can do without
+        self._selector = selectors.DefaultSelector()
+        self._watches: dict[Path, DirectoryWatch] = {}
+        self._timers: dict[str, float] = {}
+        self._changed: set[Path] = set()
+        self._previous: dict[int, Any] = {}
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for reading, _ in (self._signal_pipe, self._file_pipe):
+            self._selector.register(reading, selectors.EVENT_READ)
+        self._previous_wakeup = signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+
+    def signals(self, *signums: int) -> None:
+        """Turn these signals into events."""
+        for signum in signums:
+            self._previous[signum] = signal.signal(signum, self._on_signum)
+
+    def watch(self, directory: Path) -> None:
+        """Report changes in a directory, also one that does not exist yet or is replaced by another."""
+        if directory not in self._watches:
+            self._watches[directory] = DirectoryWatch(directory, lambda: self._file_changed(directory))
+
+    def add_fd(self, fd: int, tag: Hashable) -> None:
+        """Report when fd is readable, for as long as it is."""
+        self.remove_fd(fd)  # a closed descriptor's number comes back as another's
+        self._selector.register(fd, selectors.EVENT_READ, tag)
+
+    def remove_fd(self, fd: int) -> None:
+        """Wait for fd no longer; it may be closed already, or never have been added."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def timer(self, name: str, due_s: float) -> None:
+        """Report once when the monotonic clock reaches due_s; a timer of that name is replaced."""
+        self._timers[name] = due_s
+
+    def cancel(self, name: str) -> None:
+        """Forget a timer."""
+        self._timers.pop(name, None)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """What happened, as soon as something has; empty after timeout_s seconds, or longest_s."""
+        give_up = time.monotonic() + min(timeout_s, self.longest_s)
+        while True:
+            self._check_watches()
+            events = self._ready(self._patience(give_up))
+            if events or time.monotonic() >= give_up:
+                return events
+
+    def close(self) -> None:
+        """End the watches and give the signals back to whoever had them."""
+        for watch in self._watches.values():
+            watch.close()
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        self._selector.close()
+        for descriptor in (*self._signal_pipe, *self._file_pipe):
+            os.close(descriptor)
+
+    def _on_signum(self, signum: int, _frame: FrameType | None) -> None:
+        self.received.add(signum)  # the event itself travels through the wake-up pipe
+
+    def _file_changed(self, directory: Path) -> None:
+        """Called by the watching threads."""
+        self._changed.add(directory)
+        with contextlib.suppress(OSError):  # full: the loop is about to look anyway; closed: it has ended
+            os.write(self._file_pipe[1], b"f")
+
+    def _check_watches(self) -> None:
+        for directory, watch in self._watches.items():
+            if watch.check():
+                self._changed.add(directory)
+
+    def _patience(self, give_up: float) -> float:
+        if self._changed:
+            return 0.0
+        due = [give_up, *self._timers.values()]
+        if self._watches:
+            unarmed = any(not watch.armed for watch in self._watches.values())
+            due.append(time.monotonic() + (POLL_S if unarmed else CHECK_S))
+        return max(0.0, min(due) - time.monotonic())
+
+    def _ready(self, timeout_s: float) -> list[Event]:
+        events: list[Event] = []
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._signal_pipe[0]:
+                events += self._signal_events()
+            elif key.fd == self._file_pipe[0]:
+                _drain(key.fd)
+            else:
+                events.append(FdEvent(key.data))
+        while self._changed:
+            events.append(FileEvent(self._changed.pop()))
+        now = time.monotonic()
+        for name in [name for name, due in self._timers.items() if due <= now]:
+            del self._timers[name]
+            events.append(TimerEvent(name))
+        return events
+
+    def _signal_events(self) -> list[Event]:
+        # Each byte is a signal's number; the same signal several times is one event, as in the kernel.
+        signums = [
+            signum for signum in dict.fromkeys(_drain(self._signal_pipe[0])) if signum in self._previous
+        ]
+        self.received.update(signums)
+        for signum in signums:
+            if self.on_signal is not None:
+                self.on_signal(signum)
+        return [SignalEvent(signum) for signum in signums]
+
+
+def _drain(descriptor: int) -> bytes:
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(descriptor, 4096):
+            data += piece
+    return data

@@ -1,0 +1,229 @@
+"""The worker's side: read the task, report by JSON lines, end with one result or one error.
+
+A worker module ends with `if __name__ == "__main__": run_worker(main)`. Standard output belongs to the
+protocol: whatever else prints there is sent to standard error. When its daemon ends, however it ends, the
+kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
+
+With `many=True` it takes one task after another, each a line of its input, and ends each with
+`{"done": result}`, but the last with `{"result": result}` as any worker, where its input is at its end by
+then. An error ends the process as ever, the end of its input ends it with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from stoker.kit.process.lines import LineBuffer
+from stoker.kit.process.poll import readable
+from stoker.kit.process.prctl import set_death_signal
+from stoker.kit.process.sampler import Sample, Sampler
+from stoker.store.parsing import parse_json
+
+PARENT_VARIABLE = "STOKER_WORKER_PARENT"
+LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
+EXIT_IO, EXIT_AGAIN, EXIT_SOFTWARE = 74, 75, 70
+
+
+class WorkerStopped(BaseException):
+    """The daemon asked this worker to stop. Not an Exception: no handler for errors may swallow it."""
+
+    exit_code = EXIT_AGAIN
+
+
+class InputClosed(EOFError):
+    """The daemon closed this worker's input: no further line will come."""
+
+
+class Report:
+    """What a worker tells and hears; sending is thread-safe, receiving belongs to the main thread."""
+
+    def __init__(
+        self,
+        output: int,
+        *,
+        stop_anywhere: bool = False,
+        beside: tuple[int, Callable[[], None]] | None = None,
+    ) -> None:
+        self.stopping = False
+        self._beside = beside
+        self._output = output
+        self._lock = threading.Lock()
+        self._lines = LineBuffer(LINE_LIMIT)
+        self._received: list[bytes] = []
+        self._stop_anywhere = stop_anywhere
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Send one message; it is with the kernel when this returns."""
+        self._write({"kind": kind, **fields})
+
+    def raise_if_stopping(self) -> None:
+        """A safe point: raises WorkerStopped once the daemon has asked for a stop."""
+        if self.stopping:
+            raise WorkerStopped
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """The daemon's next line; None after timeout_s or on a stop; InputClosed when none can come."""
+        while not self._received:
+            if self.stopping:
+                return None
+            beside = () if self._beside is None else self._beside[:1]
+            ready = readable(0, self._wake_read, *beside, timeout_s=timeout_s)
+            if 0 in ready:
+                self._read_input()
+            elif self._beside is not None and self._beside[0] in ready:
+                self._beside[1]()
+            elif not ready:
+                return None
+        message = parse_json(self._received.pop(0))
+        if not isinstance(message, dict):
+            raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
+        return message
+
+    def is_over(self) -> bool:
+        """Whether no further line can come, as far as can be told without waiting."""
+        with contextlib.suppress(InputClosed):
+            while not self._received and readable(0, timeout_s=0):
+                self._read_input()
+            return False
+        return True
+
+    def _read_input(self) -> None:
+        data = os.read(0, 1 << 16)
+        self._received += self._lines.feed(data) if data else self._lines.finish()
+        if not data and not self._received:
+            raise InputClosed
+
+    def _tell_sample(self, sample: Sample) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and this process about to be
+            self._write({"kind": "sample", "rss_bytes": sample.rss_bytes, "cpu_s": round(sample.cpu_s, 2)})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        with self._lock:
+            while data:
+                data = data[os.write(self._output, data) :]
+
+    def _on_stop(self, _signum: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+        if self._stop_anywhere:
+            self._stop_anywhere = False  # once: a second TERM must not interrupt the farewell
+            raise WorkerStopped
+
+    def _finish(self, last: dict[str, Any] | None) -> None:
+        self._stop_anywhere = False
+        if last is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # the daemon is gone: nobody is left to tell
+            self._write(last)
+
+
+def run_worker(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]],
+    *,
+    stop_anywhere: bool = False,
+    many: bool = False,
+    beside: tuple[int, Callable[[], None]] | None = None,
+) -> NoReturn:
+    """Run main(task, report) and end the process: exit 0 with its result, else the error's exit code.
+
+    SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped in main wherever that is,
+    right for work that only reads. With many=True main is called for each task that comes. `beside` is a
+    descriptor and what is called, between tasks, when it can be read; such a worker has no other thread.
+    """
+    report = Report(_own_output(), stop_anywhere=stop_anywhere, beside=beside)
+    has_parent = _end_with_parent()
+    sampler = Sampler(report._output, report._tell_sample) if has_parent and beside is None else None
+    faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, report._on_stop)
+    code = 0
+    last: dict[str, Any] | None = None
+    try:
+        result = (_serve if many else _do)(main, report, sampler)
+        last = None if result is None else {"result": result}
+    except BaseException as error:  # noqa: BLE001 - the process ends here; the error travels in the last line
+        code = exit_code_of(error)
+        last = {"error": _describe(error, code)}
+    report._finish(last)
+    sys.stderr.flush()
+    # Not sys.exit: a native library's clean-up must not turn a finished job into a crash.
+    os._exit(code)
+
+
+def _serve(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
+) -> dict[str, Any] | None:
+    """Do tasks until no more can come; the result of the last if that was known when it was done."""
+    while True:
+        try:
+            result = _do(main, report, sampler)
+        except InputClosed:
+            return None
+        if report.is_over():
+            return result
+        report._write({"done": result})
+
+
+def _do(
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
+) -> dict[str, Any]:
+    task = report.receive()
+    report.raise_if_stopping()
+    if sampler is not None:
+        sampler.begin()
+    try:
+        return main(task or {}, report)
+    except InputClosed as error:  # from a conversation: not the end of the tasks
+        raise EOFError("the daemon closed the input in the middle of a task") from error
+    finally:
+        if sampler is not None:
+            sampler.pause()
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code an error asks for: its own `exit_code`, 74 for the system's I/O errors, else 70."""
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
+    return EXIT_IO if isinstance(error, OSError) else EXIT_SOFTWARE
+
+
+def _describe(error: BaseException, code: int) -> dict[str, Any]:
+    if code == EXIT_SOFTWARE:  # nobody foresaw it: the stack says more than the message
+        traceback.print_exception(error)
+    described: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": code}
+    if isinstance(error, WorkerStopped):
+        described["message"] = "stopped as asked"
+    if isinstance(error, OSError) and error.errno is not None:
+        described["errno"] = error.errno
+    return described
+
+
+def _own_output() -> int:
+    """Keep the protocol's descriptor to ourselves and point standard output, C libraries' too, at stderr."""
+    own = os.dup(1)  # close-on-exec, unlike 1
+    os.dup2(2, 1)
+    return own
+
+
+def _end_with_parent() -> bool:
+    """Have the kernel kill this process when its daemon ends; False when it was started by hand."""
+    expected = os.environ.pop(PARENT_VARIABLE, None)
+    if expected is None:
+        return False
+    set_death_signal(signal.SIGKILL)
+    if os.getppid() != int(expected):
+        os._exit(EXIT_AGAIN)
+    return True

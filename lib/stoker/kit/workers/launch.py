@@ -1,0 +1,73 @@
+"""How a worker's process is started: its command, its environment, what is said where there is no room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from stoker.kit.workers.child import PARENT_VARIABLE
+from stoker.store.errors import Transient
+
+# Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# Workers scale by processes; numpy's pool of threads, which none of them uses, doubles what loading it takes.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+CREW_VARIABLE = "STOKER_CREW"  # whose process it is, so that it is found when its daemon died
+# What the service manager and the tests tell the daemon is not for its children.
+DAEMON_VARIABLES = {
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
+    "STOKER_READY_FD",
+}
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment for a child: without what only the daemon may answer, plus `extra`."""
+    inherited = {name: value for name, value in os.environ.items() if name not in DAEMON_VARIABLES}
+    return {**inherited, **(extra or {})}
+
+
+def launch_command(command: list[str]) -> list[str]:
+    """The command as a child of this process must be started: through the exec launcher.
+
+    -P: a file in the working directory must not stand in for a module.
+    """
+    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
+
+
+class WorkerNotStarted(Transient):
+    """The system has no room for another process now."""
+
+
+@contextlib.contextmanager
+def room_for(name: str) -> Iterator[None]:
+    """Say WorkerNotStarted where there is no room for another process or its pipes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _SHORTAGES:
+            raise
+        raise WorkerNotStarted(
+            f"no process can be started for {name}: {error.strerror}; end others, or raise the limit "
+            "on processes (TasksMax=, ulimit -u), memory or open files"
+        ) from error
+
+
+def launch(
+    module: str, arguments: Iterable[str], environ: Mapping[str, str], pass_fds: Iterable[int]
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with three pipes, as a worker of this process."""
+    return subprocess.Popen(
+        launch_command([sys.executable, "-P", "-m", module, *arguments]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        pass_fds=tuple(pass_fds),
+        env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
+        process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
+    )

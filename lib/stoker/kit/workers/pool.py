@@ -1,0 +1,293 @@
+"""The workers a data daemon has at work: at most one for each subject, all stopped when the daemon stops."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Event, FdEvent, Waiter
+from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
+from stoker.kit.process.sampler import sample_process
+from stoker.kit.process.tree_memory import sample_tree
+from stoker.kit.workers.exit import raise_unknown_format
+from stoker.kit.workers.idle import WarmPool
+from stoker.kit.workers.launch import CREW_VARIABLE
+from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
+from stoker.store.errors import Transient
+
+STOP_GRACE_S = 5.0
+DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
+ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
+_LEFTOVERS_END_S = 20.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
+
+
+@dataclass
+class Job:
+    """One worker at work on one subject (a source's path, or a word of the daemon's own)."""
+
+    activity: str
+    subject: str
+    worker: Worker
+    descriptor: int
+    module: str = ""
+    warm: bool = False
+    note: dict[str, Any] = field(default_factory=dict)
+    abandoned: bool = False
+
+    @property
+    def name(self) -> str:
+        """Activity and subject, in words."""
+        return f"{self.activity} {self.subject}"
+
+
+class Crew:
+    """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again.
+
+    A worker that stays in the kernel after its SIGKILL is abandoned: its job stays, as the activity
+    `abandoned`, so that nobody else touches what it holds, until it ends at last. `tell` is called with the
+    event word and its fields for what nobody else would say.
+    """
+
+    def __init__(self, name: str, waiter: Waiter) -> None:
+        self._name = name
+        self._waiter = waiter
+        self._jobs: dict[str, Job] = {}
+        self._pool = WarmPool(waiter)
+        self._heard_at = time.monotonic()
+        self.recycle_rss_bytes: int | None = None  # a warm worker larger than that is not kept
+        self.most_rss_bytes: Mapping[str, int] = {}  # what a worker may take at most, by activity
+        self.stall_s: Mapping[str, float] = {}  # how long it may neither speak nor compute, by activity
+        self.tell: Callable[..., None] = lambda event, **fields: None
+        self.on_start: Callable[[Job], None] = lambda job: None
+
+    def start(
+        self,
+        activity: str,
+        subject: str,
+        module: str,
+        task: Mapping[str, Any],
+        *,
+        quiet_s: float,
+        keep_open: bool = False,
+        warm: bool = False,
+        stacks: bool = False,
+    ) -> Job:
+        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
+        bounds of its activity; with `stacks` so that it leaves them on its standard error.
+
+        warm: an idle worker of that module takes it if there is one, and is idle again after its result.
+        keep_open leaves its input open for a conversation.
+        """
+        assert subject not in self._jobs, f"{subject} is being worked on"
+        name = f"{activity} {subject}"
+        bounds: dict[str, Any] = {
+            "quiet_deadline_s": quiet_s,
+            "stall_s": self.stall_s.get(activity),
+            "most_rss_bytes": self.most_rss_bytes.get(activity),
+        }
+        worker = self._pool.take(module) if warm else None
+        if worker is None:
+            worker = Worker.start(
+                module,
+                task,
+                name=name,
+                deadline_s=None,
+                environ={CREW_VARIABLE: self._name},
+                keep_open=keep_open or warm,
+                stacks=stacks,
+                **bounds,
+            )
+        else:
+            worker.give(task, name=name, **bounds)
+        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
+        self._waiter.add_fd(job.descriptor, subject)
+        self.on_start(job)
+        return job
+
+    def __getitem__(self, subject: str) -> Job:
+        return self._jobs[subject]
+
+    def __contains__(self, subject: str) -> bool:
+        return subject in self._jobs
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All that is going on."""
+        return tuple(self._jobs.values())
+
+    @property
+    def busy(self) -> dict[str, str]:
+        """The activity by subject of all that is going on."""
+        return {subject: ABANDONED if job.abandoned else job.activity for subject, job in self._jobs.items()}
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that are waited for here, the idle ones included."""
+        return {job.worker.pid for job in self._jobs.values()} | self._pool.pids
+
+    def rss_bytes(self) -> int:
+        """Resident bytes of all workers and what they started."""
+        return sum(sample_tree(pid) for pid in self.pids)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Wait as the waiter does, but sleep on where a worker only told a sample of itself."""
+        give_up = time.monotonic() + min(timeout_s, self._waiter.longest_s)
+        while True:
+            events = self._waiter.wait(max(0.0, give_up - time.monotonic()))
+            if not events or any(self._matters(event) for event in events) or time.monotonic() >= give_up:
+                return events
+            if self._hold_to_bounds():
+                return events
+
+    def _matters(self, event: Event) -> bool:
+        if not isinstance(event, FdEvent):
+            return True
+        if not isinstance(event.tag, str) or event.tag not in self._jobs:
+            return not self._pool.owns(event.tag)
+        return self._jobs[event.tag].worker.has_news()
+
+    def _hold_to_bounds(self) -> bool:
+        """Do what is due also while only samples come; True when that brought news."""
+        self._tend_pool(time.monotonic())
+        ends = [job.worker.poll() for job in self._jobs.values()]
+        return any(ended is not None for ended in ends)
+
+    def _tend_pool(self, now: float) -> None:
+        for died in self._pool.tend(now):
+            self.tell("idle_worker_died", level="warning", reason=died.reason())
+
+    def hear(self) -> Iterator[tuple[Job, list[dict[str, Any]], WorkerExit | None]]:
+        """What each worker said since the last call, and its exit if it ended; then it is forgotten.
+
+        A warm worker's finished task is such an end.
+        """
+        now = time.monotonic()
+        deaf, self._heard_at = now - self._heard_at > DEAF_S, now
+        for job in list(self._jobs.values()):
+            if deaf:
+                job.worker.forgive_silence()
+            # In this order: poll() reads too, and what it read nobody would be woken up for.
+            gone = job.worker.poll(now)
+            messages = job.worker.messages()
+            ended = job.worker.take_done() or gone
+            if ended is not None:
+                messages += job.worker.messages()  # those that came with its end: not the next task's
+                self._waiter.remove_fd(job.descriptor)  # closed by now, so it is known by its number
+                del self._jobs[job.subject]
+                self._put_back(job, gone, ended)
+                raise_unknown_format(ended)
+            elif not job.abandoned:
+                self._abandon_if_stuck(job, now)
+            if messages or ended is not None:
+                yield job, messages, ended
+        self._tend_pool(now)
+
+    def _put_back(self, job: Job, gone: WorkerExit | None, ended: WorkerExit) -> None:
+        if job.abandoned:
+            self.tell("worker_came_back", activity=job.activity, path=job.subject, pid=job.worker.pid)
+        if gone is None:
+            recycled = (ended.result or {}).get("status") == "recycled"
+            keep = not recycled and not self._too_big(job)
+            self._pool.put(job.module, job.worker, keep=keep)
+
+    def _too_big(self, job: Job) -> bool:
+        most = self.recycle_rss_bytes
+        return most is not None and sample_process(job.worker.pid).rss_bytes > most
+
+    def _abandon_if_stuck(self, job: Job, now: float) -> None:
+        if job.worker.stuck_s(now) > KILL_WAIT_S:
+            job.abandoned = True
+            self.tell(
+                "worker_stuck",
+                level="error",
+                activity=job.activity,
+                path=job.subject,
+                pid=job.worker.pid,
+                reason="it was killed and the kernel does not let it go: a file system does not answer; "
+                "what it worked on stays reserved and goes on by itself once the mount answers",
+            )
+
+    def stop(self) -> None:
+        """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
+        workers = [job.worker for job in self._jobs.values()] + self._pool.empty()
+        for worker in workers:
+            worker.ask_to_stop(STOP_GRACE_S)
+        until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
+        for worker in workers:
+            worker.wait(until)
+        self._jobs.clear()
+
+    def end_leftovers(self) -> int:
+        """Kill what an earlier daemon of this name left at work, and wait until it is gone; returns how many.
+
+        A worker ends with its daemon, but not at the same instant. Raises Transient when one does not go
+        (it hangs in the kernel): two workers on one file would spoil it.
+        """
+        found = 0
+        deadline = time.monotonic() + _LEFTOVERS_END_S
+        while left := self._strangers():
+            found = max(found, len(left))
+            for process in left:
+                with contextlib.suppress(PermissionError):
+                    signal_process(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(process.pid) for process in left)
+                raise Transient(
+                    f"workers of an earlier daemon do not end (pid {pids}): a file system does not answer; "
+                    "look at the mount, then start again"
+                )
+            time.sleep(0.02)
+        return found
+
+    def _strangers(self) -> list[ProcessId]:
+        marked = processes_with_environment(CREW_VARIABLE, self._name)
+        return [process for process in marked if process.pid not in self.pids]
+
+
+class Patience:
+    """When each subject may be tried again after failures: exponential, with jitter, forgotten on success."""
+
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        *,
+        first_s: float = _FIRST_RETRY_S,
+        last_s: float = _LAST_RETRY_S,
+    ) -> None:
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._bounds = first_s, last_s
+        self._backoffs: dict[str, Backoff] = {}
+        self._failures: dict[str, int] = {}
+        self.not_before: dict[str, float] = {}
+
+    def failed(self, subject: str) -> float:
+        """Count a failure; returns the seconds until the next try."""
+        backoff = self._backoffs.setdefault(subject, Backoff(*self._bounds, self._rng))
+        wait = backoff.next()
+        self._failures[subject] = self._failures.get(subject, 0) + 1
+        self.not_before[subject] = time.monotonic() + wait
+        return wait
+
+    def retry_in(self, subject: str, seconds: float) -> None:
+        """Have the subject wait so long after what was no failure of its own."""
+        self.not_before[subject] = time.monotonic() + seconds
+
+    def allows(self, subject: str) -> bool:
+        """Whether the subject may be tried now."""
+        return time.monotonic() >= self.not_before.get(subject, 0.0)
+
+    def failures(self, subject: str) -> int:
+        """How often in a row the subject failed."""
+        return self._failures.get(subject, 0)
+
+    def succeeded(self, subject: str) -> None:
+        """Forget the subject's failures."""
+        for each in (self._backoffs, self._failures, self.not_before):
+            each.pop(subject, None)

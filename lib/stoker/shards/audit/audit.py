@@ -1,0 +1,243 @@
+"""The audit of the data half: pin x source records x manifests x files, recounted from what is on disk.
+
+Reads only. When records change while it looks it looks again: a pipeline at work gives no false finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.staging.reconcile import parquet_name
+from stoker.shards.audit.record_audit import Records, record_findings, source_findings
+from stoker.shards.audit.set_audit import audit_set
+from stoker.shards.format.identity import set_key
+from stoker.shards.format.location import Places
+from stoker.shards.format.manifest import MANIFEST, ManifestInvalid, parse_books
+from stoker.store.layout import HotLayout
+from stoker.store.parsing import parse_json
+
+LOOKS = 3  # at records that keep changing
+IMPORTED = ("sets", "tokens", "documents", "documents_not_known")
+MOVING_S = 2.0  # from the end of a set's move to its record
+
+
+@dataclass(frozen=True)
+class DataAudit:
+    """The books summed over every published set, and what disagrees, each finding naming file and figure.
+
+    `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` tells of
+    those that were taken over what is counted in them, and in how many documents are not known. `changed` are
+    the files that were edited after their set was built, which stays beside that of the edit,
+    `unproven` those that came without a length or a sum to hold them against. `recounted`
+    is what was found on disk, `on_record` what only records say; with `published` 0 there is nothing to
+    balance, which is a finding too.
+    """
+
+    sources: Mapping[str, int]
+    published: int
+    rows: int
+    documents: int
+    dropped: Mapping[str, int]
+    tokens: Mapping[str, int]
+    imported: Mapping[str, int]
+    changed: tuple[str, ...]
+    unproven: tuple[str, ...]
+    recounted: tuple[str, ...]
+    on_record: tuple[str, ...]
+    findings: tuple[str, ...]
+    deep: bool
+
+    def figures(self) -> dict[str, Any]:
+        """The data's part of `stoker audit --json`."""
+        return {
+            "sources": dict(self.sources),
+            "rows": self.rows,
+            "documents": self.documents,
+            "dropped": dict(self.dropped),
+            "tokens": dict(self.tokens),
+            "imported": dict(self.imported),
+            "changed": list(self.changed),
+            "unproven": list(self.unproven),
+        }
+
+
+def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
+    """Audit a pipeline's shard sets; `deep` hashes every byte and recounts parquet that is still here."""
+    for _ in range(LOOKS):
+        look = _Look(pipeline, deep)
+        audit = look.audit()
+        if not audit.findings or (look.records_stand() and not look.misplaced):
+            break
+        if look.misplaced:  # it may have been moved just now
+            time.sleep(MOVING_S)
+    return audit
+
+
+@dataclass
+class _Totals:
+    """Sums over published sets; how many were recounted from parquet, and how many could not be seen."""
+
+    rows: int = 0
+    documents: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    imported: Counter[str] = field(default_factory=Counter)
+    reread: int = 0
+    unseen: int = 0
+
+    def add(self, books: Mapping[str, Any]) -> None:
+        self.tokens.update({split: books[split]["tokens"] for split in ("train", "val")})
+        if books["rows"] is None:
+            self.imported.update(
+                sets=1,
+                tokens=books["tokens"],
+                documents=books["documents"] or 0,
+                documents_not_known=int(books["documents"] is None),
+            )
+            return
+        self.rows += books["rows"]
+        self.documents += books["documents"]
+        self.dropped.update(books["dropped"])
+
+
+class _Look:
+    """One look at everything the pipeline's data is recorded in."""
+
+    def __init__(self, pipeline: Pipeline, deep: bool) -> None:
+        self.deep = deep
+        self.pipeline = pipeline
+        self.layout, self.hot = pipeline.layout, HotLayout(pipeline.hot)
+        self.dataset = pipeline.dataset.name
+        self.totals = _Totals()
+        self.places, self.misplaced = Places.of(pipeline), False
+        self.records = Records.read(self.layout, self.dataset)
+        self.sources, self.pin = self.records.sources, self.records.pin
+        self.findings = list(self.records.problems)
+
+    def records_stand(self) -> bool:
+        """Whether the records are still those this look began with."""
+        return Records.read(self.layout, self.dataset) == self.records
+
+    def audit(self) -> DataAudit:
+        """Every check; the findings in the order of the listing."""
+        published = [source for source in self.sources.values() if source.state in PUBLISHED]
+        if not published:
+            self.findings.append(
+                f"{self.layout.sources}: no shard set of {self.dataset} is on record: nothing to audit"
+            )
+        self.findings += record_findings(self.pipeline, self.records, deep=self.deep)
+        for source in self.sources.values():
+            where = self.layout.source(self.dataset, source.path)
+            found = source_findings(source, self.records, warm=self.pipeline.warm is not None)
+            self.findings += [f"{where}: {finding}" for finding in found]
+            self.findings += self._set_findings(source)
+        self.findings += self._folder_findings()
+        counts = Counter(source.state for source in self.sources.values())
+        return DataAudit(
+            sources={
+                "total": len(self.sources),
+                "proven": len(published),
+                "quarantined": counts["quarantined"],
+                "duplicate": counts["duplicate"],
+            },
+            published=len(published),
+            rows=self.totals.rows,
+            documents=self.totals.documents,
+            dropped=dict(sorted(self.totals.dropped.items())),
+            tokens={split: self.totals.tokens[split] for split in ("train", "val")},
+            imported={what: self.totals.imported[what] for what in IMPORTED},
+            changed=tuple(sorted({source.former for source in published if source.former is not None})),
+            unproven=tuple(
+                path for path, receipt in self.records.receipts.items() if receipt.state == "unproven"
+            ),
+            recounted=self._recounted(),
+            on_record=self._on_record(len(published)),
+            findings=tuple(self.findings),
+            deep=self.deep,
+        )
+
+    def _recounted(self) -> tuple[str, ...]:
+        deep = ("hashes", *(("parquet rows",) if self.totals.reread else ())) if self.deep else ()
+        return ("manifests", "sizes", *deep)
+
+    def _on_record(self, published: int) -> tuple[str, ...]:
+        built = published - self.totals.imported["sets"]
+        rows = () if not built or (self.deep and self.totals.reread == built) else ("parquet rows",)
+        return (*rows, *(("sets on a warm disk that is not there now",) if self.totals.unseen else ()))
+
+    def _set_findings(self, source: Source) -> tuple[str, ...]:
+        """What is wrong with the source's set, where it should have one."""
+        if source.state not in PUBLISHED or source.key is None:
+            return ()
+        directory = self.places.of_set(source)
+        if directory is None:  # its books are all that is here
+            self.totals.unseen += 1
+            with contextlib.suppress(ManifestInvalid):  # a finding already
+                self.totals.add(parse_books(source.books or {}).to_mapping())
+            return ()
+        receipt = self.records.receipts.get(source.path)
+        places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]
+        audit = audit_set(directory, source, self.pin, deep=places if self.deep else None)
+        misplaced = tuple(self.places.findings(source))
+        self.misplaced |= bool(misplaced)
+        if audit.books is not None:
+            self.totals.add(audit.books)
+        self.totals.reread += audit.reread
+        return (*audit.findings, *misplaced, *self._copy_findings(source))
+
+    def _copy_findings(self, source: Source) -> tuple[str, ...]:
+        """What is wrong with the copy on warm of a set that is on hot; only a deep audit reads it."""
+        copied = (
+            None if self.places.warm is None else self.places.warm.shard_set(self.dataset, str(source.key))
+        )
+        if not self.deep or not source.on_warm or source.evicted or copied is None or not copied.is_dir():
+            return ()
+        return audit_set(copied, source, self.pin, deep=()).findings
+
+    def _folder_findings(self) -> Iterator[str]:
+        """Sets that belong to no source; one just published, its record not yet written, is expected."""
+        build = None if self.pin is None else self.pin.build_id
+        expected = {source.key[:16] for source in self.sources.values() if source.key is not None}
+        if build is not None:
+            expected |= {set_key(source.sha256, build)[:16] for source in self.sources.values()}
+        disks = [disk for disk in (self.hot, self.places.warm) if disk is not None]
+        for folder in [disk.shards(self.dataset) for disk in disks]:
+            yield from self._other_folders(folder.parent)
+            for name in _names(folder):
+                if name not in expected and not self._of_earlier_version(folder / name):
+                    yield f"{folder / name}: an extra set, no source record names it"
+
+    def _other_folders(self, shards: Path) -> Iterator[str]:
+        """Folders of datasets that this pipeline never pinned; one it had before is left in peace."""
+        for name in _names(shards):
+            if name != self.dataset and not self.layout.dataset(name).exists():
+                yield f"{shards / name}: extra, no dataset of this name is on record"
+
+    def _of_earlier_version(self, directory: Path) -> bool:
+        """Sets of the builds before dataset.version was raised stay until nobody needs them.
+
+        Theirs may be an earlier format too, so no more is asked of the manifest than whose set it is.
+        """
+        if self.pin is None or self.pin.version == 1:
+            return False
+        try:
+            told = parse_json((directory / MANIFEST).read_bytes())
+            build, source = str(told["build_id"]), str(told["source"]["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return build != self.pin.build_id and set_key(source, build)[:16] == directory.name
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in a folder, but for copies that are being made."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,0 +1,88 @@
+"""What the daemon and the command share when a quarantined source is given another try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import NEVER_CAME, Source
+from stoker.corpus.staging.reconcile import parquet_name
+from stoker.shards.format.identity import Filters
+from stoker.store.files import TEMPORARY
+from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
+from stoker.store.requests import file_request, filed_requests
+
+RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"
+BY_ITSELF = "it decodes and hashes well now"
+FORCED = "by hand, without a look at it"
+_AGAIN = "released from quarantine: "
+_CAME = "its file came after all"
+
+
+def look_task(
+    pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None, *, decode: bool, to_hot: bool
+) -> dict[str, Any]:
+    """The task of stoker.shards.audit.recheck_worker for one finding."""
+    copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
+    columns = Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
+    return {
+        "home": str(pipeline.source_home),
+        "origin": None if receipt is None else receipt.file,
+        "kept": str(pipeline.layout.quarantine / kept.name / copies[0]) if copies else None,
+        "target": str(pipeline.hot_layout.parquet / parquet_name(source)) if to_hot else None,
+        "size": source.size,
+        "sha256": source.sha256,
+        "text_column": pipeline.dataset.text_column,
+        "columns": list(columns),
+        "floor": pipeline.stage.free_floor,
+        "decode": decode,
+    }
+
+
+def released(source: Source, why: str) -> Source:
+    """The source as it begins anew, with the content that was quarantined."""
+    return source.renewed(size=source.size, sha256=source.sha256, reason=f"{_AGAIN}{why}")
+
+
+def began_anew(source: Source | None, kept: Kept) -> str | None:
+    """Why this finding's source was released, where its record tells so and the finding does not yet."""
+    if source is None or kept.kind != "parquet" or kept.released is not None:
+        return None
+    if kept.reason in NEVER_CAME:  # of what content it would have been may not have been known
+        return _CAME if source.path == kept.path and not source.never_came else None
+    if source.state != "seen":
+        return None
+    if (
+        source.sha256 != kept.sha256
+        or source.path != kept.path
+        or not (source.reason or "").startswith(_AGAIN)
+    ):
+        return None
+    return str(source.reason).removeprefix(_AGAIN)
+
+
+def fetch_again(layout: StateLayout, path: str) -> dict[str, Any]:
+    """Ask the download watchdog for a file that it could not fetch; the answer to who asked for it."""
+    filed = filed_requests(layout, DOWNLOAD_WATCHDOG)
+    if not any(one.verb == "fetch" and one.args.get("path") == path for one in filed):
+        file_request(layout, DOWNLOAD_WATCHDOG, "fetch", {"path": path, "sha256": None})
+    return {
+        "fetching": path,
+        "why": "the download watchdog is asked to fetch it now; it goes on once it is here",
+    }
+
+
+def words_of(result: Mapping[str, Any]) -> str:
+    """A finding in one sentence: the reader's words and the place."""
+    where = "" if result.get("row_group") is None else f" in row group {result['row_group']}"
+    where += "" if result.get("column") is None else f", column {result['column']}"
+    return f"{result.get('reason')}{where}: {result.get('detail') or 'no more is known'}"
+
+
+def folder(pipeline: Pipeline, kept: Kept) -> Path:
+    """Where it lies."""
+    return pipeline.layout.quarantine / kept.name

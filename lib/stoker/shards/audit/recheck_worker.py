@@ -1,0 +1,118 @@
+"""Worker: look at a quarantined source file again: hash it, decode it wholly, both past the page cache.
+
+task: {"home": a directory that is empty only where the source's disk is not mounted,
+       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot |
+       null, "size", "sha256", "text_column", "columns": [...], "floor", "decode": false to take its word,
+       "disks": [the marks of those it may write to]}
+messages: {"kind": "progress"}
+result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
+        origin is gone lies at the target too, when one was given; without one the place is "here".
+        {"status": "bad", "reason", "row_group", "column", "detail"}: it is what it was, and still bad
+        {"status": "changed", "sha256"}: the source's file is not the one that was quarantined
+        {"status": "gone"}: it is nowhere any more
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import pyarrow as pa
+
+from stoker.corpus.staging.disk_contents import insist_on
+from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.staging.staging import Wanted, bring, why_away
+from stoker.kit.workers.child import run_worker
+from stoker.shards.format.direct_file import PastCacheFile
+from stoker.store.errors import Transient, UnavailableError
+from stoker.store.files import make_dir, opened
+from stoker.store.hashing import FileHash, hash_file
+
+_SAY_EVERY_S = 1.0
+
+
+class Said(Protocol):
+    """Where the worker's messages go."""
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
+    """Find the file that was quarantined, and judge it."""
+    insist_on(task)
+    say = _Ticker(report)
+    origin, kept = (None if task[name] is None else Path(task[name]) for name in ("origin", "kept"))
+    there = _hash(origin, say)
+    copy = None
+    if there is None or there.sha256 != task["sha256"]:
+        copy = _hash(kept, say)
+    if there is not None and there.sha256 == task["sha256"]:
+        place, path, found = "origin", origin, there
+    elif copy is not None and copy.sha256 == task["sha256"]:
+        place, path, found = "kept", kept, copy
+    elif there is not None:
+        return {"status": "changed", "sha256": there.sha256}
+    elif reason := why_away(Path(task["home"])):
+        raise UnavailableError(reason)
+    else:
+        return {"status": "gone"}
+    assert path is not None  # it was hashed
+    if task["decode"]:
+        pa.set_cpu_count(1)
+        flaw = preflight(
+            path, task["text_column"], task["columns"], decode=True, progress=say, reader=PastCacheFile
+        )
+        if flaw is not None:
+            return {"status": "bad", **flaw.fields()}
+    if place == "kept":
+        place = "here" if task["target"] is None else _take(path, Path(task["target"]), task, say)
+    return {"status": "good", "place": place, "cached": found.cached}
+
+
+def _take(kept: Path, target: Path, task: dict[str, Any], say: _Ticker) -> str:
+    """Put a copy on hot: its own file is gone, and staging finds this one in its place."""
+    make_dir(target.parent)
+    if not target.exists():
+        wanted = Wanted(task["sha256"], task["size"])
+        with opened(kept, os.O_RDONLY | os.O_NOFOLLOW) as source:
+            brought = bring(source, target, wanted, task["floor"], lambda _, done: say(done))
+        if brought.sha256 != wanted.sha256:
+            raise Transient(f"{kept} reads differently each time; check the disk it lies on")
+    return "kept"
+
+
+def _hash(path: Path | None, say: _Ticker) -> FileHash | None:
+    """The file's hash; None where there is none."""
+    if path is None:
+        return None
+    try:
+        return hash_file(path, progress=say)
+    except FileNotFoundError:
+        return None
+
+
+class _Ticker:
+    """Says that the work goes on, as often as it is worth it."""
+
+    def __init__(self, report: Said) -> None:
+        self._report, self._due = report, 0.0
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _SAY_EVERY_S
+            self._report("progress", done=done)
+
+
+def _step_back() -> None:
+    """Everybody else's work goes first: this waits for nobody."""
+    os.nice(19)
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+if __name__ == "__main__":
+    _step_back()
+    run_worker(main, stop_anywhere=True)

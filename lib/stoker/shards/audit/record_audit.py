@@ -1,0 +1,205 @@
+"""The audit of what the state directory says of a dataset: pin x listing x receipts x source records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from stoker.config.schema import Limit, Pipeline
+from stoker.corpus.records.limit import slice_of
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, read_sources
+from stoker.shards.format.identity import BuildParameters, build_id, set_key
+from stoker.shards.format.manifest import ManifestInvalid, parse_books
+from stoker.store.errors import DataError, StokerError
+from stoker.store.hashing import hash_file
+from stoker.store.layout import StateLayout
+from stoker.store.record import RecordDamaged, read_record
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records as read; `problems` are those that could not be, as findings. Equal: nothing changed."""
+
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    listing: Listing | None = None
+    pin: DatasetPin | None = None
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def owners(self) -> Mapping[str | None, str]:
+        """The first published source of each shard set's key."""
+        owners: dict[str | None, str] = {}
+        for source in self.sources.values():
+            if source.state in PUBLISHED:
+                owners.setdefault(source.key, source.path)
+        return owners
+
+    @cached_property
+    def originals(self) -> frozenset[str]:
+        """The sha256 of every source that is not another's duplicate."""
+        return frozenset(one.sha256 for one in self.sources.values() if one.state != "duplicate")
+
+    @classmethod
+    def read(cls, layout: StateLayout, dataset: str) -> Records:
+        """Everything on record of the dataset; nothing is moved aside."""
+        problems: list[str] = []
+
+        def damaged(_: Path, error: RecordDamaged) -> None:
+            problems.append(str(error))
+
+        sources: Mapping[str, Source] = {}
+        receipts: Mapping[str, Receipt] = {}
+        pin = listing = None
+        try:
+            sources = _without_cut_off(read_sources(layout, dataset, damaged))
+            receipts = read_receipts(layout, dataset, damaged)
+            pin = read_pin(layout, dataset)
+        except DataError as error:
+            problems.append(str(error))
+        try:
+            listing = Listing.from_record(read_record(layout.listing(dataset)))
+        except FileNotFoundError:
+            if pin is not None and pin.complete:
+                problems.append(f"{layout.listing(dataset)}: missing, {layout.dataset(dataset)} is complete")
+        except (RecordDamaged, KeyError, TypeError, ValueError) as error:
+            problems.append(f"{layout.listing(dataset)}: {error}")
+        return cls(sources, receipts, listing, pin, tuple(problems))
+
+
+def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
+    """The sources but for the records of changes that were cut off: the next start takes those back."""
+
+    def is_cut_off(source: Source) -> bool:
+        origin = sources.get(source.former or "")
+        published = origin is not None and {origin.state, source.state} <= PUBLISHED
+        return published and origin is not None and origin.sha256 == source.sha256
+
+    return {path: source for path, source in sources.items() if not is_cut_off(source)}
+
+
+def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iterator[str]:
+    """What pin, listing and the folders of records say against each other and the pipeline file."""
+    layout, dataset, pin = pipeline.layout, pipeline.dataset.name, records.pin
+    yield from _misfiled(layout, dataset, records)
+    yield from _rotten(pipeline, records)
+    if pin is None:
+        return
+    yield from _pin_findings(layout, pin, deep)
+    if pin.version != pipeline.dataset.version:
+        said = f"{pipeline.file} says {pipeline.dataset.version}"
+        yield f"{layout.dataset(dataset)}: version {pin.version}, {said}"
+    if pin.complete:
+        yield from _listing_findings(layout, pin, records)
+
+
+def _rotten(pipeline: Pipeline, records: Records) -> Iterator[str]:
+    for path, receipt in records.receipts.items():
+        if receipt.rotten:
+            yield (
+                f"{receipt.file}: rotten: its sha256 is {receipt.found[:16]}, its receipt says "
+                f"{receipt.sha256[:16]}, while size, time and inode are the same; put a good copy in its "
+                f"place, or take it as it is: stoker verify downloads {pipeline.file} --accept {path}"
+            )
+
+
+def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[str]:
+    """The pin against its own parameters and the tokenizer's file."""
+    where = layout.dataset(pin.dataset)
+    try:
+        if build_id(BuildParameters.from_mapping(pin.build)) != pin.build_id:
+            yield f"{where}: build_id {pin.build_id[:16]} is not that of its parameters"
+        file = layout.datasets / pin.tokenizer.file
+        if hash_file(file, past_cache=deep).sha256 != pin.tokenizer.sha256:
+            yield f"{file}: its sha256 is not the pinned {pin.tokenizer.sha256[:16]}"
+    except (StokerError, FileNotFoundError) as error:
+        yield f"{where}: {error}"
+
+
+def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator[str]:
+    """One source's record against its receipt, the other records and the pin."""
+    receipt = records.receipts.get(source.path)
+    if receipt is None:
+        if source.has_file:
+            yield f"{source.path} has no receipt"
+    elif (
+        source.state in TERMINAL and (receipt.usable or receipt.state == "released") and not source.never_came
+    ):
+        for name, told, recorded in (
+            ("sha256", receipt.sha256[:16], source.sha256[:16]),
+            ("size", receipt.size, source.size),
+        ):
+            if told != recorded:
+                yield f"{source.path}: {name} is {recorded}, its receipt says {told}"
+    if source.state == "quarantined" and not source.reason:
+        yield f"{source.path} is quarantined without a reason"
+    if source.state == "duplicate" and source.sha256 not in records.originals:
+        yield f"{source.path} is the duplicate of nothing: no other source has its content"
+    if source.state in PUBLISHED:
+        yield from _published_findings(source, records, warm)
+
+
+def _published_findings(source: Source, records: Records, warm: bool) -> Iterator[str]:
+    if records.pin is None:
+        yield f"{source.path} is {source.state}, but {source.dataset} has no pin"
+    elif source.key != set_key(source.sha256, records.pin.build_id):
+        yield f"{source.path}: key {str(source.key)[:16]} is not that of its content and the pinned build"
+    if (owner := records.owners.get(source.key, source.path)) != source.path:
+        yield f"{source.path}: its shard set {str(source.key)[:16]} is that of {owner} too"
+    if source.key is None or source.books is None:
+        yield f"{source.path} is {source.state} without key or books"
+    elif source.evicted:
+        if not warm:
+            yield f"{source.path}: evicted, but no warm store is configured that could hold its set"
+        elif not source.on_warm:
+            yield f"{source.path}: evicted, but no proven copy of its set is on record"
+        try:
+            parse_books(source.books)
+        except ManifestInvalid as error:
+            yield f"{source.path}: {error}"
+
+
+def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) -> Iterator[str]:
+    """A complete pin lists every source of its slice, and each of them has come to its end."""
+    where, sources = layout.dataset(pin.dataset), records.sources
+    for path in pin.listing:
+        state = sources[path].state if path in sources else "not on record"
+        if state not in TERMINAL:
+            yield f"{where}: complete, but {path} is {state}"
+    for path in _due(pin, records):
+        if path not in pin.listing:
+            state = sources[path].state if path in sources else "not on record"
+            yield f"{where}: complete, but its listing lacks {path}, which is {state}"
+
+
+def _due(pin: DatasetPin, records: Records) -> list[str]:
+    """The paths that a complete pin has to list: all that came to an end, or the slice the limit makes."""
+    sources = records.sources.items()
+    # An import is behind the listing and outside its limit, and may have come just now; a file's former
+    # content too.
+    ended = [path for path, source in sources if source.state in TERMINAL and source.has_file]
+    if not pin.limit or records.listing is None:
+        return ended
+    kept = [path for path in pin.listing if path in ended]
+    part = slice_of(records.listing.paths, records.sources, Limit(**pin.limit), kept=kept)
+    return list(part.paths)
+
+
+def _misfiled(layout: StateLayout, dataset: str, records: Records) -> Iterator[str]:
+    """Records under another name than their path's: each path has one, a second one hides the first."""
+    expected = {layout.source(dataset, path) for path in records.sources}
+    expected |= {layout.receipt(dataset, path) for path in records.receipts}
+    for folder, name_of in ((layout.sources, layout.source), (layout.receipts, layout.receipt)):
+        for file in sorted(set(folder.glob("[!.]*.json")) - expected):
+            try:
+                record = read_record(file)
+            except (FileNotFoundError, RecordDamaged):
+                continue  # gone meanwhile, or a finding already
+            path = str(record.get("path"))
+            if record.get("dataset") == dataset and file != name_of(dataset, path):
+                yield f"{file}: not the name of a record of {path}"

@@ -1,0 +1,127 @@
+"""The audit of one shard set: its files x its manifest x its source's record x, when deep, the parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.sources import Source
+from stoker.shards.format.identity import BuildParameters
+from stoker.shards.format.inspection import inspect_set
+from stoker.shards.format.manifest import MANIFEST, Manifest
+from stoker.shards.format.proof import prove_set
+from stoker.store.errors import StokerError
+from stoker.store.hashing import hash_file
+
+
+@dataclass(frozen=True)
+class SetAudit:
+    """A set's books by its manifest (None: unusable), whether its parquet was recounted, the findings."""
+
+    books: Mapping[str, Any] | None
+    reread: bool
+    findings: tuple[str, ...]
+
+
+def audit_set(
+    directory: Path, source: Source, pin: DatasetPin | None, *, deep: Sequence[Path] | None
+) -> SetAudit:
+    """Audit a published source's set; `deep` is where its parquet may still be, None for a quick look."""
+    if not directory.is_dir():
+        return SetAudit(None, False, (f"{directory}: missing, {source.path} is {source.state}",))
+    try:
+        found = inspect_set(directory)
+    except OSError as error:
+        return SetAudit(None, False, (f"{directory}: cannot be read: {error}",))
+    where = directory / MANIFEST
+    findings = [f"{directory / finding}" for finding in found.findings]
+    if found.manifest_sha256 is not None and found.manifest_sha256 != source.manifest_sha256:
+        findings.append(
+            f"{where}: sha256 {found.manifest_sha256[:16]}, the record of {source.path} "
+            f"says {str(source.manifest_sha256)[:16]}"
+        )
+    if found.manifest is None:
+        return SetAudit(None, False, tuple(findings))
+    books = found.manifest.books.to_mapping()
+    findings += [f"{where}: {finding}" for finding in _identity_findings(source, pin, found.manifest)]
+    findings += [
+        f"{where}: {figure} in the books, the record of {source.path} says {told}"
+        for figure, told in _differences(books, source.books or {})
+    ]
+    reread = False
+    if deep is not None:
+        proof = prove_set(directory, key=source.key)
+        if proof.verdict != "proven" and not found.findings:
+            findings.append(f"{directory}: {proof.verdict}: {proof.reason}")
+        counted, wrong = _recount(directory, source, pin, deep)
+        reread = counted is not None
+        findings += wrong
+        findings += [
+            f"{where}: {figure} in the books, recounted from the parquet of {source.path}: {told}"
+            for figure, told in _differences(books, counted or {}, only=counted or {})
+        ]
+    return SetAudit(books, reread, tuple(findings))
+
+
+def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifest) -> Iterator[str]:
+    wanted: dict[str, tuple[Any, Any]] = {
+        "dataset": (manifest.dataset, source.dataset),
+        "key": (manifest.key, source.key),
+        "source sha256": (manifest.source_sha256, source.sha256),
+        "source size": (manifest.source_size, source.size),
+    }
+    if pin is not None:
+        wanted |= {
+            "build_id": (manifest.build_id, pin.build_id),
+            "tokenizer sha256": (manifest.tokenizer_sha256, pin.tokenizer.sha256),
+            "vocab_size": (manifest.vocab_size, pin.tokenizer.vocab_size),
+            "eot": (manifest.eot, pin.tokenizer.eot),
+        }
+    for name, (told, recorded) in wanted.items():
+        if told != recorded:
+            yield f"{name} is {told}, on record is {recorded}"
+
+
+def _recount(
+    directory: Path, source: Source, pin: DatasetPin | None, candidates: Sequence[Path]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The parquet's own count, from the first candidate that still has the source's content; and findings.
+
+    They are what cannot be read, and row numbers of the set that are not those of the parquet.
+    """
+    if pin is None:
+        return None, []
+    for parquet in candidates:
+        try:
+            if hash_file(parquet).sha256 != source.sha256:
+                continue
+        except OSError:
+            continue  # gone, or not to be read now: the next place, or the record, has to do
+        from stoker.shards.audit.recount import RowComparison, recount  # noqa: PLC0415 - pyarrow, if deep alone
+
+        try:
+            rows = RowComparison(directory)
+        except (StokerError, OSError):
+            rows = None  # a file that is gone or has another size: a finding already
+        try:
+            counted = recount(parquet, BuildParameters.from_mapping(pin.build), rows)
+        except StokerError as error:
+            return None, [f"{parquet}: {error}"]
+        return counted, [f"{directory}: {finding}" for finding in (rows.findings if rows else [])]
+    return None, []
+
+
+def _differences(
+    found: Mapping[str, Any], told: Mapping[str, Any], only: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Figures that differ, as ("tokens is 7", 8); with `only`, those that it has."""
+    for name in sorted(only if only is not None else {**found, **told}):
+        one, other = found.get(name), told.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            inner = None if only is None or name == "dropped" else only[name]
+            yield from _differences(one, other, inner, f"{prefix}{name}.")
+        elif one != other:
+            yield f"{prefix}{name} is {one}", other

@@ -1,0 +1,341 @@
+"""The builder: one parquet file in, the data files of its shard set out, committed as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.shards.build.batches import Batch, Reader
+from stoker.shards.build.commit import Committer, Progress, origin_of, recover
+from stoker.shards.build.filters import make_filters, select
+from stoker.shards.build.memory_use import Footprint
+from stoker.shards.build.readback import Trail
+from stoker.shards.build.readers import READERS
+from stoker.shards.build.shard_writer import GrowingSet
+from stoker.shards.format.identity import BuildParameters, build_id, set_key
+from stoker.shards.format.manifest import OFFSET_BYTES, Books
+from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Lengths
+from stoker.store.errors import DataError
+
+Result = TypeVar("Result")
+
+SOFT_BYTES = 320 << 20  # where the task says nothing
+ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
+PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
+
+
+class Reporter(Protocol):
+    """What a build tells and hears: messages out, whether to stop in."""
+
+    stopping: bool
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+    def raise_if_stopping(self) -> None: ...
+
+
+class Dialogue(Reporter, Protocol):
+    """A reporter that hears the daemon's answers too; None where it is asked to stop."""
+
+    def receive(self) -> dict[str, Any] | None: ...
+
+
+class NoRoom(Exception):
+    """The set needs more bytes on the disk than this build may take."""
+
+
+@dataclass(frozen=True)
+class BuildTask:
+    """One build as the daemon asks for it; sizes in bytes, times in seconds.
+
+    `source_xxh3` is the xxh3_128 of the staged file, empty where the daemon does not know it. `room` is what
+    the set's data may take before more is asked for, None for any size.
+    """
+
+    parquet: Path
+    source_path: str
+    source_size: int
+    source_sha256: str
+    source_xxh3: str
+    dataset: str
+    key: str
+    build_id: str
+    build: BuildParameters
+    tokenizer_file: Path
+    building: Path
+    target: Path
+    read_rows: int
+    commit_every_s: float
+    commit_bytes: int
+    engine: str
+    commit_every_row_group: bool
+    soft_bytes: int
+    reader: str
+    room: int | None = None
+
+    @classmethod
+    def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
+        """Read a task; raises DataError where its key or build id is not that of its parameters."""
+        try:
+            made = cls(
+                parquet=Path(task["parquet"]),
+                source_path=str(task["source"]["path"]),
+                source_size=int(task["source"]["size"]),
+                source_sha256=str(task["source"]["sha256"]),
+                source_xxh3=str(task["source"].get("xxh3") or ""),
+                dataset=str(task["dataset"]),
+                key=str(task["key"]),
+                build_id=str(task["build_id"]),
+                build=BuildParameters.from_mapping(task["build"]),
+                tokenizer_file=Path(task["tokenizer_file"]),
+                building=Path(task["building"]),
+                target=Path(task["target"]),
+                read_rows=int(task.get("read_rows", 250)),
+                commit_every_s=float(task["commit"]["every_s"]),
+                commit_bytes=int(task["commit"]["bytes"]),
+                engine=str(task.get("engine", "auto")),
+                commit_every_row_group=bool(task.get("commit_every_row_group", False)),
+                soft_bytes=int(task.get("memory", {}).get("soft", SOFT_BYTES)),
+                reader=str(task.get("reader", "parquet")),
+                room=None if task.get("room") is None else int(task["room"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"build task: {error!r}") from error
+        if made.build_id != build_id(made.build) or made.key != set_key(made.source_sha256, made.build_id):
+            raise DataError(
+                f"build task of {made.source_path}: key or build id is not that of its parameters"
+            )
+        return made
+
+
+class Build:
+    """A build under way: the growing files, the books, and the next row to read.
+
+    `reference` makes the engine to go on with where `engine` fails; both give the same tokens. `loaded` is
+    what this process held before the first text.
+    """
+
+    def __init__(self, task: BuildTask, engine: Engine, reference: Callable[[], Engine], loaded: int) -> None:
+        self.task = task
+        self.engine = engine
+        self.engine_refused = ""
+        self.progress = recover(task.building, task.key, origin_of(task.parquet))
+        self.books = Books() if self.progress.books is None else Books.from_mapping(self.progress.books)
+        self.set = GrowingSet(
+            task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
+        )
+        self.row_group, self.row = self.progress.row_group, self.progress.row
+        self._room, self._needed = task.room, 0
+        self._reference = reference
+        self._footprint, self._too_large = Footprint(task.soft_bytes, loaded), False
+        self._filters = make_filters(task.build.filters)
+        self._held_out = val_decision(task.build.val_ratio, task.build.val_salt)
+        self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
+        self._begun = time.monotonic() - self.progress.elapsed_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time spent building, over every start."""
+        return time.monotonic() - self._begun
+
+    def close(self) -> None:
+        """Let go of the set's files: a worker builds more than one."""
+        self.set.close()
+
+    def run(self, report: Dialogue, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
+        """Read the source to its end and leave everything committed; raises BadParquet, NoRoom, StorageError.
+
+        False when this process holds too much memory by then, and a fresh one had better go on from the last
+        commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
+        be read back.
+        """
+        with closing(self._encode(report, source_trail, set_trail)) as encoding:
+            while (word := encoder.call(lambda: next(encoding, None))) is not None:
+                if word == "room":
+                    self._ask_for_room(report)
+                else:
+                    encoder.renew()
+                    self._footprint.forgotten()
+        report.raise_if_stopping()
+        return not self._too_large
+
+    def _ask_for_room(self, report: Dialogue) -> None:
+        """Have the daemon raise what the set may take; raises NoRoom where it does not."""
+        report("room", written=self.set.disk_bytes, needed=self._needed)
+        answer = report.receive()
+        report.raise_if_stopping()
+        self._room = int((answer or {})["room"])
+        if self._needed > self._room:
+            raise NoRoom
+
+    def _encode(
+        self, report: Reporter, source_trail: Trail, set_trail: Trail
+    ) -> Generator[Literal["room", "crowded"]]:
+        """Do it, and yield "room" where the set needs more of that than it has.
+
+        Yields "crowded" where another thread had better go on: the engine's memory is its thread's.
+        """
+        task = self.task
+        report("phase", phase="open", row_group=self.row_group, row=self.row)
+        columns = task.build.filters.columns()
+        source = READERS[task.reader](task.parquet, task.build.text_column, columns, task.read_rows)
+        with Committer(task.building, report, set_trail.advance) as committer:
+            report("phase", phase="encode")
+            began = self.progress
+            for batch in source.batches(self.row_group, self.row):
+                yield from self._take(batch, source, report)
+                at_end = self._pass(batch, source)
+                committer.check()
+                if report.stopping:
+                    break
+                if at_end:
+                    source_trail.advance(task.parquet, source.read_up_to(batch.row_group))
+                if task.commit_every_row_group:
+                    if at_end:
+                        self._commit(committer)
+                        committer.wait()
+                elif self.progress is began or self._due(committer.busy):
+                    self._commit(committer)
+                    if self._footprint.too_large():
+                        self._too_large = True
+                        committer.wait()
+                        return
+                    report("phase", phase="encode")
+                if self._footprint.crowded():
+                    yield "crowded"
+            self._commit(committer)
+            committer.wait()
+
+    def _pass(self, batch: Batch, source: Reader) -> bool:
+        """The batch is taken: go on behind it. Whether that is the end of its row group."""
+        end = batch.row + batch.rows
+        at_end = end == source.group_rows[batch.row_group]
+        self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
+        return at_end
+
+    def _due(self, busy: bool) -> bool:
+        """By time when no commit is in flight; by size always, to bound what a kill costs."""
+        grown = sum(file.length for file in self.set.files) - sum((self.progress.files or {}).values())
+        since = self.elapsed_s - self.progress.elapsed_s
+        return grown >= self.task.commit_bytes or (since >= self.task.commit_every_s and not busy)
+
+    def _commit(self, committer: Committer) -> None:
+        self.progress = Progress(
+            key=self.task.key,
+            origin=self.progress.origin,
+            row_group=self.row_group,
+            row=self.row,
+            files=self.set.lengths(),
+            books=self.books.to_mapping(),
+            elapsed_s=round(self.elapsed_s, 3),
+        )
+        committer.start(self.set.take_dirty(), self.progress)
+
+    def _take(self, batch: Batch, source: Reader, report: Reporter) -> Generator[Literal["room"]]:
+        """Filter, encode and append one batch, and book every row of it."""
+        selection = select(batch, self._filters)
+        books = self.books
+        books.rows += batch.rows
+        books.chars += selection.chars
+        for reason, rows in selection.dropped.items():
+            books.dropped[reason] = books.dropped.get(reason, 0) + rows
+        kept = np.flatnonzero(selection.keep).tolist()
+        numbers = source.row_numbers(batch)[selection.keep]
+        val = self._held_out(batch.utf8[row] for row in kept)
+        texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
+        for part in portions(texts):
+            tokens, lengths = self._documents(texts[part], report)
+            added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
+            self._needed = self.set.disk_bytes + added
+            if self._room is not None and self._needed > self._room:
+                yield "room"
+            self._append(tokens.astype(self._dtype, copy=False), lengths, numbers[part], val[part])
+
+    def _append(
+        self,
+        tokens: npt.NDArray[np.generic],
+        lengths: Lengths,
+        rows: npt.NDArray[np.int64],
+        val: npt.NDArray[np.bool_],
+    ) -> None:
+        if not val.any():
+            parts = {"train": (tokens, ~val)}
+        else:
+            train, held_out = divide(tokens, lengths, val)
+            parts = {"train": (train, ~val), "val": (held_out, val)}
+        for split, (chosen, documents) in parts.items():
+            self.set.splits[split].append(chosen, lengths[documents], rows[documents])
+            self.books.documents[split] += int(documents.sum())
+            self.books.tokens[split] += len(chosen)
+
+    def _documents(self, texts: list[str], report: Reporter) -> tuple[Ids, Lengths]:
+        try:
+            return self.engine.documents(texts)
+        except EngineUnsupported as error:
+            reference = self._reference()
+            report("engine", used=reference.name, refused=self.engine.name, reason=str(error))
+            self.engine, self.engine_refused = reference, str(error)
+            return reference.documents(texts)
+
+
+def divide(
+    tokens: npt.NDArray[np.generic], lengths: Lengths, val: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """The tokens of train's documents and of val's, in order; run by run, which copies and looks at none."""
+    ends = np.cumsum(lengths)
+    last = np.flatnonzero(np.diff(val, append=~val[-1:]))  # of each run of one kind
+    runs = np.split(tokens, ends[last])[:-1]
+    of_kind: dict[bool, list[npt.NDArray[np.generic]]] = {False: [tokens[:0]], True: [tokens[:0]]}
+    for run, document in zip(runs, last, strict=True):
+        of_kind[bool(val[document])].append(run)
+    return np.concatenate(of_kind[False]), np.concatenate(of_kind[True])
+
+
+def portions(texts: Sequence[str]) -> Iterator[slice]:
+    """The texts in runs of about PORTION_CHARS."""
+    first = chars = 0
+    for place, text in enumerate(texts):
+        chars += len(text)
+        if chars >= PORTION_CHARS:
+            yield slice(first, place + 1)
+            first, chars = place + 1, 0
+    if first < len(texts):
+        yield slice(first, len(texts))
+
+
+def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], npt.NDArray[np.bool_]]:
+    """Which documents are held out, by their UTF-8: the hash falls in the lowest `ratio` of 64-bit values."""
+    threshold, digest = int(ratio * 2**64), xxhash.xxh3_64_intdigest
+
+    def held_out(documents: Iterable[memoryview]) -> npt.NDArray[np.bool_]:
+        return np.array([digest(utf8, salt) < threshold for utf8 in documents], dtype=bool)
+
+    return held_out
+
+
+class EncodeThread:
+    """A thread to encode in, kept from file to file: the words it has seen come again in the next one.
+
+    A new one takes with it what native code keeps for a thread.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "encode")
+
+    def call(self, call: Callable[[], Result]) -> Result:
+        """Do it there; raises what it raises."""
+        return self._thread.submit(call).result()
+
+    def renew(self) -> None:
+        """End the thread; the next call has another one."""
+        self._thread.shutdown()
+        self._thread = ThreadPoolExecutor(1, "encode")

@@ -1,0 +1,78 @@
+"""Which engine builds a file: the fast one where it gives what the reference gives, else the reference.
+
+Both encode odd texts once a tokenizer, and a sample of every file before its first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from stoker.shards.build.readers import READERS
+from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
+from stoker.shards.tokenize.probes import probes
+from stoker.shards.tokenize.tokenizer import FrozenTokenizer
+
+PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
+LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
+BYTES_A_PLACE = 32 << 20  # of the file: a sample is to cost little of what the build does
+MOST_CHARS = 1 << 12  # of one document
+
+
+class Engines:
+    """The engines for one tokenizer; `refused` says why the fast one is out of the question, if it is."""
+
+    def __init__(self, tokenizer: FrozenTokenizer) -> None:
+        self.reference = make_engine(HF_TOKENIZERS, tokenizer)
+        self.refused = ""
+        try:
+            self._fast = make_engine(FASTOKENS, tokenizer)
+            self.refused = _difference(self.reference, self._fast, probes(tokenizer.special), "odd texts")
+        except EngineUnsupported as error:
+            self.refused = str(error)
+
+    def choose(self, parquet: Path, text_column: str, reader: str) -> tuple[Engine, str]:
+        """The engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
+        refused = self.refused
+        if not refused:
+            sample = _sample(parquet, text_column, reader)
+            differences = (_difference(self.reference, self._fast, texts, place) for place, texts in sample)
+            refused = next(filter(None, differences), "")
+        return (self.reference if refused else self._fast), refused
+
+
+def _sample(parquet: Path, text_column: str, reader: str) -> Iterator[tuple[str, list[str]]]:
+    """Documents from places spread over the file, with words for where they are."""
+    wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
+    source = READERS[reader](parquet, text_column, (), 64)
+    groups = [group for group, rows in enumerate(source.group_rows) if rows]
+    spread = np.linspace(0, len(groups) - 1, min(wanted, len(groups))).round().astype(int)
+    chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []
+    for group in chosen:
+        for batch in islice(source.batches(group), max(1, wanted // len(chosen))):
+            if batch.row_group != group:
+                break
+            texts, room = [], PLACE_BYTES
+            for text in batch.texts:
+                if text is not None and room > 0:
+                    texts.append(text[: min(room, MOST_CHARS)])
+                    room -= len(texts[-1])
+            yield f"row group {group}, rows from {batch.row}", texts
+
+
+def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -> str:
+    """What the fast engine does differently on these texts, in words; empty where nothing."""
+    try:
+        found, lengths = fast.documents(texts)
+    except EngineUnsupported as error:
+        return f"{error} ({where})"
+    wanted, wanted_lengths = reference.documents(texts)
+    if np.array_equal(found, wanted) and np.array_equal(lengths, wanted_lengths):
+        return ""
+    for number, text in enumerate(texts):
+        if not np.array_equal(fast.documents([text])[0], reference.documents([text])[0]):
+            return f"{fast.name} differs from {reference.name} on {where}, text {number}: {text[:80]!r}"
+    return f"{fast.name} differs from {reference.name} on {where}, taken together"

@@ -1,0 +1,106 @@
+"""Filters: functions from a batch to the rows that pass, each with the name its drops are booked under.
+
+A new filter is a line in `make_filters`, and a parameter of the build (`identity.Filters`), since it changes
+what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stoker.corpus.staging.preflight import is_text
+from stoker.shards.build.batches import Batch
+from stoker.shards.build.parquet import BadParquet
+from stoker.shards.format.identity import Filters
+
+Mask = npt.NDArray[np.bool_]
+Filter = tuple[str, Callable[[Batch], Mask]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a batch are kept, how many each filter dropped, and the kept rows' code points in all."""
+
+    keep: Mask
+    dropped: dict[str, int]
+    chars: int
+
+
+def make_filters(filters: Filters) -> list[Filter]:
+    """The filters asked for, in the order in which a row that fails several is booked."""
+    made: list[Filter] = [("null", lambda batch: batch.present)]
+    if (least := filters.min_chars) is not None:
+        made.append(("min_chars", lambda batch: batch.chars >= least))
+    if (most := filters.max_chars) is not None:
+        made.append(("max_chars", lambda batch: batch.chars <= most))
+    if filters.languages is not None:
+        wanted = frozenset(language.encode() for language in filters.languages)
+        made.append(("languages", lambda batch: _in(_words(batch, "language"), wanted)))
+    if filters.at_least:
+        made.append(("at_least", lambda batch: _at_least(batch, filters)))
+    return made
+
+
+def select(batch: Batch, filters: list[Filter]) -> Selection:
+    """Apply the filters; a row is booked under the first that drops it."""
+    keep: Mask = np.ones(batch.rows, dtype=bool)
+    dropped: dict[str, int] = {}
+    for name, passes in filters:
+        passing = keep & passes(batch)
+        if count := int(keep.sum() - passing.sum()):
+            dropped[name] = count
+        keep = passing
+    return Selection(keep, dropped, int(batch.chars[keep].sum()))
+
+
+def _at_least(batch: Batch, filters: Filters) -> Mask:
+    passing: Mask = np.ones(batch.rows, dtype=bool)
+    for column, least in filters.at_least.items():
+        passing &= _reaches(_numbers(batch, column), least)
+    return passing
+
+
+def _words(batch: Batch, column: str) -> pa.Array:
+    """A text column as strings."""
+    return _cast(batch, column, is_text, pa.string())
+
+
+def _numbers(batch: Batch, column: str) -> pa.Array:
+    """A numeric column as floats; a number of more digits than they hold is rounded."""
+    return _cast(batch, column, is_number, pa.float64())
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers, plain or by dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(holds(kind) for holds in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
+
+
+def _cast(batch: Batch, column: str, fits: Callable[[pa.DataType], bool], kind: pa.DataType) -> pa.Array:
+    values = batch.columns[column]
+    if not fits(values.type):
+        detail = f"{column!r} is {values.type}, not {'text' if kind == pa.string() else 'numbers'}"
+        raise BadParquet("column_type", detail, row_group=batch.row_group, column=column)
+    try:
+        return values.cast(kind, safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
+
+
+def _in(words: pa.Array, wanted: frozenset[bytes]) -> Mask:
+    """As bytes: a word need not be UTF-8. Here and below by way of Python's values: Arrow's functions and
+    numpy take 35 ms to load, and load pandas too where it is installed."""
+    return np.array([word in wanted for word in words.view(pa.binary()).to_pylist()], dtype=bool)
+
+
+def _reaches(numbers: pa.Array, least: float) -> Mask:
+    """Which numbers are at least that; null and NaN are not."""
+    found = [np.nan if number is None else number for number in numbers.to_pylist()]
+    mask: Mask = np.array(found, dtype=np.float64) >= least
+    return mask

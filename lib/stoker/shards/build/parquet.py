@@ -1,0 +1,248 @@
+"""Parquet in: a file as batches of rows from any row on, and the verdict on a file that does not decode.
+
+Nothing is convicted on what the page cache gave: a row group that fails is decoded again past it, column by
+column. Only what fails there too is bad; failing to read at all is a storage error, never the file's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.corpus.staging.dictionaries import longest_entry
+from stoker.corpus.staging.preflight import is_text
+from stoker.shards.build.batches import Batch, UndecodableText, decode_text
+from stoker.shards.format.direct_file import PastCacheFile
+from stoker.store.errors import DataError, StorageError, Transient
+
+READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
+ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
+MOST_GROWTH, LEAST_GROWN = 8, 100
+BATCH_BYTES = 16 << 20  # of text that many rows have in common, in a batch
+
+
+class BadParquet(DataError):
+    """The file's content is wrong: `reason` is one word, `detail` the reader's own words."""
+
+    def __init__(
+        self, reason: str, detail: str, *, row_group: int | None = None, column: str | None = None
+    ) -> None:
+        place = "" if row_group is None else f" in row group {row_group}"
+        super().__init__(
+            f"{reason}{place}, column {column}: {detail}" if column else f"{reason}{place}: {detail}"
+        )
+        self.reason = reason
+        self.detail = detail
+        self.row_group = row_group
+        self.column = column
+
+    def fields(self) -> dict[str, Any]:
+        """The finding as a worker reports it."""
+        return {
+            "reason": self.reason,
+            "row_group": self.row_group,
+            "column": self.column,
+            "detail": self.detail,
+        }
+
+
+class ParquetText:
+    """A parquet file's text column and the further columns named, in batches.
+
+    A batch is `read_rows` rows of some four kilobytes, fewer where they are longer; once a row group has
+    shown how long they are, more where they are shorter. Raises BadParquet for wrong content, StorageError
+    where the file cannot be read, Transient where a second reading contradicts the first.
+    """
+
+    def __init__(
+        self, path: Path, text_column: str, columns: Sequence[str] = (), read_rows: int = 250
+    ) -> None:
+        self.path = path
+        self.text_column = text_column
+        self.columns = list(dict.fromkeys((text_column, *columns)))
+        self.read_rows = read_rows
+        self._file = self._open()
+        self._layout = _layout(self._file.metadata, text_column, self.columns)
+        self.group_rows = tuple(group.rows for group in self._layout)
+        self._rows_before = tuple(accumulate(self.group_rows, initial=0))
+        begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
+        self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
+        self._seen = 0.0  # bytes of text a row, in the row group read last
+        self._check_columns()
+
+    def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """The place of each row of a batch in the file, counted from 0 over all row groups."""
+        first = self._rows_before[batch.row_group] + batch.row
+        return np.arange(first, first + batch.rows)
+
+    def read_up_to(self, row_group: int) -> int:
+        """Bytes of the file, from its first, that nobody reads any more once this row group is done."""
+        return self._begin_of_rest[row_group + 1]
+
+    def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
+        """Every batch from this row of this row group on."""
+        for group in range(row_group, len(self.group_rows)):
+            skip = row if group == row_group else 0
+            batches = self._decode(self._file, group, self.columns)
+            while True:
+                # Only the decoding is guarded: what the consumer of a batch raises is its own affair.
+                try:
+                    with _decoding(self.path):
+                        batch = next(batches, None)
+                except (BadParquet, _Undecodable) as error:
+                    self._convict(group, error)
+                if batch is None:
+                    break
+                if batch.row + batch.rows > skip:
+                    yield batch.from_row(skip)
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            with _decoding(self.path):
+                return _parquet_file(self.path)
+        except _Undecodable as error:
+            try:
+                with _decoding(self.path), PastCacheFile(self.path) as file:
+                    _parquet_file(file)
+            except _Undecodable as again:
+                raise BadParquet("footer_corrupt", str(again)) from again
+            raise _contradiction(self.path, "the footer", error) from error
+
+    def _check_columns(self) -> None:
+        schema = self._file.schema_arrow
+        for column in self.columns:
+            if (found := len(schema.get_all_field_indices(column))) != 1:
+                known = ", ".join(schema.names[:20])
+                raise BadParquet("missing_column", f"{found} columns {column!r} among {known}", column=column)
+        kind = schema.field(self.text_column).type
+        if not is_text(kind):
+            raise BadParquet(
+                "column_type", f"{self.text_column!r} is {kind}, not text", column=self.text_column
+            )
+
+    def _decode(self, file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[Batch]:
+        """One row group's batches from its first row; the text column's bytes are found to be UTF-8."""
+        row = text_bytes = 0
+        for columns_read in file.iter_batches(self._rows_for(group), [group], columns, use_threads=False):
+            texts: list[str | None] = [None] * columns_read.num_rows
+            utf8: list[memoryview] = []
+            if self.text_column in columns:
+                try:
+                    texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
+                except (UndecodableText, pa.ArrowInvalid) as error:
+                    first = row + getattr(error, "row", 0)
+                    raise BadParquet(
+                        "invalid_utf8",
+                        f"row {first} of {self.group_rows[group]}: {error}",
+                        row_group=group,
+                        column=self.text_column,
+                    ) from error
+            yield Batch(group, row, columns_read, texts, utf8)
+            row += columns_read.num_rows
+            text_bytes += sum(map(len, utf8))
+        self._seen = text_bytes / max(row, 1)
+        if row != self.group_rows[group]:
+            raise pa.ArrowInvalid(f"{row} rows where the footer says {self.group_rows[group]}")
+
+    def _rows_for(self, group: int) -> int:
+        """How many rows a batch of this row group has.
+
+        The footer tells less than there is where texts repeat and are stored once: it may lower the number
+        only. A small `read_rows` is somebody's wish to need little memory.
+        """
+        expected = max(self._layout[group].row_bytes, self._seen, 1.0)
+        most = self.read_rows * (MOST_GROWTH if self._seen and self.read_rows >= LEAST_GROWN else 1)
+        if longest := longest_entry(self.path, self._file.metadata, group, self.text_column):
+            most = min(most, max(1, BATCH_BYTES // longest))
+        return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
+
+    def _convict(self, group: int, first: Exception) -> None:
+        """Decode the row group past the cache: raises BadParquet for what is wrong there, else Transient."""
+        for column in self.columns:
+            try:
+                with _decoding(self.path), PastCacheFile(self.path) as file:
+                    for _ in self._decode(_parquet_file(file), group, [column]):
+                        pass
+            except _Undecodable as error:
+                raise BadParquet("page_corrupt", str(error), row_group=group, column=column) from error
+        raise _contradiction(self.path, f"row group {group}", first) from first
+
+
+class _Undecodable(Exception):
+    """The bytes were read, and Arrow cannot decode them; the message is Arrow's."""
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    """Tell bytes that do not decode (_Undecodable) from bytes that could not be read (StorageError).
+
+    Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
+    """
+    try:
+        yield
+    except (ValueError, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowIndexError) as error:
+        raise _Undecodable(str(error)) from error  # a name that is not UTF-8 is a plain ValueError
+    except OSError as error:
+        if error.errno is None:
+            raise _Undecodable(str(error)) from error
+        raise StorageError(
+            f"cannot read {path}: {error}; check the disk and try again", error.errno
+        ) from error
+
+
+def _parquet_file(source: Path | PastCacheFile) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source, pre_buffer=False, memory_map=False, buffer_size=READ_BUFFER, page_checksum_verification=True
+    )
+
+
+def _as_string(column: pa.Array) -> pa.Array:
+    """Text of any type as string or large_string; raises ArrowInvalid."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    return column.cast(pa.large_string())
+
+
+class _Layout(NamedTuple):
+    """What the footer tells of each row group: rows, bytes of text a row, where its columns begin."""
+
+    rows: int
+    row_bytes: float
+    begin: int
+
+
+def _layout(metadata: pq.FileMetaData, text_column: str, columns: Sequence[str]) -> list[_Layout]:
+    found = []
+    places: dict[int, bool] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if not number:
+            paths = {place: group.column(place).path_in_schema for place in range(group.num_columns)}
+            places = {
+                place: path == text_column for place, path in paths.items() if path.split(".")[0] in columns
+            }
+        chunks = {place: group.column(place) for place in places}
+        text = sum(chunk.total_uncompressed_size for place, chunk in chunks.items() if places[place])
+        offsets = [
+            offset
+            for chunk in chunks.values()
+            for offset in (chunk.data_page_offset, chunk.dictionary_page_offset)
+            if offset is not None
+        ]
+        found.append(_Layout(group.num_rows, text / max(group.num_rows, 1), min(offsets, default=0)))
+    return found
+
+
+def _contradiction(path: Path, part: str, first: Exception) -> Transient:
+    return Transient(
+        f"{path}: {part} did not decode ({first}), but does when read again past the page cache; "
+        "the file stays; check this machine's memory"
+    )

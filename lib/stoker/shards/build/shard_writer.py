@@ -1,0 +1,181 @@
+"""The data files of a set being built: appended to, and cut into shards at document boundaries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.shards.format.manifest import KINDS, OFFSET_BYTES, SPLITS, TOKEN_BYTES, data_name
+from stoker.store.errors import storage_errors
+from stoker.store.files import fsync_dir, opened, write_all
+
+_CHUNK = 1 << 20
+BLOCK = 4096  # in which file systems give out room
+
+
+class GrowingFile:
+    """One file, open for appending behind its `length` bytes; `written` is the xxh3_128 of all it was given.
+
+    What is read back must have the same; the sha256 in the manifest is that of what was read back.
+    """
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.path = path
+        self.length = length
+        self.written = xxhash.xxh3_128()
+        self.finished = False
+        with storage_errors("open", path):
+            if length:
+                self._read_kept()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self.descriptor = os.open(path, flags, 0o640)
+
+    def append(self, data: npt.NDArray[Any]) -> None:
+        """Hand an array's bytes to the system; they are durable after the next commit."""
+        view = data.data.cast("B")
+        with storage_errors("append to", self.path):
+            write_all(self.descriptor, view)
+        self.written.update(view)
+        self.length += len(view)
+
+    def make_durable(self, *, close: bool) -> None:
+        """Force the bytes to disk."""
+        with storage_errors("sync", self.path):
+            os.fdatasync(self.descriptor)
+            if close:
+                self.close()
+
+    def close(self) -> None:
+        """Let go of the file; what is not durable yet may be lost."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _read_kept(self) -> None:
+        with opened(self.path, os.O_RDONLY) as descriptor:
+            while piece := os.read(descriptor, _CHUNK):
+                self.written.update(piece)
+
+
+class Shard(NamedTuple):
+    """The files of one shard: tokens, the end offset of each document, its row number in the source."""
+
+    tokens: GrowingFile
+    ends: GrowingFile
+    rows: GrowingFile
+
+
+class Split:
+    """The growing shards of train or val.
+
+    A new shard begins when the current one has a document and the next one would take it beyond
+    `shard_tokens`; so the cut depends on the documents alone, not on how they arrive.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, dtype: str, shard_tokens: int, lengths: dict[str, int]
+    ) -> None:
+        self._directory = directory
+        self._split = split
+        self._token_bytes = TOKEN_BYTES[dtype]
+        self._shard_tokens = shard_tokens
+        self.files: list[Shard] = []
+        self.dirty: set[GrowingFile] = set()
+        while not self.files or self._name("bin") in lengths:
+            self._open_shard(lengths)
+        for shard in self.files[:-1]:
+            self._finish(shard)
+
+    def append(
+        self,
+        tokens: npt.NDArray[np.generic],
+        lengths: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+    ) -> None:
+        """Append documents: their tokens back to back, end-of-text included; how many each has; its row."""
+        ends = np.cumsum(lengths)
+        first = 0
+        while first < len(lengths):
+            done = int(ends[first - 1]) if first else 0
+            shard = self.files[-1]
+            held = shard.tokens.length // self._token_bytes
+            stop = int(np.searchsorted(ends, done + self._shard_tokens - held, side="right"))
+            if stop <= first:
+                if held:
+                    self._finish(shard)
+                    self._open_shard({})
+                    continue
+                stop = first + 1  # a document larger than a shard has one of its own
+            shard.tokens.append(tokens[done : int(ends[stop - 1])])
+            shard.ends.append((ends[first:stop] - done + held).astype("<u8"))
+            shard.rows.append(rows[first:stop].astype("<u8"))
+            self.dirty |= set(shard)
+            first = stop
+
+    def _name(self, kind: str) -> str:
+        return data_name(self._split, len(self.files), kind)
+
+    def _open_shard(self, lengths: dict[str, int]) -> None:
+        names = [self._name(kind) for kind in KINDS]
+        shard = Shard(*(GrowingFile(self._directory / name, lengths.get(name, 0)) for name in names))
+        fsync_dir(self._directory)  # a commit may name only files whose directory entries are durable
+        self.files.append(shard)
+        self.dirty |= set(shard)
+
+    def _finish(self, shard: Shard) -> None:
+        for file in shard:
+            file.finished = True
+            self.dirty.add(file)
+
+
+class GrowingSet:
+    """Both splits of a set in its building directory, going on from the lengths given."""
+
+    def __init__(self, directory: Path, dtype: str, shard_tokens: int, lengths: dict[str, int]) -> None:
+        self._token_bytes = TOKEN_BYTES[dtype]
+        self.splits = {split: Split(directory, split, dtype, shard_tokens, lengths) for split in SPLITS}
+
+    @property
+    def files(self) -> Iterable[GrowingFile]:
+        """Every file of the set."""
+        return (file for split in self.splits.values() for shard in split.files for file in shard)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the set may take on the disk by now, the unused ends of blocks included."""
+        return sum(file.length + BLOCK for file in self.files)
+
+    def close(self) -> None:
+        """Let go of every file: a worker may build more than one set."""
+        for file in self.files:
+            file.close()
+
+    def lengths(self) -> dict[str, int]:
+        """Every file's length in bytes, as of now."""
+        return {file.path.name: file.length for file in self.files}
+
+    def take_dirty(self) -> list[tuple[GrowingFile, bool]]:
+        """The files that hold something not yet durable, and whether nothing more comes to each.
+
+        They count as clean from here on. What is finished is settled now, in the thread that appends: the
+        one that commits must not close a file which another commit has yet to sync.
+        """
+        dirty = [(file, file.finished) for split in self.splits.values() for file in split.dirty]
+        for split in self.splits.values():
+            split.dirty.clear()
+        return dirty
+
+    def tokens_in(self, file: GrowingFile) -> int:
+        """How many tokens a .bin holds."""
+        return file.length // self._token_bytes
+
+
+def documents_in(index: GrowingFile) -> int:
+    """How many documents an .idx tells of."""
+    return index.length // OFFSET_BYTES

@@ -1,0 +1,107 @@
+"""The worker that makes the dataset's tokenizer: `python -m stoker.shards.build.tokenizer_worker`.
+
+Task to train: {"files": [parquet in listing order], "sha256": [of each], "text_column", "vocab_size",
+"train_bytes", "target"}, told as {"kind": "progress", "percent": of the text that was read, 100 at its end};
+to take a given one over: {"file", "target"}. Result: sha256, vocab_size and eot of what now stands at the
+target; after training also `trained_on` (the files whose text was used) and `text_bytes`. Where a file does
+not decode, the result is {"bad": [{file, reason, row_group, column, detail}]} and nothing is made: without
+its text the tokenizer is another. Nor is anything made where a file is no longer what was staged (it may be
+linked from a source that is written to): {"changed": [files]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.kit.workers.child import Report, run_worker
+from stoker.shards.format.thread_limits import one_thread
+from stoker.shards.tokenize.tokenizer import examine_tokenizer, train_tokenizer
+from stoker.store.errors import DataError
+from stoker.store.files import make_dir, write_atomic
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Train the tokenizer, or check the given one, and put it at the target."""
+    one_thread()
+    if "file" in task:
+        return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
+    from stoker.shards.build.parquet import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
+
+    text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
+    try:
+        data = train_tokenizer(text.batches(), int(task["vocab_size"]))
+    except BadParquet as error:
+        bad = text.used[-1]
+        if changed := _changed([bad], task, report):
+            return {"changed": changed}
+        return {"bad": [{"file": bad, **error.fields()}]}
+    if not text.text_bytes:
+        raise DataError("no text to train a tokenizer on: every row of the files given is null or empty")
+    if changed := _changed(text.used, task, report):
+        return {"changed": changed}
+    frozen = _freeze(data, "the tokenizer just trained", Path(task["target"]))
+    return {**frozen, "trained_on": text.used, "text_bytes": text.text_bytes}
+
+
+def _changed(files: list[str], task: dict[str, Any], report: Report) -> list[str]:
+    from stoker.shards.build.publish import still_staged  # noqa: PLC0415 - see above
+
+    staged = dict(zip(task["files"], task["sha256"], strict=True))
+    return [file for file in files if not still_staged(Path(file), staged[file], report)]
+
+
+def _freeze(data: bytes, where: str, target: Path) -> dict[str, Any]:
+    tokenizer = examine_tokenizer(data, where)
+    make_dir(target.parent)
+    write_atomic(target, data)
+    return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eot": tokenizer.eot}
+
+
+class TrainingText:
+    """The first `train_bytes` bytes of text of the files in order, null rows left out."""
+
+    def __init__(self, files: list[str], text_column: str, train_bytes: int, report: Report) -> None:
+        self.used: list[str] = []
+        self.text_bytes = 0
+        self._percent = -1  # that was told last
+        self._files = files
+        self._text_column = text_column
+        self._train_bytes = train_bytes
+        self._report = report
+
+    def batches(self) -> Iterator[list[str]]:
+        """Batches of texts; raises BadParquet for the file last in `used`."""
+        yield from self._batches()
+        self._report("progress", percent=100)
+
+    def _batches(self) -> Iterator[list[str]]:
+        from stoker.shards.build.parquet import ParquetText  # noqa: PLC0415 - see above
+
+        for file in self._files:
+            self._tell_share()
+            self.used.append(file)
+            for batch in ParquetText(Path(file), self._text_column).batches():
+                yield self._first([text for text in batch.texts if text is not None])
+                if self.text_bytes >= self._train_bytes:
+                    return
+                self._tell_share()
+
+    def _tell_share(self) -> None:
+        percent = min(99, 100 * self.text_bytes // self._train_bytes)
+        if percent > self._percent:
+            self._percent = percent
+            self._report("progress", percent=percent)
+
+    def _first(self, texts: list[str]) -> list[str]:
+        """As many of the texts as it takes to reach train_bytes: where batches end makes no difference."""
+        for count, text in enumerate(texts, 1):
+            self.text_bytes += len(text.encode())
+            if self.text_bytes >= self._train_bytes:
+                return texts[:count]
+        return texts
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

@@ -1,0 +1,250 @@
+"""What others left: which of their files hold the tokens of train and of val, and what they say of them.
+
+Two forms are known. *predecessor*: {train,val}_%06d.bin without header, and a manifest.json that counts them.
+*nanogpt*: .bin files with train or val in their names, raw or behind a header of 256 int32; a meta.json that
+`stoker export` wrote is believed no further than it can be checked. Everything else is refused, in words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.shards.format.manifest import SPLITS, SUMS, TOKEN_BYTES
+from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import opened
+from stoker.store.parsing import parse_json
+
+PREDECESSOR_MANIFEST, EXPORT_NOTE = "manifest.json", "meta.json"
+HEADER_BYTES = 1024
+# (magic, version): token type. Those of llm.c, which others took over: for GPT-2 and for Llama 3.
+HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+MOST_NOTE_BYTES = 64 << 20
+LEAST_HASH_DIGITS = 16
+
+_SPLIT = re.compile(r"(?<![a-z])(train|val)(?![a-z])")
+_PREDECESSOR_FILE = re.compile(r"(train|val)_\d{6,}\.bin")
+
+
+class ImportRefused(DataError):
+    """What lies there is not taken over; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One file: `dtype` of its tokens behind `offset` bytes; a sha256 where somebody vouches for one."""
+
+    path: Path
+    split: str
+    dtype: str
+    tokens: int
+    offset: int = 0
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files of a place in order, what it says of its tokenizer, and what was passed over, in words."""
+
+    form: Literal["predecessor", "nanogpt"]
+    files: tuple[TokenFile, ...]
+    tokenizer: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def size(self) -> int:
+        """Bytes of tokens as they lie there."""
+        return sum(file.tokens * TOKEN_BYTES[file.dtype] for file in self.files)
+
+
+def look_at(place: Path, dtype: str) -> Found:
+    """Recognise what is there; raw files of nanoGPT have `dtype`. Raises ImportRefused, OSError."""
+    if not os.path.lexists(place):
+        raise ImportRefused(f"{place}: not there")
+    if not place.is_dir():
+        return Found("nanogpt", (_nanogpt_file(place, dtype, {}),))
+    names = sorted(entry.name for entry in place.iterdir())
+    if SUMS in names:
+        raise ImportRefused(f"{place}: a shard set of Stoker's own; `stoker export` it, and import that")
+    counted = PREDECESSOR_MANIFEST in names
+    found = _predecessor(place, names) if counted else _nanogpt(place, names, dtype)
+    if not any(file.tokens for file in found.files):
+        raise ImportRefused(f"{place}: no tokens in it")
+    return found
+
+
+def tokenizer_refusal(pinned: str, said: str | None, stated: str | None, *, trusted: bool) -> str | None:
+    """Why tokens may not be taken for the pinned tokenizer's (its sha256), None where they may.
+
+    `said` is what their place says, `stated` what the person who imports them does; `trusted`: they vouch.
+    """
+    if trusted:
+        return None
+    if stated is not None and stated.lower() != pinned:
+        return f"they are stated to be of tokenizer {stated}, this pipeline's is {pinned}"
+    if said is not None and not _same(said.lower(), pinned):
+        return (
+            f"their place says tokenizer {said}, this pipeline's is {pinned}; if it is the same one by "
+            "another hash, say --trust-tokenizer"
+        )
+    if said is None and stated is None:
+        return (
+            f"their place does not say which tokenizer made them; if it is this pipeline's, say "
+            f"--tokenizer-sha256 {pinned} (its tokenizer.json has that), or --trust-tokenizer"
+        )
+    return None
+
+
+def _same(said: str, pinned: str) -> bool:
+    return len(said) >= LEAST_HASH_DIGITS and pinned.startswith(said)
+
+
+def _predecessor(place: Path, names: list[str]) -> Found:
+    body = _note(place / PREDECESSOR_MANIFEST)
+    files: list[TokenFile] = []
+    try:
+        for split in SPLITS:
+            told = body.get(split) or {"total_tokens": 0, "shards": []}
+            for shard in told["shards"]:
+                files.append(_predecessor_file(place, split, str(shard["path"]), _count(shard["tokens"])))
+            total = sum(file.tokens for file in files if file.split == split)
+            if total != _count(told["total_tokens"]):
+                raise ImportRefused(
+                    f"{place / PREDECESSOR_MANIFEST}: {split}.total_tokens is {told['total_tokens']}, its "
+                    f"shards have {total}"
+                )
+        said = body.get("tokenizer_hash")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ImportRefused(
+            f"{place / PREDECESSOR_MANIFEST}: not a manifest of token shards: {error!r}"
+        ) from error
+    listed = {file.path.name for file in files}
+    if len(listed) != len(files):
+        raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: names a shard twice")
+    spare = [name for name in names if name.endswith(".bin") and name not in listed]
+    notes = (
+        (f"{len(spare)} .bin files that {PREDECESSOR_MANIFEST} does not name: {spare[0]}",) if spare else ()
+    )
+    return Found("predecessor", tuple(files), None if said is None else str(said), notes)
+
+
+def _predecessor_file(place: Path, split: str, told: str, tokens: int) -> TokenFile:
+    """A shard by its last name: folders of shards were moved about, so what is before it says nothing."""
+    name = told.rpartition("/")[2]
+    match = _PREDECESSOR_FILE.fullmatch(name)
+    if match is None or match[1] != split:
+        raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: {told!r} is no name of a shard of {split}")
+    size = _size(place / name)
+    for dtype, width in TOKEN_BYTES.items():
+        if size == tokens * width:
+            return TokenFile(place / name, split, dtype, tokens)
+    raise ImportRefused(
+        f"{place / name}: {size} bytes cannot hold the {tokens} tokens that the manifest says"
+    )
+
+
+def _nanogpt(place: Path, names: list[str], dtype: str) -> Found:
+    note = _export_note(place) if EXPORT_NOTE in names else {}
+    bins = [name for name in names if name.endswith(".bin")]
+    if not bins:
+        raise ImportRefused(f"{place}: no {PREDECESSOR_MANIFEST} and no .bin file; is this the directory?")
+    files = [
+        _nanogpt_file(place / name, str(note.get("dtype", dtype)), note.get("files", {})) for name in bins
+    ]
+    if missing := sorted(set(note.get("files", {})) - set(bins)):
+        raise ImportRefused(f"{place / missing[0]}: missing, {EXPORT_NOTE} names it")
+    said = note.get("tokenizer_sha256")
+    ordered = tuple(file for split in SPLITS for file in files if file.split == split)
+    return Found("nanogpt", ordered, None if said is None else str(said))
+
+
+def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
+    splits = set(_SPLIT.findall(path.name.lower()))
+    if not path.name.endswith(".bin") or len(splits) != 1:
+        raise ImportRefused(f"{path}: neither train nor val is in its name; call it train.bin, say")
+    split = splits.pop()
+    size = _size(path)
+    header = _header(path, size)
+    if header is not None:
+        return TokenFile(path, split, *header, offset=HEADER_BYTES)
+    tokens, rest = divmod(size, TOKEN_BYTES[dtype])
+    if rest:
+        raise ImportRefused(
+            f"{path}: {size} bytes are no whole number of {dtype}; it is truncated, or another kind"
+        )
+    about = told.get(path.name, {})
+    if about and (about.get("size"), about.get("tokens")) != (size, tokens):
+        raise ImportRefused(f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {about}")
+    return TokenFile(path, split, dtype, tokens, sha256=about.get("sha256"))
+
+
+def _header(path: Path, size: int) -> tuple[str, int] | None:
+    """Token type and number by the header, None where there is none; one that lies is refused."""
+    with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
+        head = os.pread(descriptor, 12, 0)
+    if len(head) < 12:
+        return None
+    magic, version, tokens = struct.unpack("<3i", head)
+    if magic not in {known for known, _ in HEADERS}:
+        return None
+    dtype = HEADERS.get((magic, version))
+    if dtype is None:
+        raise ImportRefused(f"{path}: its header has version {version}, which is not known here")
+    if tokens < 0 or size != HEADER_BYTES + tokens * TOKEN_BYTES[dtype]:
+        raise ImportRefused(
+            f"{path}: {size} bytes, its header says {tokens} tokens of {dtype}; it is truncated"
+        )
+    return dtype, tokens
+
+
+def _export_note(place: Path) -> dict[str, Any]:
+    """The note of an export; another meta.json says nothing to us."""
+    body = _note(place / EXPORT_NOTE)
+    if body.get("format") != "nanogpt" or body.get("dtype") not in TOKEN_BYTES:
+        return {}
+    files = body.get("files")
+    return body if isinstance(files, dict) and all(isinstance(one, dict) for one in files.values()) else {}
+
+
+def _note(path: Path) -> dict[str, Any]:
+    size = _size(path)
+    if size > MOST_NOTE_BYTES:
+        raise ImportRefused(f"{path}: {size} bytes, which is no note of a few shards")
+    with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
+        data = b"".join(_chunks(descriptor))
+    try:
+        body = parse_json(data)
+    except ValueError as error:
+        raise ImportRefused(f"{path}: does not parse: {error}") from error
+    if not isinstance(body, dict):
+        raise ImportRefused(f"{path}: no object of JSON")
+    return body
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    while chunk := os.read(descriptor, 1 << 20):
+        yield chunk
+
+
+def _size(path: Path) -> int:
+    """A regular file's size: a link may lead anywhere, and has done so."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise ImportRefused(f"{path}: missing") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+        raise ImportRefused(f"{path}: {kind}; put the file itself there")
+    return found.st_size
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value

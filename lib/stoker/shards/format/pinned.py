@@ -1,0 +1,102 @@
+"""What a configuration may not change of a dataset that is pinned: the loop and `stoker config check` ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.config.checks import Fault
+from stoker.config.document import KeyPath
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin
+from stoker.shards.format.identity import BuildParameters, build_id, parameters_for
+from stoker.store.errors import ConfigError
+from stoker.store.files import canonical_json
+from stoker.store.hashing import hash_file
+
+_KEYS: dict[str, KeyPath] = {
+    "text_column": ("dataset", "text_column"),
+    "filters": ("dataset", "filters"),
+    "val_ratio": ("shard", "val_ratio"),
+    "shard_tokens": ("shard", "shard_tokens"),
+}
+
+
+def asked_of_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
+    """What the configuration wants of the tokenizer, as the pin keeps it; ConfigError without its file."""
+    file, train = pipeline.tokenizer.file, pipeline.tokenizer.train
+    if file is not None:
+        try:
+            return {"file": hash_file(file, past_cache=False).sha256}
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{pipeline.file}: tokenizer.file: {file} is not there; correct the path"
+            ) from None
+    assert train is not None  # the configuration holds exactly one of the two
+    return {"train": {"vocab_size": train.vocab_size, "train_bytes": train.train_bytes}}
+
+
+def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParameters:
+    """The build that the configuration asks for with this tokenizer."""
+    return parameters_for(
+        pipeline,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        eot=tokenizer.eot,
+    )
+
+
+def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
+    """What the configuration asks for otherwise than the dataset of this version was pinned.
+
+    Raises ConfigError where the given tokenizer's file is not there.
+    """
+    return list(_pin_faults(pipeline, pin))
+
+
+def _pin_faults(pipeline: Pipeline, pin: DatasetPin) -> Iterator[Fault]:
+    name, version = pipeline.dataset.name, pipeline.dataset.version
+    if version > pin.version:  # built anew
+        return
+    if version < pin.version:
+        yield Fault(
+            ("dataset", "version"),
+            f"is {version}, but {name} is pinned at version {pin.version}: set it to {pin.version}, or "
+            "higher to build anew",
+        )
+        return
+    advice = (
+        f"to build the dataset anew set dataset.version to {version + 1} and train.run (now "
+        f"{pipeline.train.run}) to a new name, both at once, for a run stays with the dataset it began with; "
+        "or undo the change"
+    )
+    asked = asked_of_tokenizer(pipeline)
+    if asked != pin.asked and asked.get("file") != pin.tokenizer.sha256:
+        yield Fault(
+            ("tokenizer",),
+            f"{name} version {version} is pinned to {_plain(pin.asked)}, the configuration asks for "
+            f"{_plain(asked)}; {advice}",
+        )
+    wanted = parameters_asked(pipeline, pin.tokenizer)
+    if build_id(wanted) != pin.build_id:
+        changed = {key: value for key, value in wanted.to_mapping().items() if value != pin.build.get(key)}
+        told = ", ".join(
+            f"{key} {_plain(value)}, pinned {_plain(pin.build.get(key))}" for key, value in changed.items()
+        )
+        yield Fault(
+            next((_KEYS[key] for key in changed if key in _KEYS), ("dataset", "version")),
+            f"{name} version {version} is pinned to build {pin.build_id}, the configuration yields build "
+            f"{build_id(wanted)} ({told}); {advice}",
+        )
+
+
+def not_yet_pinned(pipeline: Pipeline, pin: DatasetPin) -> str:
+    """Why no run may begin with this pin; empty where one may."""
+    name, version = pipeline.dataset.name, pipeline.dataset.version
+    if pin.version < version:
+        return f"{name} is pinned at version {pin.version}, and the stage-shard loop has yet to pin {version}"
+    return "; ".join(fault.text for fault in pin_faults(pipeline, pin))
+
+
+def _plain(value: Any) -> str:
+    return canonical_json(value).decode()

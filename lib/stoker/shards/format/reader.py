@@ -1,0 +1,60 @@
+"""Reading a published shard set: its token files as arrays, its documents one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.shards.format.manifest import MANIFEST, Manifest, beside
+from stoker.store.errors import DataError, storage_errors
+
+Tokens = npt.NDArray[Any]  # of the set's own dtype, little-endian
+
+
+class ShardSet:
+    """A set whose manifest parses and whose files have the sizes it tells; their content is not proven here.
+
+    Raises DataError where something disagrees, StorageError where it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage_errors("read", path):
+            self.manifest = Manifest.parse((path / MANIFEST).read_bytes(), path / MANIFEST)
+            for name, file in self.manifest.files.items():
+                if (size := (path / name).stat().st_size) != file.size:
+                    raise DataError(f"{path / name}: {size} bytes, the manifest says {file.size}")
+        self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+
+    def shards(self, split: str) -> Iterator[tuple[Tokens, npt.NDArray[np.uint64]]]:
+        """Each shard of train or val: its tokens, mapped, and the end offset of each document in them."""
+        for name, _ in self.manifest.bins(split):
+            with storage_errors("map", self.path / name):
+                yield (
+                    _mapped(self.path / name, self.dtype),
+                    _mapped(self.path / beside(name, "idx"), np.dtype("<u8")),
+                )
+
+    def rows(self, split: str) -> Iterator[npt.NDArray[np.uint64]]:
+        """For each shard, the row number of each document in the source file; none of an imported set."""
+        for name, _ in self.manifest.bins(split) if self.manifest.imported is None else ():
+            with storage_errors("map", self.path / name):
+                yield _mapped(self.path / beside(name, "row"), np.dtype("<u8"))
+
+    def documents(self, split: str) -> Iterator[Tokens]:
+        """The tokens of each document in order, its end-of-text last; a file where they are not known."""
+        for tokens, ends in self.shards(split):
+            start = 0
+            for end in ends.tolist():
+                yield tokens[start:end]
+                start = end
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:  # a split no document fell into; an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")

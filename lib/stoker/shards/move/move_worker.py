@@ -1,0 +1,32 @@
+"""The worker that moves one shard set, one task on its input: `python -m stoker.shards.move.move_worker`.
+
+task: {"what": "copy", "source", "target"} or {"what": "evict", "hot", "copy"}, and {"key", "manifest_sha256",
+    "trash", "trash_id", "disks": [{"path", "device", "inode"} of each owner lock]}
+messages: {"kind": "progress"} while it reads and writes
+result: {"status", "reason", "bytes", "cached"}, as stoker.shards.move.moving has them
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.staging.disk_contents import OwnerMark
+from stoker.kit.workers.child import Report, run_worker
+from stoker.shards.format.heartbeat import heartbeat
+from stoker.shards.move.moving import Identity, copy_set, evict_set
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Copy the set or evict it."""
+    disks = tuple(OwnerMark(**mark) for mark in task["disks"])
+    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"], disks)
+    trash, progress = Path(task["trash"]), heartbeat(report, task["key"][:16])
+    if task["what"] == "evict":
+        return asdict(evict_set(Path(task["hot"]), Path(task["copy"]), trash, identity, progress))
+    return asdict(copy_set(Path(task["source"]), Path(task["target"]), trash, identity, progress))
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

@@ -1,0 +1,115 @@
+"""Engines: texts in, token ids out. HF tokenizers is the reference; a faster one fits the same protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.shards.tokenize.tokenizer import FrozenTokenizer
+from stoker.store.errors import ConfigError, DataError
+
+Ids = npt.NDArray[np.uint32]
+Lengths = npt.NDArray[np.int64]
+
+HF_TOKENIZERS = "tokenizers"
+FASTOKENS = "fastokens"
+# Characters encoded in one call: an Encoding costs some 150 B a token until its ids are copied out.
+CALL_CHARS = 1 << 18
+
+
+class EngineUnsupported(DataError):
+    """The engine cannot be had for this tokenizer, or cannot go on with it; the reference always can."""
+
+
+class Engine(Protocol):
+    """What a builder needs of a tokenizer; `name` and `version` are for the build note.
+
+    Both ways to encode raise EngineUnsupported where the engine
+    fails, DataError where the reference itself gives a special token.
+    """
+
+    name: str
+    version: str
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
+        """The texts' ids back to back and how many each has; none is special."""
+
+    def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
+        """The same with end-of-text behind each text, counted in its length."""
+
+
+class HFEngine:
+    """HF tokenizers, in the calling thread alone."""
+
+    name = HF_TOKENIZERS
+
+    def __init__(self, tokenizer: FrozenTokenizer) -> None:
+        import tokenizers  # noqa: PLC0415 - a builder with the fast engine has no use for it
+
+        self.version: str = tokenizers.__version__
+        hf = tokenizers.Tokenizer.from_str(tokenizer.definition)
+        self._encode = getattr(
+            hf, "encode_batch_fast", hf.encode_batch
+        )  # fast = without offsets, since 0.20.1
+        self._eot = tokenizer.eot
+        self._forbidden = np.zeros(tokenizer.vocab_size, dtype=bool)
+        self._forbidden[sorted(tokenizer.special_ids)] = True
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
+        """See Engine.encode."""
+        parts = [self._encode_call(call) for call in _calls(texts)]
+        if not parts:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
+        ids = np.concatenate([ids for ids, _ in parts])
+        if self._forbidden[ids].any():
+            raise DataError(
+                "text was encoded to a special token; the tokenizer's definition is not clean of them"
+            )
+        return ids, np.concatenate([lengths for _, lengths in parts])
+
+    def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
+        """See Engine.documents."""
+        ids, lengths = self.encode(texts)
+        lengths = lengths + 1
+        ended = np.full(int(lengths.sum()), self._eot, dtype=np.uint32)
+        is_text = np.ones(len(ended), dtype=bool)
+        is_text[np.cumsum(lengths) - 1] = False
+        ended[is_text] = ids
+        return ended, lengths
+
+    def _encode_call(self, texts: list[str]) -> tuple[Ids, Lengths]:
+        encodings: list[Any] = self._encode(texts, add_special_tokens=False)
+        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+        flat = chain.from_iterable(encoding.ids for encoding in encodings)
+        return np.fromiter(flat, dtype=np.uint32, count=int(lengths.sum())), lengths
+
+
+def make_engine(name: str, tokenizer: FrozenTokenizer) -> Engine:
+    """The engine of this name.
+
+    Raises EngineUnsupported where it cannot take the tokenizer, ConfigError for a name that is not built in.
+    """
+    if name in ("auto", HF_TOKENIZERS):  # auto: whoever compared nothing has the reference
+        return HFEngine(tokenizer)
+    if name == FASTOKENS:
+        from stoker.shards.tokenize.fastokens_engine import FastEngine  # noqa: PLC0415 - it is loaded only where it is used
+
+        return FastEngine(tokenizer)
+    raise ConfigError(f"tokenizer.engine: {name!r} is not built in; use auto, {FASTOKENS} or {HF_TOKENIZERS}")
+
+
+def _calls(texts: list[str]) -> Iterator[list[str]]:
+    call: list[str] = []
+    chars = 0
+    for text in texts:
+        call.append(text)
+        chars += len(text)
+        if chars >= CALL_CHARS:
+            yield call
+            call, chars = [], 0
+    if call:
+        yield call

@@ -1,0 +1,362 @@
+"""A run's books: plan x checkpoints x training log x run record, recounted from what is on disk.
+
+Reads only; a pipeline that has not begun to train has nothing to find here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, CheckpointBody
+from stoker.checkpoints.proof import Proof, prove_checkpoint
+from stoker.checkpoints.quarantine import quarantined
+from stoker.checkpoints.select import counts, find_checkpoints
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
+from stoker.plan.log import Plan, Segment, read_plan, segment_key
+from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
+from stoker.store.errors import DataError
+from stoker.store.layout import RunLayout
+from stoker.store.log import GENESIS
+from stoker.store.record import read_record
+from stoker.supervise.audit.audit_forks import fork_findings, launch_findings, unfinished_findings
+from stoker.supervise.audit.audit_identity import (
+    checkpoint_identity_findings,
+    need_of_records,
+    read_run_record,
+    run_findings,
+)
+from stoker.supervise.audit.audit_mirror import audit_mirror
+from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
+from stoker.supervise.run.launch_log import read_launches
+from stoker.supervise.run.record import RunRecord
+
+LOOKS = 3  # at a run that keeps changing
+MOST_ROW_FINDINGS = 20  # one wrong row shows in those behind it
+NO_PLAN = Plan((), GENESIS)
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """The plan's books at the newest proven checkpoint, the checkpoints counted, and what disagrees."""
+
+    plan: Books
+    entries: int
+    checkpoints_proven: int
+    checkpoints_quarantined: int
+    checkpoints_abandoned: int
+    findings: tuple[str, ...]
+    deep: bool
+    mirrored: int = 0
+    on_record: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """The run's part of `stoker audit --json`."""
+        plan = {
+            "entries": self.entries,
+            "windows": self.plan.windows,
+            "applied": self.plan.applied,
+            "skipped": self.plan.skipped,
+            "remainder": self.plan.remainder,
+            "ahead": self.plan.ahead,
+            "tail_tokens": self.plan.tail_tokens,
+        }
+        checkpoints = {
+            "proven": self.checkpoints_proven,
+            "quarantined": self.checkpoints_quarantined,
+            "abandoned": self.checkpoints_abandoned,
+            "mirrored": self.mirrored,
+        }
+        return {"plan": plan, "checkpoints": checkpoints}
+
+
+def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
+    """Recount a pipeline's run; with `deep` every byte of every checkpoint is read.
+
+    Without `deep` checkpoints are proven by their lists, sizes and small files. When the run's files change
+    under a look that found something, it looks again: a run at work gives no false finding.
+    """
+    layout = pipeline.layout.run(pipeline.train.run)
+    for _ in range(LOOKS):
+        stood = _stamps(layout)
+        audit = _look(pipeline, layout, deep)
+        if not audit.findings or _stamps(layout) == stood:
+            break
+    return audit
+
+
+def _stamps(layout: RunLayout) -> list[tuple[str, int, int]]:
+    """Whatever a run at work changes: its few files, and which checkpoints there are."""
+    stamps = []
+    files = (layout.record, layout.plan, layout.timelines, layout.consumed, layout.launch, layout.metrics)
+    for path in (*files, layout.checkpoints):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            stamps.append((path.name, found.st_mtime_ns, found.st_size))
+    return stamps
+
+
+def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
+    # What the trainer writes is read before the plan, which is always ahead of it.
+    proofs = _proofs(layout, deep)
+    rows, findings = read_rows(layout.metrics)
+    view = _View.of(pipeline, layout)
+    view.findings += [f"{layout.metrics}: {finding}" for finding in findings]
+    proven = {name: proof.body for name, proof in proofs.items() if proof.body is not None}
+    view.findings += [
+        f"{layout.checkpoints / name}: {proof.verdict}: {proof.reason}"
+        for name, proof in proofs.items()
+        if proof.verdict != "proven"
+    ]
+    view.findings += [
+        f"{layout.checkpoints / name / extra}: in no list of this checkpoint"
+        for name, proof in proofs.items()
+        for extra in proof.extra
+    ]
+    view.findings += run_findings(layout, view.identity, view.pin)
+    view.findings += _plan_findings(view)
+    view.findings += fork_findings(layout, rows, view.plan, view.timelines)
+    view.findings += unfinished_findings(layout, proven, view.timelines)
+    launches, damage = read_launches(layout.launches)
+    view.findings += launch_findings(layout, rows, view.timelines, launches, damage)
+    for name, body in proven.items():
+        where = layout.checkpoints / name
+        wrong = [f"{where}: {finding}" for finding in _checkpoint_findings(where, body, view)]
+        if where.exists():  # else pruned while we looked
+            view.findings += wrong
+    sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
+    ground = Ground(view.plan, view.timelines, sealed, view.global_batch, view.log_every, launches)
+    wrong = [f"{layout.metrics}: {finding}" for finding in row_findings(rows, ground)]
+    view.findings += wrong[:MOST_ROW_FINDINGS]
+    if len(wrong) > MOST_ROW_FINDINGS:
+        view.findings.append(f"{layout.metrics}: {len(wrong) - MOST_ROW_FINDINGS} more findings")
+    newest = _newest(proven, view.timelines)
+    view.findings += need_of_records(layout, view.record, view.consumed, newest)
+    view.findings += _record_findings(newest, proven, view)
+    mirror = audit_mirror(pipeline, view.record, deep=deep)
+    return RunAudit(
+        plan=_books(proven[newest] if newest else None, view),
+        entries=len(view.plan.entries),
+        checkpoints_proven=len(proven),
+        checkpoints_quarantined=len(quarantined(pipeline.layout.quarantine)),
+        checkpoints_abandoned=sum(1 for _ in layout.abandoned.glob("t*/step-*")),
+        findings=(*view.findings, *mirror.findings),
+        deep=deep,
+        mirrored=mirror.copies,
+        on_record=mirror.on_record,
+    )
+
+
+@dataclass
+class _View:
+    """What the state directory says of the run; what cannot be read is a finding, and empty here."""
+
+    layout: RunLayout
+    plan: Plan
+    timelines: Timelines
+    record: Mapping[str, Any]
+    launch: Mapping[str, Any]
+    consumed: Mapping[str, Any]
+    sources: Mapping[str, Source]
+    identity: RunRecord | None
+    pin: DatasetPin | None
+    horizon: int
+    global_batch: int
+    log_every: int
+    findings: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(pipeline: Pipeline, layout: RunLayout) -> _View:
+        findings: list[str] = []
+        timelines, plan = Timelines(), NO_PLAN
+        try:
+            timelines = read_timelines(layout.timelines)
+            plan = read_plan(layout.plan)
+        except DataError as problem:
+            findings.append(str(problem))
+        # After the plan: a set is on record before an entry names it.
+        launch, record = _record(layout.launch, findings), _record(layout.record, findings)
+        return _View(
+            layout=layout,
+            plan=plan,
+            timelines=timelines,
+            record=record,
+            launch=launch,
+            consumed=_record(layout.consumed, findings),
+            sources=read_sources(pipeline.layout, pipeline.dataset.name),
+            identity=read_run_record(layout.record, record, findings),
+            pin=_pin(pipeline),
+            horizon=int(launch.get("steps", pipeline.train.horizon)),
+            global_batch=int(launch.get("global_batch", pipeline.train.global_batch)),
+            log_every=int(launch.get("log_every", 1)),
+            findings=findings,
+        )
+
+    @property
+    def finished(self) -> str | None:
+        return self.record.get("finished") if self.record.get("state") == "finished" else None
+
+
+def _proofs(layout: RunLayout, deep: bool) -> dict[str, Proof]:
+    proofs = {}
+    for found in sorted(find_checkpoints(layout.checkpoints), key=lambda one: one.step):
+        proof = prove_checkpoint(found.path, deep=deep)
+        if proof.verdict == "unreadable" and not found.path.exists():
+            continue  # pruned while we looked
+        proofs[found.path.name] = proof
+    return proofs
+
+
+def _record(path: Path, findings: list[str]) -> dict[str, Any]:
+    try:
+        return read_record(path)
+    except FileNotFoundError:
+        return {}
+    except DataError as problem:
+        findings.append(str(problem))
+        return {}
+
+
+def _pin(pipeline: Pipeline) -> DatasetPin | None:
+    try:
+        return read_pin(pipeline.layout, pipeline.dataset.name)
+    except DataError:
+        return None  # the audit of the data says so
+
+
+def _plan_findings(view: _View) -> Iterator[str]:
+    """Each set once an epoch, known to a source record, and the windows those sets give."""
+    known = {
+        source.key: source for source in view.sources.values() if source.key and source.state in PUBLISHED
+    }
+    given_up = {fork.lost for fork in view.timelines.forks}
+    named: dict[tuple[int, str], tuple[int, int]] = {}
+    epoch = 0
+    for entry in view.plan.segments:
+        where = f"{view.layout.plan}: entry {entry.n}"
+        if entry.epoch not in (epoch, epoch + 1):
+            yield f"{where}: epoch {entry.epoch} follows epoch {epoch}"
+        epoch = entry.epoch
+        if "seed" in view.record and entry.key != segment_key(view.record["seed"], entry.n):
+            yield f"{where}: its key is not that of the run's seed"
+        for number, (key, manifest) in enumerate(entry.sets):
+            place = (entry.n, number)
+            first = named.setdefault((entry.epoch, key), place)
+            if first != place:
+                yield (
+                    f"{where}: names set {key[:16]} again in epoch {entry.epoch}, first in entry {first[0]}: "
+                    "its windows would be applied twice"
+                )
+            source = known.get(key)
+            if source is None and key in given_up:
+                continue
+            if source is None:
+                yield f"{where}: names set {key[:16]}, which no published source record has"
+            elif source.manifest_sha256 != manifest:
+                yield (
+                    f"{where}: set {key[:16]} has manifest sha256 {manifest[:16]}, "
+                    f"the record of {source.path} {str(source.manifest_sha256)[:16]}"
+                )
+        yield from (f"{where}: {word}" for word in _window_findings(entry, known))
+
+
+def _window_findings(entry: Segment, known: Mapping[str, Source]) -> Iterator[str]:
+    if not all(key in known for key, _ in entry.sets):
+        return
+    tokens = sum(int((known[key].books or {}).get("train", {}).get("tokens", 0)) for key, _ in entry.sets)
+    windows = max(0, (tokens - 1) // entry.seq_len)
+    tail = tokens - windows * entry.seq_len
+    if (windows, tail) != (entry.windows, entry.tail_tokens):
+        yield (
+            f"{entry.windows} windows and {entry.tail_tokens} tail tokens; the books of its sets have "
+            f"{tokens} train tokens, which give {windows} and {tail}"
+        )
+
+
+def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
+    """Position, tokens and copies of a proven checkpoint against the run's plan and timelines."""
+    if view.identity is not None:
+        yield from checkpoint_identity_findings(body, view.identity)
+    try:
+        copy, forks = read_plan(directory / PLAN_COPY), read_timelines(directory / TIMELINES_COPY)
+        tokens = tokens_before(view.plan, Position(*body.position), skips(view.timelines, body.timeline))
+        tokens_before(copy, Position(*body.position))
+    except DataError as problem:
+        yield str(problem)
+        return
+    if copy.hashes != view.plan.hashes[: len(copy.hashes)]:
+        yield f"its {PLAN_COPY} is no prefix of the run's plan"
+    if copy.head != body.plan_head:
+        yield f"plan_head is {body.plan_head[:16]}, its {PLAN_COPY} ends at {copy.head[:16]}"
+    if forks.hashes != view.timelines.hashes[: len(forks.hashes)]:
+        yield f"its {TIMELINES_COPY} is no prefix of the run's timelines"
+    if tokens != body.tokens:
+        yield f"tokens={body.tokens}, but position {list(body.position)} has {tokens} before it"
+
+
+def _newest(proven: Mapping[str, CheckpointBody], timelines: Timelines) -> str | None:
+    """The newest proven checkpoint on the run's current history."""
+    history = ancestry(timelines)
+    usable = [name for name, body in proven.items() if counts(body.timeline, body.step, history)]
+    return max(usable, key=lambda name: proven[name].step, default=None)
+
+
+def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
+    """run.json and consumed.json against the checkpoints."""
+    step = proven[newest].step if newest else 0
+    position = Position(*proven[newest].position) if newest else START
+    if view.finished == "steps" and step < view.horizon:
+        yield (
+            f"{view.layout.record}: finished at step {view.horizon}, "
+            f"the newest proven checkpoint is step {step}"
+        )
+    try:
+        if view.finished == "data_exhausted":
+            left = left_after(view.plan, position, skips(view.timelines))
+            if not view.plan.ended or left >= view.global_batch:
+                yield f"{view.layout.record}: finished for want of data, but {left} windows are left"
+        yield from _consumed_findings(proven, view)
+    except DataError as problem:
+        yield f"{view.layout.root}: {problem}"
+
+
+def _consumed_findings(proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
+    """consumed.json repeats a checkpoint's figures; one that was pruned or quarantined since is not asked."""
+    consumed = view.consumed
+    if not consumed:
+        return
+    if consumed.get("run") != view.layout.root.name:
+        yield f"{view.layout.consumed}: run is {consumed.get('run')}, not {view.layout.root.name}"
+    where = view.layout.consumed
+    position = Position.parse(consumed.get("position"))
+    body = proven.get(str(consumed.get("checkpoint")))
+    timeline = view.timelines.current if body is None else body.timeline
+    exhausted = view.finished == "data_exhausted"
+    account = books(view.plan, position, skips(view.timelines, timeline), exhausted=exhausted)
+    wanted: dict[str, Any] = {"tokens": account.tokens, "applied": account.applied}
+    if body is not None:
+        wanted |= {"step": body.step, "position": list(body.position)}
+    if view.finished:  # before that the plan may have grown since, and with it what the books say of it
+        wanted |= {"remainder": account.remainder, "skipped": account.skipped}
+    for name, value in wanted.items():
+        if consumed.get(name) != value:
+            yield f"{where}: {name} is {consumed.get(name)}, recounted {value}"
+    tails = list(accumulate((segment.tail_tokens for segment in view.plan.segments), initial=0))
+    if consumed.get("tail_tokens") not in tails:
+        yield f"{where}: tail_tokens is {consumed.get('tail_tokens')}, recounted {tails[-1]}"
+
+
+def _books(newest: CheckpointBody | None, view: _View) -> Books:
+    position = Position(*newest.position) if newest else START
+    exhausted = view.finished == "data_exhausted"
+    try:
+        return books(view.plan, position, skips(view.timelines), exhausted=exhausted)
+    except DataError:  # a finding already: the checkpoint's position is not in the plan
+        return books(view.plan, START)

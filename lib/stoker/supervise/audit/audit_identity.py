@@ -1,0 +1,107 @@
+"""What a run is, told in several places: run.json, the pin, checkpoints, heldout.bin, consumed.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.format import CheckpointBody
+from stoker.corpus.records.pin import DatasetPin
+from stoker.store.hashing import hash_file
+from stoker.store.layout import RunLayout
+from stoker.supervise.run.record import Heldout, RunRecord, parse_record
+
+TOKENIZER_COPY = "tokenizer.json"
+ID_BYTES = {"uint16": 2, "uint32": 4}
+
+
+def read_run_record(where: Path, body: Mapping[str, Any], findings: list[str]) -> RunRecord | None:
+    """The run's record out of run.json's body; None where there is none, or it is a finding."""
+    try:
+        return parse_record(body, where) if body else None
+    except ValueError as problem:
+        findings.append(f"{where}: {problem}")
+        return None
+
+
+def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | None) -> Iterator[str]:
+    """run.json against its place and the pin, heldout.bin against run.json."""
+    if record is None:
+        return
+    identity = record.identity
+    wanted: dict[str, Any] = {"run": layout.root.name}
+    if pin is not None:
+        wanted |= {
+            "dataset": pin.dataset,
+            "dataset_version": pin.version,
+            "build_id": pin.build_id,
+            "tokenizer_sha256": pin.tokenizer.sha256,
+            "vocab_size": pin.tokenizer.vocab_size,
+        }
+    for name, value in wanted.items():
+        if getattr(identity, name) != value:
+            yield f"{layout.record}: {name} is {getattr(identity, name)}, on record is {value}"
+    if record.heldout is not None:
+        yield from _heldout_findings(layout.heldout, record.heldout, identity.seq_len)
+    elif layout.heldout.exists():
+        yield f"{layout.heldout}: {layout.record.name} knows of no held-out windows"
+
+
+def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Iterator[str]:
+    """What a checkpoint says of its run against run.json."""
+    raw, identity = body.raw, asdict(record.identity)
+    told: dict[str, Any] = {name: raw[name] for name in ("run", "run_id") if name in raw}
+    yield from (
+        _otherwise(name, value, identity[name]) for name, value in told.items() if value != identity[name]
+    )
+    carried = raw.get("run_record")
+    if isinstance(carried, Mapping):
+        wanted = record.for_checkpoints()
+        for name in sorted(wanted):
+            if carried.get(name) != wanted[name]:
+                yield _otherwise(f"run_record.{name}", carried.get(name), wanted[name])
+    copy = body.files.get(TOKENIZER_COPY)
+    if copy is not None and copy.sha256 != identity["tokenizer_sha256"]:
+        yield _otherwise(f"sha256 of {TOKENIZER_COPY}", copy.sha256, identity["tokenizer_sha256"])
+
+
+def _otherwise(name: str, told: object, wanted: object) -> str:
+    return f"{name} {told} is not the run's, {wanted}"
+
+
+def _heldout_findings(file: Path, told: Heldout, seq_len: int) -> Iterator[str]:
+    """The held-out windows are a few megabytes: they are hashed even in a quick look."""
+    try:
+        found = hash_file(file, past_cache=False)
+    except FileNotFoundError:
+        yield f"{file}: missing, the run is evaluated on its {told.windows} windows"
+        return
+    except OSError as problem:
+        yield f"{file}: cannot be read: {problem}"
+        return
+    if found.sha256 != told.sha256:
+        yield f"{file}: sha256 {found.sha256[:16]}, the run's record says {told.sha256[:16]}"
+    size = told.windows * (seq_len + 1) * ID_BYTES.get(told.dtype, 0)
+    if found.size != size or told.tokens != told.windows * seq_len:
+        yield (
+            f"{file}: {found.size} bytes; the run's record says {told.windows} windows, {told.tokens} tokens "
+            f"of {told.dtype}, which take {size}"
+        )
+
+
+def need_of_records(
+    layout: RunLayout, record: Mapping[str, Any], consumed: Mapping[str, Any], newest: str | None
+) -> Iterator[str]:
+    """Records that must be there because of what was made after them."""
+    if newest is None:
+        return
+    if not record and not layout.record.exists():
+        yield f"{layout.record}: missing, but {newest} was made by the run"
+    if record.get("state") != "finished":
+        return  # the supervisor writes consumed.json a moment after a checkpoint
+    if not consumed and not layout.consumed.exists():
+        yield f"{layout.consumed}: missing, but the run is finished"
+    elif consumed and consumed.get("checkpoint") != newest:
+        yield f"{layout.consumed}: checkpoint is {consumed.get('checkpoint')}, the newest proven one {newest}"

@@ -1,0 +1,102 @@
+"""A run's recorded history as phases that can be trained again, one after the other, without its faults.
+
+A kill and a resume change nothing in a run that is deterministic, so the phases know neither. A new phase
+begins where a launch brought other settings, or where a rollback took the run to another timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.plan.timelines import Timelines, ancestry
+from stoker.store.errors import DataError
+from stoker.supervise.run.launch_log import SETTINGS, Launched, launch_of
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps `first` to `last` (from 1, both included), made on one timeline with the same settings."""
+
+    first: int
+    last: int
+    timeline: int
+    settings: Mapping[str, Any]
+
+
+def phases(
+    launches: Sequence[Launched],
+    timelines: Timelines,
+    *,
+    timeline: int,
+    to: int,
+    stops: Iterable[int] = (),
+) -> list[Phase]:
+    """The phases of a timeline's history up to step `to`, which end at each of the `stops` too.
+
+    Raises DataError for a step that no launch on record made.
+    """
+    forks = [upto for _, upto in ancestry(timelines, timeline) if upto is not None]
+    begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks)}
+    made: list[Phase] = []
+    for first in sorted(step for step in begins if 1 <= step <= to):
+        launch = launch_of(launches, timelines, first, timeline)
+        if launch is None:
+            raise DataError(
+                f"the log of launches knows none that made step {first} of timeline {timeline}: it was "
+                "damaged, or the run began before there was one"
+            )
+        phase = Phase(first, to, launch.timeline, launch.settings)
+        if made and (made[-1].timeline, made[-1].settings) == (phase.timeline, phase.settings):
+            continue
+        if made:
+            made[-1] = replace(made[-1], last=first - 1)
+        made.append(phase)
+    return [part for phase in made for part in _cut(phase, sorted(set(stops)))]
+
+
+def without_a_log(settings: Mapping[str, Any], timelines: Timelines, timeline: int) -> list[Launched]:
+    """Launches as they must have been in a run without a log of them: all with the newest one's settings."""
+    kept = {name: settings[name] for name in SETTINGS}
+    history = ancestry(timelines, timeline)
+    starts = [upto or 0 for _, upto in history[1:]]
+    return [
+        Launched("", number, start, kept, "")
+        for (number, _), start in zip(reversed(history), [0, *reversed(starts)], strict=True)
+    ]
+
+
+def phase_of(parts: Sequence[Phase], step: int) -> Phase | None:
+    """The phase that makes a step; None behind the last."""
+    return next((part for part in parts if part.first <= step <= part.last), None)
+
+
+def _cut(phase: Phase, stops: Sequence[int]) -> Iterator[Phase]:
+    for stop in stops:
+        if phase.first <= stop < phase.last:
+            yield replace(phase, last=stop)
+            phase = replace(phase, first=stop + 1)
+    yield phase
+
+
+def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What of two `trainer.json` (compute and versions) rules out equal bits, half a sentence each.
+
+    What one of the two does not say is not compared.
+    """
+    found = []
+    for part, name in _DECISIVE:
+        told, now = (side.get(part, {}).get(name) for side in (recorded, here))
+        if None not in (told, now) and told != now:
+            found.append(f"{name} is {told} in the recorded run and {now} here")
+    return found
+
+
+_DECISIVE = (
+    ("versions", "torch"),
+    ("compute", "device"),
+    ("compute", "precision"),
+    ("compute", "threads"),
+    ("compute", "micro_batch"),
+)

@@ -1,0 +1,150 @@
+"""The directory a recorded run is trained again in: frozen copies of its history, and a run of its own.
+
+    replay.json         whose history this is, how far it goes, which checkpoint it is compared with
+    run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's own results
+    recorded/           training log, launch record and the checkpoint that the replay is compared with
+    shards/             links to the run's shard sets on hot, or on warm
+
+All is taken at the beginning, so that the pipeline may go on, roll back and prune meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.select import Found, candidates, find_checkpoints
+from stoker.config.schema import Pipeline
+from stoker.plan.log import Plan, Segment, read_plan
+from stoker.plan.positions import Position
+from stoker.plan.timelines import Timelines, ancestry, read_timelines
+from stoker.store.errors import DataError
+from stoker.store.layout import RunLayout
+from stoker.store.record import read_record, write_record
+from stoker.supervise.replay.replay import Phase, phases, without_a_log
+from stoker.supervise.run.launch_log import Launched, read_launches
+
+COMPARED = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A replay's directory; `told` is the body of replay.json."""
+
+    root: Path
+    told: Mapping[str, Any]
+
+    @property
+    def run(self) -> RunLayout:
+        """The replay's own run."""
+        return RunLayout(self.root / "run")
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "shards"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.run.root / "tokenizer.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The training log of the recorded run."""
+        return self.root / "recorded" / "metrics.jsonl"
+
+    @property
+    def base(self) -> Path:
+        """The launch record of the recorded run."""
+        return self.root / "recorded" / "launch.json"
+
+    @property
+    def machine(self) -> Path:
+        """What the recorded run was computed with: the trainer.json of one of its checkpoints."""
+        return self.root / "recorded" / "trainer.json"
+
+    @property
+    def compared(self) -> Path | None:
+        """The recorded checkpoint to compare with, None when there is none as early."""
+        name = self.told["checkpoint"]
+        return None if name is None else self.root / "recorded" / str(name)
+
+    @property
+    def to(self) -> int:
+        return int(self.told["to"])
+
+    @property
+    def timeline(self) -> int:
+        return int(self.told["timeline"])
+
+    def plan(self) -> Plan:
+        return read_plan(self.run.plan)
+
+    def timelines(self) -> Timelines:
+        return read_timelines(self.run.timelines)
+
+    def launches(self) -> list[Launched]:
+        """The recorded launches; where there is no log of them, what the last launch record tells."""
+        found = read_launches(self.run.launches)[0]
+        return found or without_a_log(read_record(self.base), self.timelines(), self.timeline)
+
+    def phases(self) -> list[Phase]:
+        """What is to be trained; it stops where the recorded checkpoint stands."""
+        stops = [] if self.compared is None else [int(self.told["compared_step"])]
+        return phases(self.launches(), self.timelines(), timeline=self.timeline, to=self.to, stops=stops)
+
+    def sets_from(self, plan: Plan, position: Position | None = None) -> list[tuple[str, str]]:
+        """Key and manifest sha256 of every set that is read from a position on, up to the last step."""
+        last = self.told["last_entry"]
+        entries = plan.entries[position.entry if position else 0 : None if last is None else int(last) + 1]
+        found = dict(pair for entry in entries if isinstance(entry, Segment) for pair in entry.sets)
+        return list(found.items())
+
+    def finish(self, verdict: Mapping[str, Any]) -> None:
+        """Write down what was found; the directory is no unfinished replay any more."""
+        write_record(self.root / "replay.json", {**self.told, "state": "done", "verdict": dict(verdict)})
+
+
+def own_checkpoints(site: Site) -> Iterator[Found]:
+    """What the replay sealed itself, newest first."""
+    history = ancestry(site.timelines(), site.timeline)
+    yield from candidates(find_checkpoints(site.run.checkpoints), history)
+
+
+def link_sets(site: Site, pipeline: Pipeline, keys: Iterable[tuple[str, str]]) -> list[str]:
+    """Point every link at a directory that holds the set the plan names: hot's, else warm's copy.
+
+    Returns the first 16 digits of the keys whose link was changed. DataError for a set that is nowhere.
+    """
+    site.shards.mkdir(exist_ok=True)
+    dataset = str(site.told["dataset"])
+    warm = pipeline.warm_layout
+    places = [pipeline.hot_layout.shards(dataset), *([] if warm is None else [warm.shards(dataset)])]
+    changed = []
+    for key, digest in keys:
+        link = site.shards / key[:16]
+        if link.is_symlink() and _holds(link, digest):
+            continue
+        found = next((place / key[:16] for place in places if _holds(place / key[:16], digest)), None)
+        if found is None:
+            raise DataError(
+                f"shard set {key[:16]} is not where it should be ({' nor '.join(map(str, places))}), or is "
+                "not the one that the plan names; `stoker status` tells whether it is being brought back, "
+                "then run this again and it goes on"
+            )
+        fresh = site.shards / f".{key[:16]}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(found)
+        fresh.replace(link)
+        changed.append(key[:16])
+    return changed
+
+
+def _holds(directory: Path, digest: str) -> bool:
+    """Whether the set of this manifest lies there; its files are checked when they are opened."""
+    try:
+        return hashlib.sha256((directory / "manifest.json").read_bytes()).hexdigest() == digest
+    except OSError:
+        return False

@@ -1,0 +1,221 @@
+"""Training a recorded history again: the real trainer under its guard, phase by phase."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.retention import remove_checkpoint, sweep_leftovers
+from stoker.checkpoints.select import Found
+from stoker.config.schema import Pipeline
+from stoker.kit.lock import Lock
+from stoker.kit.loop import Waiter
+from stoker.plan.positions import Position
+from stoker.store.errors import (
+    ConfigError,
+    DataError,
+    StokerError,
+    StorageError,
+    Transient,
+    UnavailableError,
+)
+from stoker.store.names import new_id
+from stoker.store.record import read_record, write_record
+from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
+from stoker.supervise.health.notify_socket import Inbox
+from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
+from stoker.supervise.replay.replay import Phase, phase_of
+from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints
+from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
+
+KEPT = 2  # checkpoints of the replay's own
+SEAL_EVERY_S = 600.0  # what a stopped replay loses at most
+LOOK_S = 30.0  # at the links to sets that may have left hot
+TURN_S = 0.5
+
+Say = Callable[[str], None]
+ERRORS: Mapping[int, type[StokerError]] = {
+    error.exit_code: error for error in (DataError, StorageError, Transient, ConfigError, UnavailableError)
+}
+
+
+class Stopped(Exception):
+    """Somebody asked the replay to stop; what it has done is sealed."""
+
+
+class Trial:
+    """One call's work on a replay: `say` is told what happens, `progress` each new state of the trainer."""
+
+    def __init__(
+        self,
+        site: Site,
+        pipeline: Pipeline,
+        environ: Mapping[str, str],
+        *,
+        socket: Path,
+        say: Say,
+        progress: Callable[[TrainerView], None],
+    ) -> None:
+        self.site, self.pipeline, self.environ, self.socket = site, pipeline, environ, socket
+        self.say, self.progress = say, progress
+        self.phases = site.phases()
+        self.base = read_record(site.base)
+        self.plan = site.plan()
+        self._proven: set[str] = set()
+
+    def run(self) -> None:
+        """Train to the last step; raises Stopped when asked to stop, a StokerError that says what failed."""
+        sweep_leftovers(self.site.run.checkpoints)
+        waiter = Waiter()
+        waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        try:
+            self._run(waiter)
+        finally:
+            waiter.close()
+
+    def _run(self, waiter: Waiter) -> None:
+        retried_at = -1
+        while (step := self.newest_step()) < self.site.to:
+            phase = phase_of(self.phases, step + 1)
+            assert phase is not None  # the phases reach to the last step
+            self.relink()
+            end, view = self.launch(phase, step, waiter)
+            if waiter.received:
+                raise Stopped
+            if end.code == 0:
+                if self.newest_step() <= step:
+                    raise DataError(
+                        f"the trainer ended at step {step} of {phase.last}: {self.site.run.plan} ends; "
+                        "was it cut?"
+                    )
+                continue
+            # What it read may have left hot for warm meanwhile, which costs the steps since the last seal.
+            if end.code == DataError.exit_code and step != retried_at and self.relink():
+                retried_at = step
+                continue
+            raise self.failure(end, view)
+
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint of the replay's own that is proven whole; 0 without one."""
+        newest = self.newest()
+        return newest.step if newest else 0
+
+    def newest(self) -> Found | None:
+        """It; what is not whole is removed, and made again."""
+        for found in own_checkpoints(self.site):
+            if found.path.name in self._proven:
+                return found
+            proof = prove_checkpoint(found.path)
+            if proof.verdict == "proven":
+                self._proven.add(found.path.name)
+                return found
+            if proof.verdict == "unreadable":
+                raise StorageError(f"{found.path} cannot be read now: {proof.reason}; look at the disk")
+            self.say(f"{found.path.name} is not whole ({proof.reason}); it is made again")
+            remove_checkpoint(found.path)
+        return None
+
+    def relink(self, position: Position | None = None) -> list[str]:
+        """Let every link that is still needed lead to its set; returns those that were moved."""
+        changed = link_sets(self.site, self.pipeline, self.site.sets_from(self.plan, position))
+        on_warm = [
+            key for key in changed if self.pipeline.hot not in (self.site.shards / key).readlink().parents
+        ]
+        if on_warm:
+            more = f" and {len(on_warm) - 1} more" if len(on_warm) > 1 else ""
+            self.say(f"shard set {on_warm[0]}{more} left the hot disk: it is read from warm")
+        return changed
+
+    def launch(self, phase: Phase, step: int, waiter: Waiter) -> tuple[GuardedEnd, TrainerView]:
+        """One launch from the newest checkpoint to the phase's end; its end and its last words."""
+        newest = self.newest() if step else None
+        launch = Launch(
+            launch=new_id(),
+            timeline=phase.timeline,
+            resume_from=newest.path if newest else None,
+            resume_step=step,
+            notify_socket=self.socket,
+            until=None if phase.last == self.site.to and self.site.told["exhausted"] else phase.last,
+        )
+        write_record(self.site.run.launch, self.body(launch, phase))
+        self.say(f"steps {step + 1:,} to {phase.last:,} on timeline {phase.timeline}")
+        lock = Lock.acquire(self.site.run.trainer_lock, purpose="stoker replay")
+        inbox = Inbox(self.socket)
+        trainer = GuardedTrainer(
+            TRAINER,
+            environ=trainer_environment(self.environ, launch, self.site.run),
+            lock=lock,
+            stop_time_s=self.pipeline.supervise.stop_time,
+        )
+        try:
+            return self._watch(trainer, inbox, waiter, launch)
+        finally:
+            trainer.stop()
+            waiter.remove_fd(trainer.fileno())
+            waiter.remove_fd(inbox.fileno())
+            trainer.close()
+            inbox.close()
+
+    def _watch(
+        self, trainer: GuardedTrainer, inbox: Inbox, waiter: Waiter, launch: Launch
+    ) -> tuple[GuardedEnd, TrainerView]:
+        view = TrainerView.started(launch.launch, time.monotonic())
+        waiter.add_fd(inbox.fileno(), "trainer")
+        waiter.add_fd(trainer.fileno(), "guard")
+        stopping, look_at = False, time.monotonic() + LOOK_S
+        while (end := trainer.poll()) is None:
+            waiter.wait(TURN_S)
+            if waiter.received and not stopping:  # it may have come before this launch
+                stopping = True
+                self.say("stopping: the trainer is asked to save")
+                trainer.stop()
+            for datagram in inbox.drain():
+                if (word := parse(datagram, launch.launch)) is not None:
+                    view = heard(view, word, time.monotonic())
+                    if word.checkpoint:
+                        self.prune()
+            self.progress(view)
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                with contextlib.suppress(
+                    DataError
+                ):  # on its way between disks: the trainer says if it matters
+                    self.relink(Position(*view.position) if view.position else None)
+        return end, view
+
+    def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
+        """launch.json: the recorded run's, with the settings of the phase and the places of the replay."""
+        held = self.base["heldout"]
+        return {
+            **self.base,
+            **phase.settings,
+            "launch": launch.launch,
+            "timeline": phase.timeline,
+            "until": launch.until,
+            "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None},
+            "shards_root": str(self.site.shards),
+            "tokenizer_file": str(self.site.tokenizer),
+            "heldout": None if held is None else {**held, "file": str(self.site.run.heldout)},
+        }
+
+    def prune(self) -> None:
+        """Keep the newest of the replay's own checkpoints, and the one that is to be compared."""
+        compared = self.site.told["compared_step"]
+        for found in list(own_checkpoints(self.site))[KEPT:]:
+            if found.step != compared:
+                remove_checkpoint(found.path)
+
+    def failure(self, end: GuardedEnd, view: TrainerView) -> StokerError:
+        """How a launch ended otherwise than it should, as an error with its exit code."""
+        again = "; the same command goes on from its newest checkpoint"
+        if end.signum is not None:
+            return UnavailableError(f"the trainer was killed by {signal.Signals(end.signum).name}{again}")
+        if end.code is None:
+            return UnavailableError(f"the trainer's guard was lost{again}")
+        told = view.error or f"exit code {end.code}"
+        return ERRORS.get(end.code, StokerError)(f"the trainer failed: {told}{again}")

@@ -1,0 +1,160 @@
+"""A finished replay against the run it repeats: every loss row of the history, every tensor, bit by bit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.difference import differences, tensor_places
+from stoker.checkpoints.format import checkpoint_name
+from stoker.checkpoints.proof import Proof, prove_checkpoint
+from stoker.plan.timelines import ancestry, committed
+from stoker.store.errors import ConfigError, DataError, StorageError
+from stoker.store.parsing import parse_json
+from stoker.supervise.replay.replay import forbids
+from stoker.supervise.replay.replay_site import Site
+
+TRAINER = "trainer.json"
+MOST_TOLD = 10
+TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # of the clock, not of the training
+Key = tuple[int, bool]  # (step, a training row; else a held-out one)
+Rows = Mapping[Key, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was compared, and the first of what differs; `step` is the compared checkpoint's."""
+
+    identical: bool
+    to: int
+    step: int | None
+    rows: int
+    heldout_rows: int
+    tensors: int
+    differences: tuple[str, ...]
+    more: int
+
+    def body(self) -> dict[str, Any]:
+        return {**asdict(self), "differences": list(self.differences)}
+
+
+def refuse_other_machine(site: Site) -> str:
+    """Raise ConfigError where equal bits cannot be expected here; returns the device that was trained on."""
+    recorded = _trainer(site.machine)
+    here = {"versions": {"torch": importlib.metadata.version("torch")}}
+    _refuse(forbids(recorded, here))
+    compute = recorded.get("compute", {})
+    device = str(compute.get("device"))
+    if device != "cpu" and not compute.get("deterministic"):
+        _refuse([f"it was trained on {device} with train.deterministic: false"])
+    return device
+
+
+def compare(site: Site) -> Verdict:
+    """Hold a replay that has come to its end against the record; a difference is a verdict, not an error.
+
+    Raises ConfigError where the replay was computed otherwise than the run, DataError or StorageError for a
+    checkpoint that cannot be compared with.
+    """
+    tensors, found = 0, list[str]()
+    if site.compared is not None:
+        tensors, found = _compare_checkpoints(site, site.compared)
+    history = ancestry(site.timelines(), site.timeline)
+    rows = [read_rows(path, history, site.to) for path in (site.metrics, site.run.metrics)]
+    found = [*row_differences(*rows), *found]
+    both = rows[0].keys() & rows[1].keys()
+    return Verdict(
+        identical=not found,
+        to=site.to,
+        step=None if site.compared is None else int(site.told["compared_step"]),
+        rows=sum(1 for _, trained in both if trained),
+        heldout_rows=sum(1 for _, trained in both if not trained),
+        tensors=tensors,
+        differences=tuple(found[:MOST_TOLD]),
+        more=len(found[MOST_TOLD:]),
+    )
+
+
+def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) -> Rows:
+    """The rows of a training log that a history is made of, up to a step; what is no row is left out."""
+    rows = [row for row in _raw_rows(path) if row["step"] <= to]
+    kept = committed(rows, history, lambda row: (row["timeline"], row["step"], "loss" in row))
+    return {(row["step"], "loss" in row): row for row in kept}
+
+
+def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
+    """What differs in the rows, by step. Held-out losses are compared where both have one.
+
+    When they are taken, and on which side of a fork, depends on how launches ended, which a replay does not
+    repeat; what they are does not.
+    """
+    for key in sorted(recorded.keys() | repeated.keys()):
+        step, trained = key
+        if key not in recorded or key not in repeated:
+            if trained:
+                missing = "the record" if key not in recorded else "the replay"
+                yield f"step {step}: {missing} has no row"
+            continue
+        one, other = recorded[key], repeated[key]
+        for name in sorted((one.keys() | other.keys()) - (TIMED if trained else TIMED | {"timeline"})):
+            if one.get(name) != other.get(name):
+                yield f"step {step}: {name} is {one.get(name)} in the record, {other.get(name)} in the replay"
+
+
+def _compare_checkpoints(site: Site, compared: Path) -> tuple[int, list[str]]:
+    """How many tensors there are, and what differs."""
+    step = int(site.told["compared_step"])
+    repeated = site.run.checkpoints / checkpoint_name(step)
+    recorded, mine = _proof(compared), _proof(repeated)
+    if mine.body is None:
+        raise DataError(f"{repeated} is not whole: {mine.reason}; remove it, and it is made again")
+    if recorded.body is None:
+        return 0, [f"step {step}: the recorded checkpoint is not whole: {recorded.reason}"]
+    _refuse(forbids(_trainer(compared / TRAINER), _trainer(repeated / TRAINER)))
+    one, other = tensor_places(compared, recorded.body), tensor_places(repeated, mine.body)
+    found = [f"step {step}: {word}" for word in differences(one, other)]
+    for name in ("step", "timeline", "tokens", "position"):
+        told, made = recorded.body.raw.get(name), mine.body.raw.get(name)
+        if told != made:
+            found.append(f"step {step}: {name} is {told} in the recorded checkpoint, {made} in the replay's")
+    return len(one), found
+
+
+def _proof(directory: Path) -> Proof:
+    proof = prove_checkpoint(directory)
+    if proof.verdict == "unreadable":
+        raise StorageError(f"{directory} cannot be read now: {proof.reason}; run this again")
+    return proof
+
+
+def _trainer(path: Path) -> dict[str, Any]:
+    try:
+        body = parse_json(path.read_bytes())
+    except (FileNotFoundError, ValueError) as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    return body if isinstance(body, dict) else {}
+
+
+def _refuse(reasons: Sequence[str]) -> None:
+    if reasons:
+        raise ConfigError(
+            f"no replay can be expected to give the same bits: {'; '.join(reasons)}. Run it where these are "
+            "the same"
+        )
+
+
+def _raw_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                row = parse_json(line)
+            except ValueError:
+                continue
+            whole = (
+                isinstance(row, dict) and type(row.get("step")) is int and type(row.get("timeline")) is int
+            )
+            if whole:
+                yield row

@@ -1,0 +1,242 @@
+"""A rollback done: one line first, then the checkpoints past the fork moved out of the way; finished whenever
+it was interrupted. Whoever does this holds the run's trainer.lock, or nothing of the run is alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.checkpoints.format import BODY, TIMELINES_COPY, checkpoint_name, read_body
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
+from stoker.config.schema import Quarantine
+from stoker.plan.log import Plan
+from stoker.plan.positions import START, Position, advance
+from stoker.plan.timelines import (
+    Timeline,
+    Timelines,
+    ancestry,
+    read_timelines,
+    restore_timelines,
+    skips,
+)
+from stoker.store.errors import DataError
+from stoker.store.files import make_dir, move_durably, remove_tree, unlink_durably
+from stoker.store.layout import RunLayout
+from stoker.store.log import ChainedLog
+from stoker.store.names import new_id
+from stoker.store.parsing import parse_json
+from stoker.supervise.rollback.decide import RollbackRefused, Standing
+from stoker.supervise.run.launch_log import Makers, read_launches
+
+_LEFT = re.compile(r"t(\d+)")
+_STEP, _TIMELINE = re.compile(rb'"step": ?(\d+)'), re.compile(rb'"timeline": ?(\d+)')
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Names of the checkpoints that were moved to abandoned/, and of those dropped there for the budget."""
+
+    names: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def roll_back(run: RunLayout, fork: Timeline, budget: Quarantine) -> Moved:
+    """Make a decided rollback, durably. What consumed.json said of the run is taken back first: without it
+    the run holds everything its plan names, until its supervisor knows better."""
+    unlink_durably(run.consumed)
+    log = ChainedLog(run.timelines)
+    try:
+        log.append(fork.body())
+    finally:
+        log.close()
+    return finish(run, budget)
+
+
+def finish(run: RunLayout, budget: Quarantine) -> Moved:
+    """Move every checkpoint past the last fork into abandoned/t<the timeline left>/, within the budget."""
+    timelines = read_timelines(run.timelines)
+    if not timelines.forks:
+        return Moved((), ())
+    place = run.abandoned / f"t{timelines.forks[-1].parent}"
+    names = []
+    past = abandoned(find_checkpoints(run.checkpoints), ancestry(timelines))
+    for found in sorted(past, key=lambda one: one.step):
+        make_dir(place)
+        target = place / found.path.name
+        if target.exists():  # somebody's copy; it is nobody's to overwrite
+            target = place / f"{found.path.name}-{new_id()}"
+        move_durably(found.path, target)
+        names.append(found.path.name)
+    return Moved(tuple(names), _keep_to(budget, run.abandoned))
+
+
+def restore_lost(run: RunLayout) -> int:
+    """Bring back lines that timelines.jsonl has lost, from a whole checkpoint's copy; returns how many.
+
+    Raises DataError when the two are different histories, or when it is known that a line is lost that no
+    checkpoint has: going on would train on what was given up.
+    """
+    restored = 0
+    while lost := _of_later_timeline(run, read_timelines(run.timelines)):
+        copies = (one for one in lost if prove_checkpoint(one.path, deep=False).verdict == "proven")
+        copy = next(copies, None)
+        if copy is None:
+            break
+        added = restore_timelines(run.timelines, read_timelines(copy.path / TIMELINES_COPY))
+        if not added:
+            raise DataError(
+                f"{copy.path} is of timeline {copy.timeline}, which neither its {TIMELINES_COPY} nor "
+                f"{run.timelines} has; move that checkpoint away"
+            )
+        restored += added
+    _refuse_lost(run, read_timelines(run.timelines))
+    return restored
+
+
+def check_copy(run: RunLayout, checkpoint: Path) -> None:
+    """DataError where the timelines that a proven checkpoint carries are not the beginning of the run's."""
+    ours, copy = read_timelines(run.timelines), read_timelines(checkpoint / TIMELINES_COPY)
+    if copy.hashes != ours.hashes[: len(copy.hashes)]:
+        raise DataError(
+            f"{run.timelines} is not the history that {checkpoint} carries: a line was edited, moved or "
+            f"taken out. Put back the checkpoint's {TIMELINES_COPY}, then start again"
+        )
+
+
+def prove_target(run: RunLayout, step: int) -> None:
+    """Read every byte of the checkpoint that is gone back to; RollbackRefused when it is not whole."""
+    if step:
+        proof = prove_checkpoint(run.checkpoints / checkpoint_name(step))
+        if proof.verdict != "proven":
+            raise RollbackRefused(
+                f"the checkpoint of step {step} is {proof.verdict}: {proof.reason}; choose another one"
+            )
+
+
+def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
+    """The run as a rollback finds it; `global_batch` is configured now, for steps no launch is known of."""
+    timelines = read_timelines(run.timelines)
+    found = candidates(find_checkpoints(run.checkpoints), ancestry(timelines))
+    steps = {one.step for one in found if one.timeline is not None}
+    return Standing(timelines, plan, steps, _Places(run, timelines, plan, global_batch).after)
+
+
+class _Places:
+    """The positions after steps of a history: from its checkpoints, else its log's rows, else recounted."""
+
+    def __init__(self, run: RunLayout, timelines: Timelines, plan: Plan, global_batch: int) -> None:
+        self._run, self._timelines, self._plan = run, timelines, plan
+        self._history = ancestry(timelines)
+        self._global_batch = global_batch
+
+    def after(self, step: int) -> Position | None:
+        sealed = self._sealed()
+        if step in sealed:
+            return sealed[step]
+        row = _row_of(self._run.metrics, self._history, step)
+        return row if row is not None else self._recounted(step, sealed)
+
+    def _sealed(self) -> dict[int, Position]:
+        found = candidates(find_checkpoints(self._run.checkpoints), self._history)
+        known = [one for one in found if one.timeline is not None]
+        places = {one.step: read_body((one.path / BODY).read_bytes()).position for one in known}
+        return {0: START, **{step: Position(*place) for step, place in places.items()}}
+
+    def _recounted(self, step: int, sealed: Mapping[int, Position]) -> Position | None:
+        """From the last checkpoint before, batch by batch; None where the plan does not reach that far."""
+        makers = Makers(read_launches(self._run.launches)[0], self._timelines)
+        last = max(one for one in sealed if one <= step)
+        position: Position | None = sealed[last]
+        while position is not None and last < step:
+            last += 1
+            launch = makers.of(last)
+            batch = launch.settings.get("global_batch") if launch else None
+            count = batch if type(batch) is int else self._global_batch
+            position = advance(self._plan, position, count, skips(self._timelines))
+        return position
+
+
+def _row_of(metrics: Path, history: History, step: int) -> Position | None:
+    """The position after a step by its row in the training log; there may be a month of them to pass by."""
+    rows: dict[int, Position] = {}  # timeline -> position
+    first: dict[int, int] = {}  # timeline -> the first step it trained
+    wanted = {number for number, _ in history}
+    with contextlib.suppress(FileNotFoundError), metrics.open("rb") as lines:
+        for line in lines:
+            timeline, trained = _TIMELINE.search(line), _STEP.search(line)
+            if timeline is None or trained is None or b'"loss"' not in line:
+                continue
+            number, made = int(timeline[1]), int(trained[1])
+            if number not in wanted:
+                continue
+            first.setdefault(number, made)
+            if made == step:
+                with contextlib.suppress(ValueError, KeyError, DataError):
+                    rows[number] = Position.parse(parse_json(line)["position"])
+    before: int | None = None
+    for number, upto in history:
+        limit = min((one for one in (upto, before) if one is not None), default=None)
+        if number in rows and (limit is None or step <= limit):
+            return rows[number]
+        begun = first.get(number)
+        before = limit if begun is None or (limit is not None and begun > limit) else begun - 1
+    return None
+
+
+def _of_later_timeline(run: RunLayout, timelines: Timelines) -> list[Found]:
+    """Checkpoints of a timeline that timelines.jsonl does not have, the best witness first."""
+    found = find_checkpoints(run.checkpoints)
+    later = [one for one in found if one.timeline is not None and one.timeline > timelines.current]
+    return sorted(later, key=lambda one: (-(one.timeline or 0), -one.step))
+
+
+def _refuse_lost(run: RunLayout, timelines: Timelines) -> None:
+    launches, _ = read_launches(run.launches)
+    told = {one.timeline: run.launches for one in launches}
+    told |= {left + 1: run.abandoned / f"t{left}" for left in _left(run.abandoned)}
+    told |= {one.timeline or 0: one.path for one in _of_later_timeline(run, timelines)}
+    latest = max(told, default=0)
+    if latest > timelines.current:
+        raise DataError(
+            f"{run.timelines} ends at timeline {timelines.current}, but {told[latest]} knows of timeline "
+            f"{latest}: a rollback's line is lost, and no checkpoint here has a copy of it. Going on would "
+            "train on what was given up: put the file back, from a backup or from a checkpoint of the mirror"
+        )
+
+
+def _left(abandoned_dir: Path) -> list[int]:
+    try:
+        names = [entry.name for entry in os.scandir(abandoned_dir)]
+    except FileNotFoundError:
+        return []
+    return [int(match[1]) for match in map(_LEFT.fullmatch, names) if match]
+
+
+def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
+    """Drop the oldest of what lies in abandoned/ until it keeps to the budget; the newest stays, whatever
+    its size, unless nothing is to be kept at all."""
+    lefts = sorted(_left(abandoned_dir))
+    places = [
+        path for left in lefts for path in sorted((abandoned_dir / f"t{left}").iterdir()) if path.is_dir()
+    ]
+    sizes = {place: _tree_bytes(place) for place in places}
+    dropped = []
+    while len(places) > budget.keep_checkpoints or (
+        len(places) > 1 and sum(sizes[place] for place in places) > budget.keep_bytes
+    ):
+        oldest = places.pop(0)
+        remove_tree(oldest)
+        dropped.append(f"{oldest.parent.name}/{oldest.name}")
+    return tuple(dropped)
+
+
+def _tree_bytes(path: Path) -> int:
+    return sum(
+        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
+    )

@@ -1,0 +1,330 @@
+"""Keeps the plan ahead of the trainer: what the sources offer, which sets need a proof, what is appended.
+
+The decision itself is plan.growth's. Sets are proven when an entry is about to name them, each once: what the
+plan names already was proven when that was written. A set that has left the hot disk since is proven again
+before it is counted on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.record_dir import Shelf
+from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.plan import growth
+from stoker.plan.growth import GrowthPolicy, PlanSource
+from stoker.plan.log import Entry, Plan, PlanWriter, Segment, read_plan
+from stoker.plan.packed import SetPair
+from stoker.plan.positions import Position, Skip, left_after
+from stoker.plan.reconciliation import restore
+from stoker.plan.residency import reach_from, reaching
+from stoker.store.layout import RunLayout, StateLayout
+from stoker.store.record import RecordDamaged
+from stoker.supervise.run.gates import DataInView
+from stoker.supervise.run.hold_clock import HoldClock
+
+SETTLED_NS = 1_000_000_000  # a folder's time stamp stands still for some milliseconds while it changes
+MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
+RETRY_S = 60.0  # before a set that could not be proven is read once more
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How far the run is and will go: windows of the plan before its next one and before its end.
+
+    `ahead` are those that the plan is to reach beyond the next one, where that is more than 32 batches.
+    """
+
+    consumed: int
+    horizon: int
+    ahead: int | None = None
+
+
+class Planner:
+    """The plan of one run and what may enter it; touches the state directory only.
+
+    `wants` are the keys of sets that are needed hot, most urgent first: those on warm that planned entries
+    still read, then whatever the next entries will name.
+    """
+
+    def __init__(self, layout: StateLayout, dataset: str, plan: Path, run_id: str | None = None) -> None:
+        self._layout = layout
+        self._dataset = dataset
+        self._path = plan
+        self._run_id = run_id
+        self._writer = PlanWriter(plan, run_id)
+        self.wants: tuple[str, ...] = ()
+        self._named: tuple[SetPair, ...] = ()  # by the next entries
+        self._hot: frozenset[str] = frozenset()
+        self._arrived: dict[str, float] = {}  # key -> when it was seen published, 0 for all at the start
+        self._decided = False
+        self._shelf = Shelf(layout.sources, dataset, Source.from_record)
+        self._proven: dict[str, str] = {}
+        self._trust_the_plan()
+        self._refused: dict[str, float] = {}  # key -> when it may be tried again
+        self._clock = HoldClock(RunLayout(plan.parent).waiting, layout.quarantine)
+        self._known: dict[str, Source] = {}
+        self._stamp = -1  # of the folder of records, when they were read last and it was at rest
+        self.why = ""
+
+    @property
+    def plan(self) -> Plan:
+        return self._writer.plan
+
+    def belongs_to(self, run_id: str) -> None:
+        """The run is known now; DataError when the plan that lies there is another's."""
+        if run_id != self._run_id:
+            read_plan(self._path, run_id)
+            self._run_id = run_id
+
+    def restore(self, copy: Plan) -> int:
+        """Bring back entries that a proven checkpoint has and the log has lost; DataError at a fork."""
+        lost = restore(self._writer, copy)
+        self._trust_the_plan()
+        return lost
+
+    def pin(self) -> DatasetPin | None:
+        """The dataset's pin, None before there is one, or while its owner has to make it anew."""
+        try:
+            return read_pin(self._layout, self._dataset)
+        except RecordDamaged:
+            return None
+
+    def in_view(self, pin: DatasetPin | None) -> DataInView:
+        """What is published now of the pin's listing; nothing before the dataset is pinned."""
+        listed = frozenset() if pin is None else frozenset(pin.listing)
+        published = {
+            source.key: source
+            for path, source in self._shelf.read().items()
+            if source.state in PUBLISHED and source.key and path in listed
+        }
+        return DataInView(
+            sets=len(published),
+            train_tokens=sum(stream_tokens(source, "train") for source in published.values()),
+            val_tokens=sum(stream_tokens(source, "val") for source in published.values()),
+            complete=pin.complete if pin is not None else self._all_is_refused(),
+        )
+
+    def _all_is_refused(self) -> bool:
+        """Whether every file there is has been quarantined, so that no pin will come."""
+        listing, sources = read_listing(self._layout, self._dataset), self._shelf.read()
+        if listing is None or not listing.complete or not listing.paths:
+            return False
+        return all(path in sources and sources[path].state == "quarantined" for path in listing.paths)
+
+    def sets_with_heldout(self, pin: DatasetPin, wanted_tokens: int) -> dict[str, str]:
+        """The first sets in listing order, key to manifest sha256, with val streams of so many tokens."""
+        sources = self._sources()
+        found: dict[str, str] = {}
+        tokens = 0
+        for path in pin.listing:
+            source = sources.get(path)
+            if tokens >= wanted_tokens or source is None or source.state not in PUBLISHED:
+                continue
+            offered = stream_tokens(source, "val")
+            if offered and source.key and source.manifest_sha256 and source.key not in found:
+                found[source.key] = source.manifest_sha256
+                tokens += offered
+        return found
+
+    def to_prove(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> dict[str, str]:
+        """The sets, key to manifest sha256, that the next entries would name and that are not proven yet.
+
+        Those on warm are left out, and named in `wants`. One whose proof failed is as good as missing until
+        it is proven after all, and is among them whenever it may be tried again.
+        """
+        hopeful = self._decide(pin, outlook, policy, now, hopeful=True)
+        self._named = hopeful.sets
+        again = {key for key, due in self._refused.items() if due <= now}
+        sources = self._known.values() if again else ()
+        known = ((one.key, one.manifest_sha256) for one in sources if one.key in again)
+        return {
+            key: digest
+            for key, digest in (*known, *hopeful.sets)
+            if key and digest and key not in self._proven and self.is_hot(key)
+        }
+
+    def proven(self, key: str, manifest_sha256: str) -> None:
+        """A proof of this set succeeded."""
+        self._proven[key] = manifest_sha256
+        self._refused.pop(key, None)
+
+    def not_proven(self, key: str, now: float, retry_s: float = RETRY_S) -> None:
+        """A proof of this set failed or could not be made: it is not counted on until tried again."""
+        self._proven.pop(key, None)
+        self._refused[key] = now + retry_s
+
+    def is_hot(self, key: str) -> bool:
+        """Whether the set lies on the hot disk, to stay for now, by the records read last."""
+        return key in self._hot
+
+    def needed(
+        self,
+        position: Position,
+        skips: Sequence[Skip] = (),
+        segments: int | None = None,
+        upto: Position | None = None,
+    ) -> dict[str, str]:
+        """The sets, key to manifest sha256, that training on from a position reads of what is planned, or
+        of the next so many segments, or of those before the entry that `upto` begins."""
+        read = (
+            one
+            for one in reaching(self.plan, position)
+            if (upto is None or one.n < upto.entry) and _is_read(self.plan, one, position, skips)
+        )
+        return dict(pair for segment in islice(read, segments) for pair in segment.sets)
+
+    def reach(self, position: Position, skips: Sequence[Skip], least_windows: int) -> Position | None:
+        """How far a launch may go by what is on hot; see plan.residency.reach_from."""
+
+        def is_hot(segment: Segment) -> bool:
+            read = _is_read(self.plan, segment, position, skips)
+            return not read or all(key in self._hot for key, _ in segment.sets)
+
+        return reach_from(self.plan, position, is_hot, least_windows=least_windows, skips=skips)
+
+    def cold(self, needed: Iterable[str]) -> list[str]:
+        """Those that are not on hot to stay, looked at where no evictor can be deciding about them."""
+        with shared_lock(self._layout.shard_sets_lock):
+            self._sources()
+        return [key for key in needed if key not in self._hot]
+
+    def unproven(self, needed: Mapping[str, str], now: float) -> dict[str, str]:
+        """Those on hot that have to be proven before they are counted on, and may be tried now."""
+        due = (key for key in needed if key not in self._proven and self._refused.get(key, now) <= now)
+        return {key: needed[key] for key in due if key in self._hot}
+
+    def trusted(self, needed: Iterable[str]) -> bool:
+        """Whether all of them are proven and were on hot all the while."""
+        return all(key in self._proven for key in needed)
+
+    def distrust(self, keys: Iterable[str]) -> None:
+        """Have these proven again: who read them says that something is wrong."""
+        for key in keys:
+            self._proven.pop(key, None)
+            self._refused.pop(key, None)
+
+    def note_wants(self, needed: Iterable[str], later: Iterable[str] = ()) -> None:
+        """Take down what is needed hot: what is not there now comes first, then what is planned for later."""
+        cold = [key for key in needed if key not in self._hot]
+        self.wants = tuple(
+            dict.fromkeys((*cold, *islice(later, MOST_LATER), *(key for key, _ in self._named)))
+        )
+
+    def sources(self) -> list[Source]:
+        """Every source record as it is now."""
+        return list(self._sources().values())
+
+    def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
+        """Append what is due of proven sets, durably, and return it."""
+        with shared_lock(self._layout.shard_sets_lock):
+            decision = self._decide(pin, outlook, policy, now, hopeful=False)
+            for entry in decision.entries:
+                self._writer.append(entry)
+        self._clock.keep(decision.waiting, now, policy.hold_s)
+        self.why = decision.why
+        appended = {key for key, _ in decision.sets}
+        self._named = tuple(pair for pair in self._named if pair[0] not in appended)
+        return decision.entries
+
+    def _sources(self) -> dict[str, Source]:
+        """The source records by path; what they say to have left hot is not trusted any more.
+
+        A record changes by a rename, which shows in its folder: 50,000 of them are not looked at for nothing.
+        """
+        stamp = self._layout.sources.stat().st_mtime_ns
+        if stamp == self._stamp:
+            return self._known
+        settled = time.time_ns() - stamp > SETTLED_NS
+        self._known = sources = self._shelf.read()
+        self._stamp = stamp if settled else -1
+        self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
+        for key in [key for key in self._proven if key not in self._hot]:
+            del self._proven[key]
+        for key in [key for key in self._refused if key not in self._hot]:
+            del self._refused[key]  # when it is back it is another copy
+        return sources
+
+    def _trust_the_plan(self) -> None:
+        self._proven.update(pair for segment in self.plan.segments for pair in segment.sets)
+
+    def _decide(
+        self,
+        pin: DatasetPin,
+        outlook: Outlook,
+        policy: GrowthPolicy,
+        now: float,
+        *,
+        hopeful: bool,
+    ) -> growth.Growth:
+        sources = self._sources()
+        standings = [self._standing(path, sources.get(path), now) for path in pin.listing]
+        self._decided = True
+        return growth.decide(
+            self.plan,
+            standings,
+            complete=pin.complete,
+            whole=pin.whole,
+            consumed=outlook.consumed,
+            horizon=outlook.horizon,
+            policy=replace(policy, run_id=self._run_id or ""),
+            now=now,
+            waiting=self._clock.since(now),
+            ahead=outlook.ahead,
+            hopeful=hopeful,
+        )
+
+    def _standing(self, path: str, source: Source | None, now: float) -> PlanSource:
+        if source is None:
+            return PlanSource.of(path, None, None, None, 0)
+        digest = self._proven.get(source.key or "")
+        return PlanSource.of(
+            path,
+            None if source.key in self._refused else source.state,
+            source.key,
+            digest or source.manifest_sha256,
+            stream_tokens(source, "train"),
+            hot=source.hot or source.state not in PUBLISHED,
+            proven=digest is not None,
+            arrived=self._arrival(source, now),
+        )
+
+    def _arrival(self, source: Source, now: float) -> float:
+        """When a set was first seen published; at a start all that are there have arrived together."""
+        if source.state not in PUBLISHED or not source.key:
+            return now
+        return self._arrived.setdefault(source.key, now if self._decided else 0.0)
+
+
+def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[Skip]) -> bool:
+    """Whether any window of a segment that reaches beyond the position is not skipped."""
+    first = position if position.entry == segment.n else Position(segment.n, 0)
+    behind = Position(segment.n, segment.windows)
+    return left_after(plan, first, skips) > left_after(plan, behind, skips)
+
+
+def stream_tokens(source: Source, stream: str) -> int:
+    """Tokens of a source's train or val stream by its books; 0 before it has any."""
+    books: Mapping[str, Any] = source.books or {}
+    return int(books.get(stream, {}).get("tokens", 0))
+
+
+@contextlib.contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file shared: an evictor, who takes it alone, waits for us, and we a moment for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""run.json: what a run is, which never changes, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.pin import DatasetPin
+from stoker.store.errors import DataError
+from stoker.store.parsing import require_version
+from stoker.store.record import read_record, write_record
+
+RunState = Literal["waiting", "running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run this run; with it every checkpoint can give run.json back.
+
+    `run_id` is random, `created` UTC, `seq_len` in tokens, `dtype` the one of its token files.
+    """
+
+    run: str
+    run_id: str
+    created: str
+    seed: int
+    dataset: str
+    dataset_version: int
+    build_id: str
+    tokenizer_sha256: str
+    vocab_size: int
+    dtype: str
+    seq_len: int
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """heldout.bin: its hash, its windows of seq_len + 1 tokens, its element type and its tokens."""
+
+    sha256: str
+    windows: int
+    dtype: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The run now. `launches` counts all, `fruitless` the last ones in a row that got nowhere.
+
+    `best_step` is the furthest step ever reported or sealed, `reason` why the run failed.
+    """
+
+    identity: Identity
+    heldout: Heldout | None = None
+    state: RunState = "waiting"
+    finished: str | None = None
+    launches: int = 0
+    fruitless: int = 0
+    best_step: int = 0
+    reason: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The record's body as formats.md has it."""
+        return {
+            "v": 1,
+            **asdict(self.identity),
+            "heldout": asdict(self.heldout) if self.heldout else None,
+            "state": self.state,
+            "finished": self.finished,
+            "launches": self.launches,
+            "fruitless": self.fruitless,
+            "best_step": self.best_step,
+            "reason": self.reason,
+        }
+
+    def for_checkpoints(self) -> dict[str, Any]:
+        """What a checkpoint carries of it: the part that cannot be found out again."""
+        return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
+
+    def gone_back(self, step: int) -> RunRecord:
+        """This record after a rollback to a step, whatever had become of the run after that."""
+        return self.moved(state="waiting", finished=None, reason=None, fruitless=0, best_step=step)
+
+    def moved(self, **changes: Any) -> RunRecord:
+        """This record with some fields changed."""
+        return replace(self, **changes)
+
+
+def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
+    """A run record from run.json or a checkpoint's `run_record`; ValueError names what is wrong.
+
+    Raises UnknownFormat, naming `where`, for a version that is not known here.
+    """
+    try:
+        require_version(body, where)
+        identity = Identity(**{item.name: body[item.name] for item in fields(Identity)})
+        held = body["heldout"]
+        heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"not a run record: {problem!r}") from problem
+    return RunRecord(
+        identity,
+        heldout,
+        state=body.get("state", "running"),
+        finished=body.get("finished"),
+        launches=int(body.get("launches", 0)),
+        fruitless=int(body.get("fruitless", 0)),
+        best_step=int(body.get("best_step", 0)),
+        reason=body.get("reason"),
+    )
+
+
+FIXED = ("seed", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
+
+
+def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:
+    """What the configuration and the dataset's pin want otherwise than the run began: half a sentence each.
+
+    `wanted` holds the fields that are known now; those it leaves out are not compared.
+    """
+    return [
+        f"{name} is {getattr(record, name)!r} in this run and {wanted[name]!r} now"
+        for name in FIXED
+        if name in wanted and wanted[name] != getattr(record, name)
+    ]
+
+
+def configured(pipeline: Pipeline) -> dict[str, Any]:
+    """What of a run's identity the configuration says."""
+    train, dataset = pipeline.train, pipeline.dataset
+    return {"seed": train.seed, "dataset": dataset.name, "dataset_version": dataset.version}
+
+
+def pinned(pin: DatasetPin) -> dict[str, Any]:
+    """What of a run's identity the dataset's pin says."""
+    return {
+        "build_id": pin.build_id,
+        "tokenizer_sha256": pin.tokenizer.sha256,
+        "dataset_version": pin.version,
+    }
+
+
+def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> str:
+    """Why a run cannot go on as it is wanted now, and what to do; empty where it can."""
+    changes = changed_mid_run(record, wanted)
+    if not changes:
+        return ""
+    return (
+        f"run {record.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
+        f"{pipeline.file}, or begin another run with another train.run"
+    )
+
+
+def reset_record(path: Path, step: int, *, write: bool = False) -> RunRecord:
+    """run.json of a run that goes back to a step, written with `write`; for whoever holds its owner's lock.
+
+    DataError where there is none, or none that can be read.
+    """
+    try:
+        record = parse_record(read_record(path), path)
+    except FileNotFoundError as problem:
+        raise DataError(f"{path} is not there: the run has not begun") from problem
+    except ValueError as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    record = record.gone_back(step)
+    if write:
+        write_record(path, record.body())
+    return record
