@@ -78,8 +78,9 @@ def quarantined(quarantine: Path) -> list[Path]:
         names = [entry.name for entry in os.scandir(quarantine) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-    ours = [name for name in names if name.startswith(PREFIX)]
-    return [quarantine / name for name in sorted(ours, key=lambda name: name.rsplit("-", 2)[1:])]
+    ours = [quarantine / name for name in names if name.startswith(PREFIX)]
+    # Names know seconds, and a restart convicts several in one.
+    return sorted(ours, key=lambda place: (place.name.rsplit("-", 2)[1], place.stat().st_mtime_ns))
 
 
 def _newest_last(places: Sequence[Path]) -> list[Path]:
