@@ -25,7 +25,7 @@ from support.waiting import wait_until
 MARK = "STOKER_TEST_SIEGE"
 HOPELESS = (64, 65, 78)  # a daemon that ends so would end so again
 _NAME = re.compile(
-    r"stoker\.\w+\.(\w+)_worker|from stokerd\.(\w+)|stoker\.kit\.(guard)|stoker\.training\.(trainer)"
+    r"stoker(?:\.\w+)+\.(\w+)_worker|from stokerd\.(\w+)|stoker\.kit\.(guard)|stoker\.training\.(trainer)"
 )
 
 

@@ -22,7 +22,7 @@ from support.pipelines import DataPipeline, make_pipeline
 from support.processes import daemon_command
 
 FILES = 3
-_MODULE = re.compile(r"stoker\.\w+\.(\w+)_worker|from stokerd\.(\w+)")
+_MODULE = re.compile(r"stoker(?:\.\w+)+\.(\w+)_worker|from stokerd\.(\w+)")
 
 
 class DataScenario(Scenario):

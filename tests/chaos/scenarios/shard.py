@@ -91,7 +91,9 @@ class ShardScenario(BesiegedScenario):
             "move": self.data.pipeline.warm is not None,
             "lister": True,
         }
-        return [*BUILD, *DAEMON, *((name, "task") for name, is_busy in busy.items() if is_busy)]
+        compares = self.data.pipeline.tokenizer.engine != "tokenizers"
+        build = [place for place in BUILD if compares or place[1] != "check_engine"]
+        return [*build, *DAEMON, *((name, "task") for name, is_busy in busy.items() if is_busy)]
 
     def blow(self, place: Place, call: str, when: int) -> Blow:
         name, point = place
