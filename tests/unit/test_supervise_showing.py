@@ -12,7 +12,7 @@ from stoker.supervise.health.trainer_protocol import TrainerView, Word, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import DataWait, waiting_words
-from stoker.supervise.run.rate import Pace
+from stoker.supervise.run.rate import SOON_S, Pace
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
 PROVEN = Checkpoint(Path("step-000000040"), 40, BODY)
@@ -129,3 +129,11 @@ def test_an_evaluation_in_the_window_moves_the_time_left_a_little() -> None:
     assert told[59] is None, "the first seconds are no measure"
     known = [rate for rate in told if rate is not None]
     assert max(known) / min(known) < 1.1
+
+
+def test_how_soon_data_is_needed_is_known_before_the_time_left_is() -> None:
+    soon, later = Pace(least_s=SOON_S), Pace()
+    for second in range(12):
+        for pace in (soon, later):
+            pace.sampled(4 * second, float(second))
+    assert (soon.windows_per_s, later.windows_per_s) == (4.0, None)
