@@ -21,7 +21,7 @@ FLOOR = 200 * MIB
 DEVICE = 7
 
 
-class Crew(dict[str, Any]):
+class WorkerPool(dict[str, Any]):
     """Nobody has anything in hand; its `busy` are said to have."""
 
 
@@ -40,7 +40,7 @@ class Site:
             dataset=SimpleNamespace(source=SimpleNamespace(kind=kind)),
         )
         self.sources = Catalog()
-        self.crew: Any = Crew()
+        self.crew: Any = WorkerPool()
         self.crew.busy = {}
         self.hot: Any = SimpleNamespace(known=True, measured=True, building_bytes={}, partial={})
         self.hot.measure_soon = lambda: None
@@ -82,7 +82,7 @@ class Growing:
             self.site.hot,
         )
         worker = SimpleNamespace(send=self.told.append)
-        self.job: Any = SimpleNamespace(subject="a", note={}, worker=worker)
+        self.job: Any = SimpleNamespace(subject="a", facts={}, worker=worker)
         self.site.crew.jobs, self.site.crew.busy, self.site.crew["a"] = [self.job], {"a": "build"}, self.job
         self.site.free(400 * MIB)
 

@@ -155,7 +155,7 @@ class TestSourceAway:
 
     def test_nothing_is_staged_for_a_while_and_it_is_told_once(self) -> None:
         away, told = self.waiting()
-        job: Any = SimpleNamespace(activity="stage", subject="a")
+        job: Any = SimpleNamespace(kind="stage", subject="a")
         assert (away.until, away.trouble) == (0.0, "")
         for ended in (self.AWAY, self.HUNG, self.AWAY):
             away.take(job, ended)
@@ -166,13 +166,13 @@ class TestSourceAway:
         assert [each["event"] for each in told.events] == ["staging_paused", "staging_resumed"]
 
     def test_what_hangs_in_the_kernel_keeps_others_from_hanging_there_too(self) -> None:
-        away, _ = self.waiting(SimpleNamespace(activity="stage", abandoned=True))
+        away, _ = self.waiting(SimpleNamespace(kind="stage", abandoned=True))
         assert away.until == float("inf")
         assert "hangs" in away.trouble
-        assert self.waiting(SimpleNamespace(activity="sync", abandoned=True))[0].until == 0.0
+        assert self.waiting(SimpleNamespace(kind="sync", abandoned=True))[0].until == 0.0
 
     def test_once_gives_up_at_last(self) -> None:
         away, _ = self.waiting(once=True)
         with pytest.raises(UnavailableError, match="mount it"):
             for _ in range(9):
-                away.take(SimpleNamespace(activity="stage", subject="a"), self.AWAY)  # type: ignore[arg-type]
+                away.take(SimpleNamespace(kind="stage", subject="a"), self.AWAY)  # type: ignore[arg-type]

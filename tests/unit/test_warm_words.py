@@ -10,8 +10,9 @@ import pytest
 
 from stoker.cli.worker_jobs import Job, work_off
 from stoker.kit.loop import Waiter
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker, WorkerExit
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 
 Words = list[dict[str, Any]]
 DONE = WorkerExit("finished", None, None, {"status": "done"}, None, 0)
@@ -90,10 +91,10 @@ def test_of_a_command(late: LateWorker) -> None:
 @pytest.mark.usefixtures("late")
 def test_of_a_daemon() -> None:
     waiter = Waiter()
-    crew = Crew("test", waiter)
+    crew = WorkerPool("test", waiter)
     heard = []
     for name in "abc":
-        crew.start("hash", name, "m", {"name": name}, quiet_s=60.0, warm=True)
+        crew.start(Activity("hash", "m", 60.0, is_reusable=True), name, {"name": name}, None)
         heard += [(job.subject, said["of"]) for job, words, _ in crew.hear() for said in words]
     assert heard == [("a", "a"), ("b", "b"), ("c", "c")]
     waiter.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.corpus.http.retry_rules import LOCAL
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Patience
+from stoker.kit.workers.retries import Retries
 from stoker.store.errors import UnavailableError
 from stokerd.common.alerts import Told
 from stokerd.download.fetcher import Fetcher
@@ -40,7 +40,7 @@ class FetchOutcomes:
         self._context, self._patience, self._book = tools.context, tools.patience, tools.book
         self._events, self._told = tools.context.events, Told(tools.context.events)
         self._fetcher, self._lister = fetcher, lister
-        self._slow = Patience(first_s=GIVEN_UP_FIRST_S, last_s=GIVEN_UP_LAST_S)
+        self._slow = Retries(first_s=GIVEN_UP_FIRST_S, last_s=GIVEN_UP_LAST_S)
         self._paused: dict[str, str] = {}  # DISK or ACCESS: why
         self._landing = ""  # why the landing cannot be used
         self._something_came = False  # since the last refusal

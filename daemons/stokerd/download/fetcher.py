@@ -12,6 +12,7 @@ from typing import Any
 from stoker.corpus.fetch.selection import AHEAD, Wanted
 from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.hub import HubRepo
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stokerd.download.fetch_waits import FetchWaits
 from stokerd.download.landing_claim import LandingClaim
@@ -67,7 +68,8 @@ class Fetcher:
         quiet_s = max(self.pipeline.download.stall, LEAST_QUIET_S)
         self._leaving, self._started_at = False, time.monotonic()
         task = self._task(expected=has_landed())
-        self.crew.start("fetch", FETCHER, MODULE, task, quiet_s=quiet_s, keep_open=True, stacks=True)
+        fetch = Activity("fetch", MODULE, quiet_s, keep_open=True, stacks=True)
+        self.crew.start(fetch, FETCHER, task, None)
         return True
 
     def _task(self, *, expected: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from stoker.corpus.records.listing_writer import ListingBook, ListingHead
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.source.arrivals import Desk, Look, Unproven, Watched, file_of, is_rot, vanished, watch
 from stoker.corpus.source.folder import FileSeen
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import ConfigError, DataError, UnavailableError
@@ -162,13 +163,12 @@ class FolderSource:
                 "mtime_ns": file.mtime_ns,
                 "inode": file.inode,
             }
-            job = self.crew.start("hash", file.path, HASHER, task, quiet_s=quiet_s, warm=True)
-            job.note["file"] = file
+            self.crew.start(Activity("hash", HASHER, quiet_s, is_reusable=True), file.path, task, file)
             self.pace.began(file.path)
 
-    def hash_ended(self, job: Job, ended: WorkerExit) -> None:
+    def hash_ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """A file was hashed, or not: then it is tried again."""
-        file: FileSeen = job.note["file"]
+        file: FileSeen = job.facts
         self.confirmed = False
         result = ended.result or {}
         self.pace.ended(file.path, file.size if result.get("status") == "hashed" else 0)
@@ -271,7 +271,7 @@ class FolderSource:
 
     # Hearing and telling
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """The lister's words make a look, the others' are progress."""
         if job.subject != LISTER:
             self.pace.heard(job.subject, message)
@@ -279,7 +279,7 @@ class FolderSource:
         elif (look := self.lister.hear(message)) is not None:
             self.take_look(look)
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """A worker ended."""
         if job.subject == LISTER:
             self.lister_ended(ended)

@@ -10,7 +10,9 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.corpus.source.arrivals import Look, Watched
 from stoker.corpus.source.folder import FileSeen
-from stoker.kit.workers.pool import Crew, Patience
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.retries import Retries
 
 LISTER = "/lister"  # no source's path begins with a slash
 _SHORTEST_REST_S, _LONGEST_REST_S = 0.2, 5.0  # between a look and the next that a change asks for
@@ -20,7 +22,7 @@ QUIET_S = 60.0  # it says something every 5 s and in every folder it enters
 class SourceLister:
     """One look at a time, every `every_s` seconds and when something changed; `looks` counts the finished."""
 
-    def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
+    def __init__(self, pipeline: Pipeline, crew: WorkerPool[Any], patience: Retries) -> None:
         source = pipeline.dataset.source
         self._task = {
             "role": "folder",
@@ -45,7 +47,7 @@ class SourceLister:
             if not self._patience.allows(LISTER):
                 return
             module = "stoker.corpus.staging.lister_worker"
-            self._crew.start("list", LISTER, module, self._task, quiet_s=QUIET_S, keep_open=True)
+            self._crew.start(Activity("list", module, QUIET_S, keep_open=True), LISTER, self._task, None)
             self._looking = False
         if not self._looking and time.monotonic() >= self.due:
             self._looking = True

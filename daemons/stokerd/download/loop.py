@@ -14,7 +14,8 @@ from typing import Any
 
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
-from stoker.kit.workers.pool import Crew, Patience
+from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.store.errors import StokerError, StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import Request
@@ -42,11 +43,11 @@ class DownloadWatch:
     def __init__(self, context: DaemonContext) -> None:
         self.context = context
         self.layout, self.events = context.layout, context.events
-        self.crew = Crew(f"{self.layout.state}:{DOWNLOAD_WATCHDOG}", context.waiter)
+        self.crew = WorkerPool[Any](f"{self.layout.state}:{DOWNLOAD_WATCHDOG}", context.waiter)
         self.box = RequestBox(self.layout, DOWNLOAD_WATCHDOG, self.events)
         self.book = ReceiptBook(context)
         self.board = DownloadBoard(context)
-        tools = Desktop(context, self.crew, Patience(), self.book, self.board, FilesList(context))
+        tools = Desktop(context, self.crew, Retries(), self.book, self.board, FilesList(context))
         is_folder = context.pipeline.dataset.source.kind == "folder"
         self.source: SourceKind = FolderSource(tools) if is_folder else FetchedSource(tools)
         self.shown_at, self.unshown = -math.inf, False  # when the board was last told, and whether it is due

@@ -197,7 +197,7 @@ class FetchedSource:
 
     # Hearing
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """Take a worker's word."""
         if job.subject == LISTER:
             self.lister.hear(message)
@@ -219,7 +219,7 @@ class FetchedSource:
         elif kind == "not_removed":
             self.outcomes.not_removed(path, str(message["reason"]))
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """A worker's end."""
         if job.subject == FETCHER:
             self.outcomes.fetcher_ended(ended)

@@ -14,8 +14,10 @@ from stoker.corpus.fetch.selection import Wanted
 from stoker.corpus.http.remote_file import shown
 from stoker.corpus.records.by_path import by_path
 from stoker.corpus.source.remote_listing import listing_task, origin_of, repo_of
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Patience
+from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.retries import Retries
 
 LISTER = "/lister"  # no source's path begins with a slash
 FOLLOW_EVERY_S = 600.0  # between two questions for new commits
@@ -51,7 +53,7 @@ class NotListed:
 class RemoteLister:
     """One listing at a time. `pinned` is the commit to go on with, None to ask what the revision means."""
 
-    def __init__(self, pipeline: Pipeline, crew: Crew, patience: Patience) -> None:
+    def __init__(self, pipeline: Pipeline, crew: WorkerPool[Any], patience: Retries) -> None:
         self._source, self._crew, self._patience = pipeline.dataset.source, crew, patience
         self._every_s = min(30.0, max(1.0, pipeline.stage.settle / 3))  # between two looks at a list of URLs
         self._settle_s = min(LIST_SETTLES_S, pipeline.stage.settle)
@@ -70,7 +72,7 @@ class RemoteLister:
         self._rows = []
         pinned = None if self._source.follow else self.pinned
         module, task = listing_task(self._source, pinned=pinned, known=self.known, settle_s=self._settle_s)
-        self._crew.start("list", LISTER, module, task, quiet_s=QUIET_S)
+        self._crew.start(Activity("list", module, QUIET_S), LISTER, task, None)
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the worker's words."""

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from stoker.corpus.records.listing_writer import ListingHead
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stokerd.common.files_list import FilesList
 from stokerd.download.receipt_store import ReceiptBook
 from stokerd.download.status import DownloadBoard
@@ -20,8 +21,8 @@ class Desktop:
     """What every kind of source works with."""
 
     context: DaemonContext
-    crew: Crew
-    patience: Patience
+    crew: WorkerPool[Any]
+    patience: Retries
     book: ReceiptBook
     board: DownloadBoard
     files: FilesList
@@ -57,10 +58,10 @@ class SourceKind(Protocol):
     def keep_listing(self) -> None:
         """Write the listing when it changed."""
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """Take a worker's word."""
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """Take a worker's end."""
 
     def release(self, path: str, sha256: str, owner: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.moves import Evict, Hydrate, KeepHot, Move, Recall, Sync
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.store.errors import StorageError
 from stokerd.common.alerts import Told
 from stokerd.sharding.disks import TRIES_ONCE
@@ -18,7 +19,7 @@ from stokerd.sharding.failures import FailureDesk
 from stokerd.sharding.hot_disk import HotYard
 from stokerd.sharding.outcomes import RETRY_S, paused
 from stokerd.sharding.source_store import SourceBook
-from stokerd.sharding.tasks import MODULES, ShardTasks
+from stokerd.sharding.tasks import ACTIVITIES, ShardTasks
 from stokerd.sharding.warm_disk import NoWarm, WarmYard
 
 MOVES = frozenset(("sync", "evict", "hydrate", "recall"))
@@ -32,8 +33,8 @@ class SetMoves:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         tasks: ShardTasks,
         book: SourceBook,
         told: Told,
@@ -68,30 +69,29 @@ class SetMoves:
                 self._keep_hot(source, "the warm disk is away")
 
     def _start(self, activity: str, source: Source, task: dict[str, Any]) -> None:
-        module, quiet_s = MODULES[activity]
         task["disks"] = [yard.mark for yard in (self._hot, self._warm)]
-        self._crew.start(activity, source.path, module, task, quiet_s=quiet_s)
+        self._crew.start(ACTIVITIES[activity], source.path, task, {})
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """Record what a finished move made true; one that failed is tried again for ever."""
         source = self._book.sources[job.subject]
         self._hot.measure_soon()
         self._warm.measure_soon()
         verdict = self._failures.judge(job, ended)
         if verdict.kind == "disk_full":
-            self._no_room(job.activity, source, verdict.reason)
+            self._no_room(job.kind, source, verdict.reason)
             return
         if verdict.kind != "done" or verdict.fields is None:
-            self._try_again(job.activity, source, verdict.reason)
+            self._try_again(job.kind, source, verdict.reason)
             return
-        if job.activity == "recall":
+        if job.kind == "recall":
             self._recalled(source, verdict.fields["proofs"][0])
             return
         result = verdict.fields
         self._patience.succeeded(source.path)
-        self._patience.succeeded(paused(job.activity))
-        self._told.over(f"{job.activity}_failed", tell=f"{job.activity}_resumed")
-        match (job.activity, result["status"]):
+        self._patience.succeeded(paused(job.kind))
+        self._told.over(f"{job.kind}_failed", tell=f"{job.kind}_resumed")
+        match (job.kind, result["status"]):
             case ("sync", "copied" | "existed"):
                 self._synced(source, result)
             case ("sync", "bad_source"):
@@ -101,7 +101,7 @@ class SetMoves:
             case ("hydrate", "bad_source"):
                 self._rotten(source, str(result["reason"]))
             case (_, "missing"):
-                self._look_again(job.activity, source, str(result["reason"]))
+                self._look_again(job.kind, source, str(result["reason"]))
             case ("evict", "evicted"):
                 self._evicted(source, result)
             case ("evict", "unreadable_copy"):

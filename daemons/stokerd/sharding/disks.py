@@ -15,12 +15,13 @@ from stoker.corpus.records.index import KeySet
 from stoker.corpus.records.sources import Source
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.observe.ledger import Disk
 from stoker.store.errors import LockHeld, UnavailableError
 from stokerd.common.alerts import Told
 from stokerd.sharding.source_store import SourceBook
-from stokerd.sharding.tasks import MODULES, ShardTasks
+from stokerd.sharding.tasks import ACTIVITIES, ShardTasks
 
 OWNER_WAIT_S = 10.0
 ANSWERS_WITHIN_S = 15.0
@@ -41,8 +42,8 @@ class Yard(ABC):
     def __init__(
         self,
         context: DaemonContext,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         *,
         root: Path,
         tasks: ShardTasks,
@@ -75,9 +76,8 @@ class Yard(ABC):
     def keep_owned(self) -> None:
         """Start the lister, which holds the owner lock, when none is at work."""
         if self.lister not in self._crew and self._patience.allows(self.lister):
-            module, quiet_s = MODULES["list"]
             task = self._tasks.look(self.place, self._root, self._expected())
-            self._crew.start("list", self.lister, module, task, quiet_s=quiet_s, keep_open=True)
+            self._crew.start(ACTIVITIES["list"], self.lister, task, {})
 
     def waits_for_owner(self, since: float) -> bool:
         """Whether to wait on for the lock before anything is told; a dead disk is not waited for long."""
@@ -167,15 +167,14 @@ class Yard(ABC):
     def sweep(self) -> None:
         """Start removing what was discarded."""
         if self._litter and self.sweeper not in self._crew and self._patience.allows(self.sweeper):
-            module, quiet_s = MODULES["sweep"]
             task = {"remove": self._litter, "disks": [self.mark] if self.mark else []}
-            job = self._crew.start("sweep", self.sweeper, module, task, quiet_s=quiet_s, warm=True)
-            job.note["remove"], self._litter = self._litter, []
+            job = self._crew.start(ACTIVITIES["sweep"], self.sweeper, task, {})
+            job.facts["remove"], self._litter = self._litter, []
 
     @property
     def clearing(self) -> set[str]:
         """The paths that are being removed or about to be; their source waits for it."""
-        going = self._crew[self.sweeper].note["remove"] if self.sweeper in self._crew else ()
+        going = self._crew[self.sweeper].facts["remove"] if self.sweeper in self._crew else ()
         return {*self._litter, *going}
 
     @property
@@ -185,7 +184,7 @@ class Yard(ABC):
 
     # Ends of its workers
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """The lister or a sweep ended; raises LockHeld when another pipeline owns the disk."""
         if job.subject == self.sweeper:
             self._swept(job, ended)
@@ -200,15 +199,15 @@ class Yard(ABC):
         self._tell_unavailable(ended.reason())
         self._give_up_once(self.lister, ended.reason())
 
-    def _swept(self, job: Job, ended: WorkerExit) -> None:
+    def _swept(self, job: Job[Any], ended: WorkerExit) -> None:
         self.measure_soon()
         if ended.kind == "finished":
             self._patience.succeeded(self.sweeper)
-            for path in job.note["remove"]:
+            for path in job.facts["remove"]:
                 if path not in self._litter:
                     self.litter_of.pop(path, None)
         else:
-            self._litter += job.note["remove"]
+            self._litter += job.facts["remove"]
             self._patience.failed(self.sweeper)
             self._told.trouble("sweep_failed", self.place, place=self.place, reason=ended.reason())
             self._give_up_once(self.sweeper, ended.reason())

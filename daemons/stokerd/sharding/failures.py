@@ -12,26 +12,26 @@ from stoker.corpus.schedule.state import Limits
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.process.sampler import sample_process
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job
+from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.ledger import Disk
 from stoker.store.errors import StorageError
 from stokerd.sharding.disk_full import WRITES, FullDisks
 from stokerd.sharding.disks import Yard
-from stokerd.sharding.memory import BUILDS, MemoryDesk
+from stokerd.sharding.memory import MemoryDesk
 from stokerd.sharding.warm_disk import NoWarm, WarmYard
 
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 WRITERS = ("stage", "build", "hydrate", "sync")
 SAMPLE_EVERY_S = 3.0
-# With neither a word nor CPU time; only for what writes to hot: an fsync to a slow warm disk may take longer.
-STALL_S = 120.0
 
 
 class FailureDesk:
     """Evidence in, verdicts out; `memory` and `disks` hold what pauses."""
 
-    def __init__(self, context: DaemonContext, crew: Crew, *, hot: Yard, warm: WarmYard | NoWarm) -> None:
+    def __init__(
+        self, context: DaemonContext, crew: WorkerPool[Any], *, hot: Yard, warm: WarmYard | NoWarm
+    ) -> None:
         self._context, self._crew = context, crew
         self._hot, self._warm = hot, warm
         self.memory = MemoryDesk(context, crew, context.pipeline.shard.memory)
@@ -54,39 +54,36 @@ class FailureDesk:
         self._rss = metrics.gauge(
             "worker_rss_bytes", "Resident memory of the largest worker of an activity.", ("activity",)
         )
+
         crew.on_start = self.memory.begin
-        crew.tell = context.events.record
-        crew.recycle_rss_bytes = context.pipeline.shard.memory.soft
-        crew.stall_s = dict.fromkeys(("stage", *BUILDS), STALL_S)
-        crew.most_rss_bytes = dict.fromkeys(BUILDS, context.pipeline.shard.memory.hard)
 
     # Ends
 
-    def judge(self, job: Job, ended: WorkerExit) -> Verdict:
+    def judge(self, job: Job[Any], ended: WorkerExit) -> Verdict:
         """What the end says, by all there is to know."""
-        if "verdict" in job.note:
-            verdict: Verdict = job.note["verdict"]
+        if "verdict" in job.facts:
+            verdict: Verdict = job.facts["verdict"]
             return verdict
-        before: MemoryFacts | None = job.note.get("memory")
+        before: MemoryFacts | None = job.facts.get("memory")
         facts = self.memory.look_now()
-        disk = _measured(self._warm if WRITES.get(job.activity) == "warm" else self._hot)
+        disk = _measured(self._warm if WRITES.get(job.kind) == "warm" else self._hot)
         evidence = Evidence(
             oom_killed=before is not None and facts.killed_since(before),
             headroom_bytes=facts.headroom_bytes,
             free_bytes=None if disk is None else disk.free_bytes,
         )
-        verdict = job.note["verdict"] = judge(ended, evidence)
+        verdict = job.facts["verdict"] = judge(ended, evidence)
         return verdict
 
-    def count(self, job: Job, ended: WorkerExit) -> None:
+    def count(self, job: Job[Any], ended: WorkerExit) -> None:
         """Count an end, whoever acts on it."""
         kind = self.judge(job, ended).kind
-        self._ends.labels(job.activity, kind).inc()
+        self._ends.labels(job.kind, kind).inc()
         if kind == "recycled":
             self.recycled += 1
             self._recycled.inc()
         if kind in ("done", "recycled"):
-            self.disks.works(job.activity)
+            self.disks.works(job.kind)
 
     @property
     def busy(self) -> Mapping[str, str]:
@@ -169,7 +166,7 @@ class FailureDesk:
         for job in self._crew.jobs:
             # From outside: a worker that is busy in native code has not told for a while.
             rss = max(job.worker.sample.rss_bytes, sample_process(job.worker.pid).rss_bytes)
-            largest[job.activity] = max(largest.get(job.activity, 0), rss)
+            largest[job.kind] = max(largest.get(job.kind, 0), rss)
         for activity, rss in largest.items():
             self._rss.labels(activity).set(rss)
 

@@ -11,7 +11,7 @@ from stoker.corpus.records.sources import EXCEEDS_DISK, Source
 from stoker.corpus.schedule.growth import AGAIN, Growth, Raise, TooLarge, decide_growth
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.events import Events
-from stoker.kit.workers.pool import Crew, Job
+from stoker.kit.workers.pool import Job, WorkerPool
 from stokerd.sharding.hot_disk import HotYard
 from stokerd.sharding.source_store import SourceBook
 from stokerd.sharding.space import DiskSpace
@@ -28,7 +28,9 @@ class Held:
 class GrowthDesk:
     """A restart forgets who was set back: the build then comes to the same end again."""
 
-    def __init__(self, events: Events, crew: Crew, book: SourceBook, space: DiskSpace, hot: HotYard) -> None:
+    def __init__(
+        self, events: Events, crew: WorkerPool[Any], book: SourceBook, space: DiskSpace, hot: HotYard
+    ) -> None:
         self._events, self._crew, self._book = events, crew, book
         self._space, self._hot = space, hot
         self._held: dict[str, Held] = {}
@@ -39,32 +41,32 @@ class GrowthDesk:
             self._space.grant(source, int(held.needed * AGAIN))
         return self._space.granted(source) - FILES_BYTES
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """A build asks for room: that is answered once hot was measured."""
-        job.note["asks"] = {name: int(message[name]) + FILES_BYTES for name in ("written", "needed")}
+        job.facts["asks"] = {name: int(message[name]) + FILES_BYTES for name in ("written", "needed")}
         self._hot.measure_soon()
 
     def act(self, *, linked: bool) -> None:
         """Answer who asks; what is granted is in the ledger first."""
         for job in self._crew.jobs:
-            asks = job.note.get("asks")
+            asks = job.facts.get("asks")
             growth = None if asks is None else self._space.growth(self._book.sources[job.subject], **asks)
             if growth is None:
                 continue
-            del job.note["asks"]
+            del job.facts["asks"]
             decision = decide_growth(growth)
             if isinstance(decision, Raise):
                 self._space.grant(self._book.sources[job.subject], decision.to)
                 self._space.refresh(linked=linked)
                 job.worker.send({"room": decision.to - FILES_BYTES})
             else:
-                job.note["refused"] = growth, decision
+                job.facts["refused"] = growth, decision
                 job.worker.send({"room": 0})
 
-    def refused(self, job: Job, source: Source) -> dict[str, Any] | None:
+    def refused(self, job: Job[Any], source: Source) -> dict[str, Any] | None:
         """A build ended because it got no room: the finding against its file, None where it is to wait."""
         growth: Growth
-        growth, decision = job.note["refused"]
+        growth, decision = job.facts["refused"]
         self._space.begins_anew(source)
         figures = {"needed_bytes": growth.needed, "expected_bytes": growth.expected}
         if isinstance(decision, TooLarge):
@@ -72,7 +74,7 @@ class GrowthDesk:
                 f"its shard set took {format_bytes(growth.needed)} and was not done, where "
                 f"{format_bytes(growth.expected)} were expected; hot has {format_bytes(growth.most)} for it"
             )
-            finding = {"reason": EXCEEDS_DISK, "row_group": job.note.get("row_group"), "column": None}
+            finding = {"reason": EXCEEDS_DISK, "row_group": job.facts.get("row_group"), "column": None}
             return {**finding, "detail": detail, **figures, "room_bytes": growth.most}
         self._held[source.path] = Held(source.sha256, growth.needed)
         self._events.record(

@@ -16,7 +16,7 @@ from stoker.shards.exchange.import_claim import IMPORT, claim, misasked, outcome
 from stoker.store.requests import Request
 from stokerd.common.alerts import Told
 from stokerd.sharding.disks import TRIES_ONCE
-from stokerd.sharding.tasks import MODULES
+from stokerd.sharding.tasks import ACTIVITIES
 from stokerd.sharding.view import ShardView
 
 IMPORTS = 2  # at once: each reads all it can get
@@ -62,15 +62,14 @@ class ImportDesk:
             busy = sum(1 for each in self._crew.busy.values() if each == "import")
             if subject in self._crew or busy >= IMPORTS or not self._patience.allows(subject):
                 continue
-            module, quiet_s = MODULES["import"]
             task = task_of(self._context.pipeline, self._pinning.pin, request.args)
-            job = self._crew.start("import", subject, module, task, quiet_s=quiet_s, keep_open=True)
-            job.note["request"] = request.id
+            job = self._crew.start(ACTIVITIES["import"], subject, task, {})
+            job.facts["request"] = request.id
         if not self._asked and time.monotonic() >= self._looked_at + LOST_EVERY_S:
             self._looked_at = time.monotonic()
             self._give_up_lost()
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """The worker knows what there is: it goes on record, so that a set of it is never nobody's."""
         if message["kind"] != "content":
             return
@@ -79,21 +78,21 @@ class ImportDesk:
             self._book.sources,
             frozenset(() if listing is None else listing.paths),
             dataset=self._book.dataset,
-            name=Path(str(self._asked[job.note["request"]].args["place"])).name,
+            name=Path(str(self._asked[job.facts["request"]].args["place"])).name,
             size=message["size"],
             sha256=message["sha256"],
         )
-        job.note["path"], job.note["form"] = made.source.path, message["form"]
+        job.facts["path"], job.facts["form"] = made.source.path, message["form"]
         if not made.twin and self._book.sources.get(made.source.path) != made.source:
             self._book.write(made.source)
         job.worker.send({"path": None if made.twin else made.source.path})
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """Record what was published, and have the request answered; what failed is tried again."""
-        request = self._asked[job.note["request"]]
+        request = self._asked[job.facts["request"]]
         verdict = judge(ended)
         result = verdict.fields or {}
-        source = self._book.sources.get(str(job.note.get("path")))
+        source = self._book.sources.get(str(job.facts.get("path")))
         match result.get("status"):
             case "published" | "existed" if source is not None:
                 self._published(source, job, result)
@@ -109,7 +108,7 @@ class ImportDesk:
             case _:
                 self._failed(job, request, verdict.kind, verdict.reason)
 
-    def _published(self, source: Source, job: Job, result: Mapping[str, Any]) -> None:
+    def _published(self, source: Source, job: Job[Any], result: Mapping[str, Any]) -> None:
         self._view.hot.published.add(str(result["key"])[:16])
         new = source.state not in PUBLISHED
         source = proven(source, result)
@@ -118,16 +117,16 @@ class ImportDesk:
             "set_imported",
             path=source.path,
             key=str(source.key)[:16],
-            form=job.note["form"],
+            form=job.facts["form"],
             tokens=result["books"]["tokens"],
             documents=result["books"]["documents"],
         )
         self._patience.succeeded(job.subject)
         self._told.over("import_failed")
-        request = self._asked[job.note["request"]]
+        request = self._asked[job.facts["request"]]
         self._answer(request, outcome_of(source, new=new, notes=result["notes"]))
 
-    def _failed(self, job: Job, request: Request, kind: str, reason: str) -> None:
+    def _failed(self, job: Job[Any], request: Request, kind: str, reason: str) -> None:
         wait_s = self._patience.failed(job.subject)
         place = str(request.args["place"])
         tries = self._patience.failures(job.subject)

@@ -17,7 +17,8 @@ from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.state import Limits
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.store.errors import StorageError
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.alerts import Told
@@ -77,8 +78,15 @@ class StageShard:
             release=pipeline.shard.release,
             train=pipeline.tokenizer.file is None,
         )
-        self.crew = Crew(f"{self.layout.state}:{STAGE_SHARD}", context.waiter)
-        self.patience, self.told = Patience(), Told(self.events)
+        memory = pipeline.shard.memory
+        self.crew = WorkerPool[Any](
+            f"{self.layout.state}:{STAGE_SHARD}",
+            context.waiter,
+            record=context.events.record,
+            most_rss_bytes=memory.hard,
+            recycle_rss_bytes=memory.soft,
+        )
+        self.patience, self.told = Retries(), Told(self.events)
         self.tasks = ShardTasks(pipeline)
         self.pinning = Pinning(pipeline, self.events)
         self.book = SourceBook(self.layout, self.dataset, self.events)
@@ -333,25 +341,25 @@ class StageShard:
             self.yard.measure_soon()
             if job.subject == TOKENIZER:
                 self.tokenizer.ended(job, ended, self.view.receipts)
-            elif job.activity in MOVES:
+            elif job.kind in MOVES:
                 self.moves.ended(job, ended)
-            elif job.activity == "import":
+            elif job.kind == "import":
                 self.imports.ended(job, ended)
             elif self.quarantine.takes(job):
                 self.quarantine.ended(job, ended, self.view.receipts)
-            elif job.note.get("asked"):
+            elif job.facts.get("asked"):
                 self.requests.ended(job, ended)
             else:
                 source = self.book.sources[job.subject]
                 key = self.actions.key(source) if self.pinning.pin is not None else None
                 self.outcomes.ended(job, ended, self.view.receipts.get(source.path), key)
 
-    def _take_message(self, job: Job, message: dict[str, Any], yard: Yard | NoWarm | None) -> None:
+    def _take_message(self, job: Job[Any], message: dict[str, Any], yard: Yard | NoWarm | None) -> None:
         if yard is not None:
             yard.hear(message)
-        elif job.activity == "import":
+        elif job.kind == "import":
             self.imports.hear(job, message)
-        elif job.activity != "tokenizer":
+        elif job.kind != "tokenizer":
             self.outcomes.hear(job, message)
         self.board.hear(job, message)
 

@@ -12,7 +12,7 @@ from stoker.config.units import format_bytes
 from stoker.corpus.schedule.memory_steps import READ_ROWS, Attempt, Burden, Ladder, heavier, is_blamed
 from stoker.corpus.schedule.state import Limits
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import Crew, Job
+from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.observe.headroom import MemoryFacts, MemoryWatch
 from stoker.store.errors import Transient
 
@@ -26,7 +26,11 @@ class MemoryDesk:
     """Holds what is known of memory since the daemon started; a restart begins at the top again."""
 
     def __init__(
-        self, context: DaemonContext, crew: Crew, budget: BuilderMemory, watch: MemoryWatch | None = None
+        self,
+        context: DaemonContext,
+        crew: WorkerPool[Any],
+        budget: BuilderMemory,
+        watch: MemoryWatch | None = None,
     ) -> None:
         self._context, self._crew, self._events = context, crew, context.events
         self._soft, self._hard = budget.soft, budget.hard
@@ -47,14 +51,14 @@ class MemoryDesk:
 
     # Before a build
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: Job[Any]) -> None:
         """Note under which conditions a worker begins."""
-        job.note["memory"] = self.look_now()
-        if job.activity in BUILDS:
-            others = [one for one in self._crew.jobs if one is not job and one.activity in BUILDS]
+        job.facts["memory"] = self.look_now()
+        if job.kind in BUILDS:
+            others = [one for one in self._crew.jobs if one is not job and one.kind in BUILDS]
             alone = self._burden(job.subject).alone and not others
             rows = max(self.ladder.rows, self._burden(job.subject).rows)
-            job.note["attempt"] = Attempt(rows, alone, self.facts.headroom_bytes, self.ladder.step)
+            job.facts["attempt"] = Attempt(rows, alone, self.facts.headroom_bytes, self.ladder.step)
 
     def read_rows(self, path: str) -> int:
         """In batches of how many rows the path's file is read now."""
@@ -64,7 +68,7 @@ class MemoryDesk:
         """The limits with as many builders as memory allows."""
         self._most = max(1, limits.builders)
         builders = self.ladder.builders(self._most)
-        others = any(job.activity == "build" and job.subject != alone for job in self._crew.jobs)
+        others = any(job.kind == "build" and job.subject != alone for job in self._crew.jobs)
         if alone is not None:
             builders = min(builders, 0 if others else 1)
         return replace(limits, builders=builders)
@@ -72,7 +76,7 @@ class MemoryDesk:
     def next_alone(self, is_ready: Callable[[str], bool]) -> str | None:
         """The path whose turn it is to be built with nothing beside it, or that is being built so."""
         for path, burden in self._burdens.items():
-            if burden.alone and path in self._crew and self._crew[path].activity == "build":
+            if burden.alone and path in self._crew and self._crew[path].kind == "build":
                 return path
         if self.facts.headroom_bytes <= self._hard:
             return None
@@ -85,30 +89,30 @@ class MemoryDesk:
 
     # After a build
 
-    def failed(self, job: Job, kind: str, reason: str) -> Mapping[str, Any] | None:
+    def failed(self, job: Job[Any], kind: str, reason: str) -> Mapping[str, Any] | None:
         """A worker ran `out_of_memory`, or was `over_memory`; returns the finding if its file is to blame."""
-        attempt: Attempt | None = job.note.get("attempt")
+        attempt: Attempt | None = job.facts.get("attempt")
         if attempt is None:  # not a builder's
             return None
-        if job.activity == "build" and is_blamed(attempt, self._hard):
+        if job.kind == "build" and is_blamed(attempt, self._hard):
             self._burdens.pop(job.subject, None)
             spare = format_bytes(attempt.headroom_bytes)
             return {
                 "reason": "out_of_memory",
-                "row_group": job.note.get("row_group"),
+                "row_group": job.facts.get("row_group"),
                 "column": None,
                 "detail": f"{reason}; built alone, in batches of {READ_ROWS[-1]} rows, with {spare} to spare",
             }
         if kind == "out_of_memory":
             self._go_down(attempt, reason)
-        if job.activity == "build":
+        if job.kind == "build":
             self._burdens[job.subject] = heavier(self._burden(job.subject), attempt)
             self._tell_waiting(job.subject)
         return None
 
-    def recycled_in_vain(self, job: Job) -> None:
+    def recycled_in_vain(self, job: Job[Any]) -> None:
         """A worker outgrew its soft budget before it could commit anything: smaller batches for its file."""
-        attempt: Attempt | None = job.note.get("attempt")
+        attempt: Attempt | None = job.facts.get("attempt")
         if attempt is not None and attempt.rows < len(READ_ROWS) - 1:
             self._burdens[job.subject] = heavier(self._burden(job.subject), attempt)
 

@@ -14,7 +14,8 @@ from stoker.corpus.schedule.outcome import Verdict, convicted
 from stoker.corpus.staging.disk_full import LOOK_S
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Job, Patience
+from stoker.kit.workers.pool import Job
+from stoker.kit.workers.retries import Retries
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.names import record_name
 from stoker.store.requests import file_request
@@ -40,7 +41,7 @@ _NOTHING_COMES = {
 class Doubt:
     """A death that may be the disk's, of a worker on this content, at a monotonic time."""
 
-    job: Job
+    job: Job[Any]
     sha256: str
     reason: str
     since: float
@@ -57,7 +58,7 @@ class SourceOutcomes:
         *,
         book: SourceBook,
         yard: HotYard,
-        patience: Patience,
+        patience: Retries,
         failures: FailureDesk,
         growth: GrowthDesk,
     ) -> None:
@@ -82,30 +83,30 @@ class SourceOutcomes:
         """The xxh3_128 of the source's file on hot; empty where it was staged before this daemon started."""
         return self._xxh3.get(source.sha256, "")
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """Note how far the worker came: what it was reading last is what may be blamed."""
         if message["kind"] == "preflight":
-            job.note["row_group"] = FOOTER
+            job.facts["row_group"] = FOOTER
         elif "row_groups" in message:
-            job.note["row_group"] = message["row_groups"]
+            job.facts["row_group"] = message["row_groups"]
         elif "row_group" in message:
-            job.note["row_group"] = message["row_group"]
+            job.facts["row_group"] = message["row_group"]
         if message["kind"] == "commit":
-            job.note["reached"] = (message["row_group"], message["row"])
-            self.failures.disks.works(job.activity)
+            job.facts["reached"] = (message["row_group"], message["row"])
+            self.failures.disks.works(job.kind)
         if message.get("phase") in ("check_engine", "encode"):
-            job.note["encoding"] = True
+            job.facts["encoding"] = True
         if message["kind"] == "room":
             self.growth.hear(job, message)
         if message["kind"] == "engine":
             self._without_fast(self._book.sources[job.subject], str(message["reason"]))
 
-    def ended(self, job: Job, ended: WorkerExit, receipt: Receipt | None, key: str | None) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit, receipt: Receipt | None, key: str | None) -> None:
         """Judge the end of a worker on a source and act on it."""
         source = self._book.sources[job.subject]
         verdict = self.failures.judge(job, ended)
         result = verdict.fields or {}
-        further = self._credit(source, job.note.get("reached", (0, 0)))
+        further = self._credit(source, job.facts.get("reached", (0, 0)))
         match verdict.kind:
             case "done":
                 self._done(job, source, result, key)
@@ -120,7 +121,7 @@ class SourceOutcomes:
             case "disk_full":
                 self._patience.retry_in(source.path, LOOK_S)
                 self._yard.look_soon()  # how much of it is built already
-                self.failures.disks.failed(job.activity, source.path, verdict.reason)
+                self.failures.disks.failed(job.kind, source.path, verdict.reason)
             case "out_of_memory" | "over_memory":
                 self._short_of_memory(job, source, verdict)
             case "killed":  # by hand, or with the daemon's own stop: nobody is to blame
@@ -128,7 +129,7 @@ class SourceOutcomes:
                 self._try_again(job, source, verdict.reason, wait_s=wait_s)
             case "died":
                 (self._doubt if verdict.doubtful else self._died)(job, source, verdict.reason)
-            case "stalled" | "silent" if job.note.get("encoding") and self._fast_for(source):
+            case "stalled" | "silent" if job.facts.get("encoding") and self._fast_for(source):
                 self._died(job, source, verdict.reason)
             case "storage":  # what it read may be gone: a look brings the record in line
                 self._yard.look_soon()
@@ -145,26 +146,26 @@ class SourceOutcomes:
             self._patience.succeeded(source.path)
         return further
 
-    def _outgrown(self, job: Job, source: Source) -> None:
+    def _outgrown(self, job: Job[Any], source: Source) -> None:
         self._yard.look_soon()  # its partial set is gone
         self._reached.pop((source.path, source.sha256), None)
         if (finding := self.growth.refused(job, source)) is not None:
             self.convicted[source.path] = finding
 
-    def _recycled(self, job: Job, source: Source, *, further: bool) -> None:
+    def _recycled(self, job: Job[Any], source: Source, *, further: bool) -> None:
         """A fresh worker goes on at once; one that never came further reads in smaller batches first."""
         self._events.record("worker_recycled", level="debug", path=source.path, further=further)
         if not further:
             self.failures.memory.recycled_in_vain(job)
             self._try_again(job, source, "its worker outgrew shard.memory.soft before it could commit")
 
-    def _short_of_memory(self, job: Job, source: Source, verdict: Verdict) -> None:
+    def _short_of_memory(self, job: Job[Any], source: Source, verdict: Verdict) -> None:
         finding = self.failures.memory.failed(job, verdict.kind, verdict.reason)
         if finding is not None:
             self.convicted[source.path] = {name: finding[name] for name in FLAW_FIELDS}
         self._try_again(job, source, verdict.reason, wait_s=RETRY_S)
 
-    def _doubt(self, job: Job, source: Source, reason: str) -> None:
+    def _doubt(self, job: Job[Any], source: Source, reason: str) -> None:
         """A page of a mapped file could not be read: its disk may be away, or the file, as well as bad."""
         self._doubts[source.path] = Doubt(job, source.sha256, reason, time.monotonic())
         self._yard.look_soon()
@@ -185,8 +186,8 @@ class SourceOutcomes:
                 del self._doubts[path]
                 self._book.write(self._blame(doubt.job, source, doubt.reason))
 
-    def _done(self, job: Job, source: Source, result: Mapping[str, Any], key: str | None) -> None:
-        match (job.activity, result.get("status")):
+    def _done(self, job: Job[Any], source: Source, result: Mapping[str, Any], key: str | None) -> None:
+        match (job.kind, result.get("status")):
             case ("stage", "missing"):
                 return self._missing(job, source)
             case ("stage", "unavailable"):
@@ -204,9 +205,9 @@ class SourceOutcomes:
                 self._proven(source, str(key), result["books"], result["manifest_sha256"])
             case ("prove", _):
                 return self._take_proof(job, source, str(key), result["proofs"][0])
-            case ("quarantine", _) if "set" in job.note:
+            case ("quarantine", _) if "set" in job.facts:
                 del self.invalid_sets[source.path]
-                self._yard.published.discard(job.note["set"])
+                self._yard.published.discard(job.facts["set"])
             case ("quarantine", _):
                 self._quarantined(source, str(result["folder"]))
             case ("release", _):
@@ -227,7 +228,7 @@ class SourceOutcomes:
             "engine_refused", level="warning", path=source.path, used=HF_TOKENIZERS, reason=reason
         )
 
-    def _take_proof(self, job: Job, source: Source, key: str, proof: Mapping[str, Any]) -> None:
+    def _take_proof(self, job: Job[Any], source: Source, key: str, proof: Mapping[str, Any]) -> None:
         if proof["verdict"] == "proven":
             self._proven(source, key, proof["books"], proof["manifest_sha256"])
             self._patience.succeeded(source.path)
@@ -278,10 +279,10 @@ class SourceOutcomes:
         self._yard.discard_build(source)
         self._book.renew(source, "its content is not what its receipt says", level="warning")
 
-    def _missing(self, job: Job, source: Source) -> None:
+    def _missing(self, job: Job[Any], source: Source) -> None:
         """A folder's file may come back; one that was fetched is fetched again."""
         if self._fetched:
-            self._dispute(source, job.note["receipt"])
+            self._dispute(source, job.facts["receipt"])
         self._try_again(job, source, "the source file is not there")
 
     def _dispute(self, source: Source, receipt: Receipt | None) -> None:
@@ -306,16 +307,16 @@ class SourceOutcomes:
         folder = open_folder(directory, "parquet", record_name(dataset, path), about)
         self._events.record("source_quarantined", level="warning", path=path, folder=str(folder), **finding)
 
-    def _died(self, job: Job, source: Source, reason: str) -> None:
+    def _died(self, job: Job[Any], source: Source, reason: str) -> None:
         self._try_again(job, self._blame(job, source, reason), reason)
 
-    def _blame(self, job: Job, source: Source, reason: str) -> Source:
+    def _blame(self, job: Job[Any], source: Source, reason: str) -> Source:
         """The source with this death on its account; twice at one place convicts it."""
-        if job.activity == "build" and job.note.get("encoding") and self._fast_for(source):
+        if job.kind == "build" and job.facts.get("encoding") and self._fast_for(source):
             # The engine may have died of the text: the reference shows whether the file is to blame.
             self._tell_refused(source, reason)
             return replace(source, engine=HF_TOKENIZERS)
-        group = job.note.get("row_group")
+        group = job.facts.get("row_group")
         if group is not None:
             source = replace(source, deaths=(*source.deaths, int(group)))
         guilty = convicted(source.deaths)
@@ -332,22 +333,22 @@ class SourceOutcomes:
         configured = self._context.pipeline.tokenizer.engine
         return HF_TOKENIZERS not in (configured, source.engine)
 
-    def _try_again(self, job: Job, source: Source, reason: str, *, wait_s: float | None = None) -> None:
+    def _try_again(self, job: Job[Any], source: Source, reason: str, *, wait_s: float | None = None) -> None:
         """Wait longer each time, or always `wait_s` seconds."""
         if wait_s is None:
             wait_s = self._patience.failed(source.path)
         else:
             self._patience.retry_in(source.path, wait_s)
-        if job.activity == "build":
+        if job.kind == "build":
             source = replace(source, attempts=source.attempts + 1)
         if source != self._book.sources[source.path]:
             self._book.write(source)
         self._events.record(
-            f"{job.activity}_failed",
+            f"{job.kind}_failed",
             level="warning",
             path=source.path,
             reason=reason,
-            row_group=job.note.get("row_group"),
+            row_group=job.facts.get("row_group"),
             retry_in_s=round(wait_s, 1),
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.corpus.schedule.parallelism import Bounds, Measure, begin, decide
 from stoker.corpus.schedule.state import Limits
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 from stoker.observe.pressure import PressureGauge
 from stoker.plan.positions import linear
 from stoker.store.errors import DataError
@@ -30,7 +30,7 @@ class ParallelismDesk:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
+        crew: WorkerPool[Any],
         book: SourceBook,
         residence: Residence,
         headroom: Callable[[], int],

@@ -18,7 +18,7 @@ from typing import Any
 from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import Patience
+from stoker.kit.workers.retries import Retries
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, held, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
@@ -54,7 +54,7 @@ class Residence:
     space: DiskSpace
     pinning: Pinning
     told: Told
-    patience: Patience
+    patience: Retries
     warm: WarmYard | NoWarm
     wants: Wants = field(default_factory=Wants)
     why: str = ""

@@ -11,7 +11,8 @@ from stoker.corpus.quarantine.rules import Drop, drops
 from stoker.corpus.records.receipts import Receipt
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stoker.store.files import remove_tree
 from stoker.store.names import utc_now
@@ -20,10 +21,10 @@ from stokerd.sharding.hot_disk import HotYard
 from stokerd.sharding.outcomes import SourceOutcomes
 from stokerd.sharding.recheck import LOOKING, ReleaseDesk
 from stokerd.sharding.source_store import SourceBook
+from stokerd.sharding.tasks import ACTIVITIES
 
 DROPPING = "/quarantine-drop"  # never a source's path
 READ_EVERY_S = 5.0
-_QUIET_S = 300.0
 
 Answer = Mapping[str, Any] | None
 
@@ -35,8 +36,8 @@ class QuarantineDesk:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         book: SourceBook,
         outcomes: SourceOutcomes,
         hot: HotYard,
@@ -86,11 +87,11 @@ class QuarantineDesk:
             self._read()
         self.releases.act(self._kept, receipts)
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, job: Job[Any]) -> bool:
         """Whether this job is the desk's."""
         return job.subject in (DROPPING, LOOKING)
 
-    def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
         """A worker of the desk's ended."""
         self._read_soon()
         if job.subject == LOOKING:
@@ -102,7 +103,7 @@ class QuarantineDesk:
             self._events.record(
                 "quarantine_drop_failed",
                 level="warning",
-                folder=job.note["name"],
+                folder=job.facts["name"],
                 reason=ended.reason(),
                 retry_in_s=round(wait_s, 1),
             )
@@ -161,10 +162,8 @@ class QuarantineDesk:
 
     def _start(self, kept: Kept) -> None:
         remove = [str(self._directory / kept.name / thing) for thing in kept.things]
-        job = self._crew.start(
-            "drop", DROPPING, "stoker.corpus.staging.cleanup_worker", {"remove": remove}, quiet_s=_QUIET_S
-        )
-        job.note["name"] = kept.name
+        job = self._crew.start(ACTIVITIES["drop"], DROPPING, {"remove": remove}, {})
+        job.facts["name"] = kept.name
         self._read_soon()
 
     def _finish(self, drop: Drop) -> None:

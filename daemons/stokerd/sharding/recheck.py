@@ -16,7 +16,8 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import judge
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.shards.audit.recheck import (
     BY_ITSELF,
     FORCED,
@@ -31,9 +32,9 @@ from stoker.store.requests import Request
 from stokerd.sharding.hot_disk import HotYard
 from stokerd.sharding.outcomes import SourceOutcomes
 from stokerd.sharding.source_store import SourceBook
+from stokerd.sharding.tasks import ACTIVITIES
 
 LOOKING = "/revalidate"  # never a source's path
-_MODULE, _QUIET_S = "stoker.shards.audit.recheck_worker", 300.0
 _THINK_EVERY_S = 5.0
 # What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
 _STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
@@ -59,8 +60,8 @@ class ReleaseDesk:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         book: SourceBook,
         outcomes: SourceOutcomes,
         hot: HotYard,
@@ -71,8 +72,6 @@ class ReleaseDesk:
         self._directory, self._every = context.layout.quarantine, context.pipeline.quarantine.revalidate
         self._crew, self._patience, self._book = crew, patience, book
         self._outcomes, self._hot, self._changed = outcomes, hot, changed
-        most = context.pipeline.shard.memory.hard  # as a builder: what takes more could not be built either
-        crew.most_rss_bytes = {**crew.most_rss_bytes, "revalidate": most}
         self._asked: dict[str, tuple[str, bool]] = {}  # folder's name and whether by force, by request
         self._rounds: dict[str, _Round] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
@@ -85,7 +84,7 @@ class ReleaseDesk:
 
     @property
     def looking_at(self) -> str | None:
-        return str(self._crew[LOOKING].note["path"]) if LOOKING in self._crew else None
+        return str(self._crew[LOOKING].facts["path"]) if LOOKING in self._crew else None
 
     # What is asked
 
@@ -198,16 +197,16 @@ class ReleaseDesk:
         receipt = receipts.get(source.path)
         task = look_task(self._pipeline, kept, source, receipt, decode=not force, to_hot=True)
         task["disks"] = [dict(self._hot.mark)] if self._hot.mark else []
-        job = self._crew.start("revalidate", LOOKING, _MODULE, task, quiet_s=_QUIET_S)
-        job.note |= {"kept": kept, "path": kept.path, "source": source, "force": force}
+        job = self._crew.start(ACTIVITIES["revalidate"], LOOKING, task, {})
+        job.facts |= {"kept": kept, "path": kept.path, "source": source, "force": force}
 
     # What was seen
 
-    def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
         """Act on what a look found, and answer those who asked for it."""
-        kept: Kept = job.note["kept"]
+        kept: Kept = job.facts["kept"]
         source = self._book.sources.get(kept.path)
-        if source is None or source != job.note["source"]:
+        if source is None or source != job.facts["source"]:
             return  # renewed meanwhile: the look was at something else
         verdict = judge(ended)
         result = verdict.fields or {}
@@ -215,7 +214,7 @@ class ReleaseDesk:
         self._think_due = 0.0
         match status:
             case "good":
-                self._release(kept, source, FORCED if job.note["force"] else BY_ITSELF)
+                self._release(kept, source, FORCED if job.facts["force"] else BY_ITSELF)
             case "bad":
                 words = words_of(result) if result else f"{verdict.kind}: {verdict.reason}"
                 self._still_bad(kept, "bad", words)

@@ -9,7 +9,8 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import judge
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Job, Patience
+from stoker.kit.workers.pool import Job
+from stoker.kit.workers.retries import Retries
 from stoker.store.requests import Request
 from stokerd.common.request_box import RequestBox
 from stokerd.sharding.hot_disk import HotYard
@@ -33,7 +34,7 @@ class SetRequests:
         book: SourceBook,
         yard: HotYard,
         outcomes: SourceOutcomes,
-        patience: Patience,
+        patience: Retries,
         pinning: Pinning,
     ) -> None:
         self._box, self._book, self._yard, self._pinning = box, book, yard, pinning
@@ -68,7 +69,7 @@ class SetRequests:
             else:
                 self._asked.setdefault(source.path, []).append(request)
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """A proof that was asked for ended: first the record is right, then it is answered."""
         source = self._book.sources[job.subject]
         verdict = judge(ended)

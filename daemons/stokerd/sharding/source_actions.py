@@ -24,12 +24,13 @@ from stoker.corpus.schedule.actions import (
     Withdraw,
 )
 from stoker.kit.events import Events
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stokerd.sharding.hot_disk import HotYard
 from stokerd.sharding.outcomes import SourceOutcomes
 from stokerd.sharding.pinning import Pinning
 from stokerd.sharding.source_store import SourceBook
-from stokerd.sharding.tasks import MODULES, WARM, ShardTasks
+from stokerd.sharding.tasks import ACTIVITIES, ShardTasks
 
 
 class SourceActions:
@@ -39,8 +40,8 @@ class SourceActions:
         self,
         *,
         events: Events,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         tasks: ShardTasks,
         book: SourceBook,
         yard: HotYard,
@@ -69,19 +70,19 @@ class SourceActions:
             case Stage(decode=decode):
                 assert receipt is not None  # nothing else is staged
                 task = self._tasks.stage(source, receipt, decode=decode)
-                self._start("stage", source, task).note["receipt"] = receipt
+                self._start("stage", source, task).facts["receipt"] = receipt
             case Build():
                 self._start_build(source)
             case Prove():
                 job = self._start("prove", source, self._tasks.prove(source, self.key(source)))
-                job.note["asked"] = source.state in PUBLISHED
+                job.facts["asked"] = source.state in PUBLISHED
             case Quarantine():
                 finding = self._outcomes.convicted[source.path]
                 self._start("quarantine", source, self._tasks.quarantine(source, finding))
             case QuarantineSet():
                 key, reason = self.key(source), self._outcomes.invalid_sets[source.path]
                 task = self._tasks.quarantine_set(source, key, reason)
-                self._start("quarantine", source, task).note["set"] = key[:16]
+                self._start("quarantine", source, task).facts["set"] = key[:16]
             case Release():
                 self._start("release", source, {"remove": [self._tasks.parquet(source)]})
 
@@ -104,11 +105,9 @@ class SourceActions:
         assert key_of is not None  # nothing is built or proven before the dataset is pinned
         return key_of(source.sha256)
 
-    def _start(self, activity: str, source: Source, task: dict[str, Any]) -> Job:
-        module, quiet_s = MODULES[activity]
+    def _start(self, activity: str, source: Source, task: dict[str, Any]) -> Job[Any]:
         task["disks"] = [self._yard.mark] if self._yard.mark else []
-        warm = activity in WARM
-        return self._crew.start(activity, source.path, module, task, quiet_s=quiet_s, warm=warm)
+        return self._crew.start(ACTIVITIES[activity], source.path, task, {})
 
     def _duplicate(self, source: Source, other: str) -> None:
         self._book.write(source.moved("duplicate", reason=f"same content as {other}"))

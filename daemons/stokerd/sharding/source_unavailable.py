@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
+from typing import Any
 
 from stoker.kit.backoff import Backoff
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job
+from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import UnavailableError
 from stokerd.sharding.disks import TRIES_ONCE
 
@@ -20,7 +21,7 @@ class SourceAway:
     """Hears how staging ends. An unmounted folder and one that does not answer are the same to it: each file
     would fail in turn, and a worker each would hang in the kernel, so staging as a whole waits."""
 
-    def __init__(self, context: DaemonContext, crew: Crew) -> None:
+    def __init__(self, context: DaemonContext, crew: WorkerPool[Any]) -> None:
         self._context, self._crew = context, crew
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, random.Random())  # noqa: S311 - jitter
         self._failures = 0
@@ -28,9 +29,9 @@ class SourceAway:
         self._why = ""
         self._gauge = context.metrics.gauge("staging_paused", "1 while the source folder does not answer.")
 
-    def take(self, job: Job, ended: WorkerExit) -> None:
+    def take(self, job: Job[Any], ended: WorkerExit) -> None:
         """A worker ended; with --once gives up, UnavailableError, after some tries in vain."""
-        if job.activity != "stage":
+        if job.kind != "stage":
             return
         result = ended.result or {}
         if result.get("status") == "unavailable":
@@ -57,7 +58,7 @@ class SourceAway:
 
     @property
     def _stuck(self) -> bool:
-        return any(job.abandoned and job.activity == "stage" for job in self._crew.jobs)
+        return any(job.abandoned and job.kind == "stage" for job in self._crew.jobs)
 
     def _failed(self, reason: str) -> None:
         self._failures += 1

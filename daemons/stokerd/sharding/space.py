@@ -14,7 +14,7 @@ from stoker.corpus.schedule.state import Room
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.corpus.staging.size_estimate import Estimate, Workload, amount_bytes, claims_of, ratio_of
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 from stoker.observe.ledger import Claim, Disk, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.store.layout import DAEMONS, STAGE_SHARD
 from stokerd.common.alerts import Told
@@ -35,7 +35,7 @@ class DiskSpace:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
+        crew: WorkerPool[Any],
         book: SourceBook,
         pinning: Pinning,
         told: Told,
@@ -123,7 +123,7 @@ class DiskSpace:
 
     def _committed(self, source: Source) -> int:
         """What is built of the source's set already."""
-        tokens = self._crew[source.path].note.get("tokens") if source.path in self._crew else None
+        tokens = self._crew[source.path].facts.get("tokens") if source.path in self._crew else None
         key = str(source.key)[:16]
         if tokens is not None:
             self._reached[key] = int(tokens)

@@ -11,7 +11,7 @@ from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
 from stoker.corpus.records.sums import Sums
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import Crew, Job
+from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.observe.rate import Pace
 from stoker.observe.shard_progress import progress_line, progress_parts
 from stokerd.common.progress import ProgressTeller
@@ -28,7 +28,7 @@ SAMPLE_EVERY_S = 3.0
 class ShardBoard:
     """Keeps the gauges and the rate of the last half minute."""
 
-    def __init__(self, context: DaemonContext, crew: Crew) -> None:
+    def __init__(self, context: DaemonContext, crew: WorkerPool[Any]) -> None:
         self._context, self._crew = context, crew
         self._built = 0  # tokens that builds of this daemon's made durable
         self._tokens_pace, self._bytes_pace = Pace(RATE_OVER_S), Pace(PACE_OVER_S)
@@ -63,20 +63,20 @@ class ShardBoard:
         self._reasons: set[str] = set()  # for which rows were ever dropped
         self._set_totals(Sums())
 
-    def hear(self, job: Job, message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         """What a worker said: a build where it begins, and like the tokenizer's training how far it got."""
         if message["kind"] == "commit":
             self._committed(job, int(message["tokens"]))
-        elif job.activity == "tokenizer" and message["kind"] == "progress":
-            job.note["percent"] = message["percent"]
+        elif job.kind == "tokenizer" and message["kind"] == "progress":
+            job.facts["percent"] = message["percent"]
         elif message.get("phase") == "open":
-            job.note["resumed"] = bool(message.get("row_group") or message.get("row"))
+            job.facts["resumed"] = bool(message.get("row_group") or message.get("row"))
 
-    def _committed(self, job: Job, tokens: int) -> None:
+    def _committed(self, job: Job[Any], tokens: int) -> None:
         """A build made its first `tokens` tokens durable."""
-        before = job.note.get("tokens")
-        job.note["tokens"] = tokens
-        if before is not None or not job.note.get("resumed"):  # else it also counts what was there
+        before = job.facts.get("tokens")
+        job.facts["tokens"] = tokens
+        if before is not None or not job.facts.get("resumed"):  # else it also counts what was there
             self._built += max(0, tokens - (before or 0))
         self._progress_at = time.time()
 
@@ -133,7 +133,7 @@ class ShardBoard:
     @property
     def _tokenizer_percent(self) -> int | None:
         """How much of its text the tokenizer's training has read; None while none goes on."""
-        return next((job.note.get("percent") for job in self._crew.jobs if job.activity == "tokenizer"), None)
+        return next((job.facts.get("percent") for job in self._crew.jobs if job.kind == "tokenizer"), None)
 
     def _set_totals(self, totals: Sums) -> None:
         for state, count in totals.states.items():
@@ -162,9 +162,9 @@ class ShardBoard:
         done = sum(sums.bytes[state] for state in TERMINAL)
         measured = sums.measured
         for job in self._crew.jobs if measured.tokens else ():
-            if job.activity == "build" and job.subject in sources:
+            if job.kind == "build" and job.subject in sources:
                 size = sources[job.subject].size
-                part = job.note.get("tokens", 0) * measured.parquet_bytes / measured.tokens
+                part = job.facts.get("tokens", 0) * measured.parquet_bytes / measured.tokens
                 done += min(int(part), size)
         whole = sum(sums.bytes.values())
         self._bytes_pace.note(done, time.monotonic())

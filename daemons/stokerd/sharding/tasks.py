@@ -11,6 +11,7 @@ from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.staging.reconcile import parquet_name
+from stoker.kit.workers.activity import Activity
 from stoker.shards.format.identity import Filters
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import WarmLayout
@@ -20,26 +21,38 @@ READ_ROWS = 250  # the batch that read fastest and peaked lowest
 ON_HOT = {"staged", "building", *PUBLISHED}
 FLAW_FIELDS = ("reason", "row_group", "column", "detail")
 
-# Which module does an activity, and the longest it may say nothing, in seconds: what reads or writes says so
-# all the time; training a tokenizer is silent while it merges.
-MODULES: Mapping[str, tuple[str, float]] = {
-    "stage": ("stoker.corpus.staging.stage_worker", 300.0),
-    "build": ("stoker.shards.build.build_worker", 300.0),
-    "prove": ("stoker.shards.format.proof_worker", 300.0),
-    "quarantine": ("stoker.corpus.quarantine.quarantine_worker", 300.0),
-    "release": ("stoker.corpus.staging.cleanup_worker", 300.0),
-    "sweep": ("stoker.corpus.staging.cleanup_worker", 300.0),
-    "tokenizer": ("stoker.shards.build.tokenizer_worker", 3600.0),
-    "list": ("stoker.corpus.staging.lister_worker", 60.0),
-    "sync": ("stoker.shards.move.move_worker", 300.0),
-    "evict": ("stoker.shards.move.move_worker", 300.0),
-    "hydrate": ("stoker.shards.move.move_worker", 300.0),
-    "recall": ("stoker.shards.format.proof_worker", 300.0),
-    "import": ("stoker.shards.exchange.import_worker", 300.0),
+# With neither a word nor CPU time; only for what writes to hot: an fsync to a slow warm disk may take longer.
+STALL_S = 120.0
+_MOVE, _CLEAN = "stoker.shards.move.move_worker", "stoker.corpus.staging.cleanup_worker"
+_PROVE = "stoker.shards.format.proof_worker"
+ACTIVITIES = {
+    each.kind: each
+    for each in (
+        Activity("stage", "stoker.corpus.staging.stage_worker", stall_s=STALL_S, is_reusable=True),
+        Activity(
+            "build",
+            "stoker.shards.build.build_worker",
+            stall_s=STALL_S,
+            is_memory_bound=True,
+            is_reusable=True,
+        ),
+        Activity("prove", _PROVE),
+        Activity("quarantine", "stoker.corpus.quarantine.quarantine_worker"),
+        Activity("release", _CLEAN, is_reusable=True),
+        Activity("sweep", _CLEAN, is_reusable=True),
+        Activity("drop", _CLEAN),
+        Activity(
+            "tokenizer", "stoker.shards.build.tokenizer_worker", silent_s=3600.0
+        ),  # silent while it merges
+        Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True),
+        Activity("sync", _MOVE),
+        Activity("evict", _MOVE),
+        Activity("hydrate", _MOVE),
+        Activity("recall", _PROVE),
+        Activity("import", "stoker.shards.exchange.import_worker", keep_open=True),
+        Activity("revalidate", "stoker.shards.audit.recheck_worker", is_memory_bound=True),
+    )
 }
-
-# Done by workers that go on to the next task.
-WARM = frozenset(("stage", "build", "release", "sweep"))
 
 
 class ShardTasks:

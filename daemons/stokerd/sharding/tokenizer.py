@@ -10,13 +10,14 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.tokenizer_files import TrainingSet
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew, Job, Patience
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.sharding.disks import TRIES_ONCE
 from stokerd.sharding.outcomes import SourceOutcomes
 from stokerd.sharding.pinning import Pinning
 from stokerd.sharding.source_store import SourceBook
-from stokerd.sharding.tasks import FLAW_FIELDS, MODULES, ShardTasks
+from stokerd.sharding.tasks import ACTIVITIES, FLAW_FIELDS, ShardTasks
 
 TOKENIZER = "/tokenizer"  # no source's path begins with a slash
 
@@ -28,8 +29,8 @@ class TokenizerDesk:
         self,
         context: DaemonContext,
         *,
-        crew: Crew,
-        patience: Patience,
+        crew: WorkerPool[Any],
+        patience: Retries,
         pinning: Pinning,
         tasks: ShardTasks,
         book: SourceBook,
@@ -73,19 +74,18 @@ class TokenizerDesk:
         task = self.task()
         if task is None or TOKENIZER in self._crew or not self._patience.allows(TOKENIZER):
             return
-        module, quiet_s = MODULES["tokenizer"]
-        job = self._crew.start("tokenizer", TOKENIZER, module, task, quiet_s=quiet_s)
+        job = self._crew.start(ACTIVITIES["tokenizer"], TOKENIZER, task, {})
         files = self.training.files if self.training is not None else ()
         if files:
             self._context.log.info("tokenizer_training", files=len(files))
-        job.note["sources"] = dict(zip(task.get("files", ()), files, strict=False))
+        job.facts["sources"] = dict(zip(task.get("files", ()), files, strict=False))
 
-    def ended(self, job: Job, ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit, receipts: Mapping[str, Receipt]) -> None:
         """Pin the dataset; or convict what did not decode, dispute what changed, and train again."""
         if ended.result is None:
             self._failed(ended)
             return
-        sources: dict[str, tuple[str, str]] = job.note["sources"]
+        sources: dict[str, tuple[str, str]] = job.facts["sources"]
         staged = self._staged()
         flaws = [flaw for flaw in ended.result.get("bad") or () if sources[flaw["file"]][1] in staged]
         for flaw in flaws:

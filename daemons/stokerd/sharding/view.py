@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Any
 
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.listing import Listing
@@ -13,7 +14,8 @@ from stoker.corpus.records.record_dir import Shelf
 from stoker.corpus.schedule.decide import differs
 from stoker.corpus.schedule.moves import Shelves, recallable
 from stoker.corpus.schedule.state import Limits, Situation
-from stoker.kit.workers.pool import Crew, Patience
+from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.retries import Retries
 from stoker.store.files import TEMPORARY
 from stokerd.common.files_list import FilesList
 from stokerd.sharding.copies import SetMoves
@@ -41,8 +43,8 @@ class ShardView:
 
     once: bool
     limits: Limits
-    crew: Crew
-    patience: Patience
+    crew: WorkerPool[Any]
+    patience: Retries
     tasks: ShardTasks
     book: SourceBook
     pinning: Pinning

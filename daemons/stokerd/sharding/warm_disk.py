@@ -127,7 +127,7 @@ class NoWarm:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Nobody says anything."""
 
-    def ended(self, job: Job, ended: WorkerExit) -> None:
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         """Nothing ends."""
 
     def took(self, key16: str) -> None:

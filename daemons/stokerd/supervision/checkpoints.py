@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.checkpoints.select import History
 from stoker.kit.context import DaemonContext
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.supervise.mirror.inventory import Checkpoint, Checkpoints
 from stoker.supervise.report.metrics import Meters
@@ -107,9 +108,8 @@ class CheckpointDesk:
         found = self.shelf.unproven(history, time.monotonic())
         if found is not None:
             self._proving = found.path
-            self.turns.crew.start(
-                "prove", found.path.name, PROOF_WORKER, _task(found.path), quiet_s=PROOF_QUIET_S
-            )
+            prove = Activity("prove", PROOF_WORKER, PROOF_QUIET_S)
+            self.turns.crew.start(prove, found.path.name, _task(found.path), None)
         return False
 
     def all_judged(self, history: History) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.process_id import reap_strays
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 
 TURN_S = 1.0
 REAP_S = 2.0
@@ -31,7 +32,7 @@ class Turns:
     stopped from one that had nothing to do.
     """
 
-    def __init__(self, context: DaemonContext, crew: Crew) -> None:
+    def __init__(self, context: DaemonContext, crew: WorkerPool[Any]) -> None:
         self.context = context
         self.crew = crew
         self.crews = [crew]  # all whose workers are children of this daemon; it hears the first
@@ -80,7 +81,7 @@ class Turns:
         self, activity: str, subject: str, module: str, task: Mapping[str, Any], *, quiet_s: float
     ) -> WorkerExit:
         """Have a worker do something and turn until it has ended."""
-        self.crew.start(activity, subject, module, task, quiet_s=quiet_s)
+        self.crew.start(Activity(activity, module, quiet_s), subject, task, None)
         while True:
             self.turn_or_stop()
             ended = self.take(subject)

@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.corpus.records.pin import DatasetPin
 from stoker.kit.context import DaemonContext
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.growth import MISSING
 from stoker.plan.log import Passed, Segment
@@ -113,7 +114,8 @@ class Provisions:
             self.proving = dict(list(wanted.items())[:SETS_AT_ONCE])
             if self.proving:
                 task = self._proof_task(self.proving)
-                self.turns.crew.start("prove", SETS, PROOF_WORKER, task, quiet_s=PROOF_QUIET_S)
+                prove = Activity("prove", PROOF_WORKER, PROOF_QUIET_S)
+                self.turns.crew.start(prove, SETS, task, None)
         for entry in self.planner.grow(pin, outlook, self.policy, now):
             words: dict[str, Any] = {"entry": entry.n, "kind": type(entry).__name__.lower()}
             if isinstance(entry, Segment):

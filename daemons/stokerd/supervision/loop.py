@@ -16,7 +16,7 @@ from stoker.kit.backoff import Backoff
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.lock import Lock
 from stoker.kit.process.process_id import set_child_subreaper
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 from stoker.plan.positions import START, Position
 from stoker.plan.timelines import ancestry
 from stoker.store.errors import DataError, StorageError
@@ -72,7 +72,9 @@ class TrainSupervisor:
         self.context, self.events, self.pipeline = context, context.events, context.pipeline
         self.layout, self.train_config = context.layout, context.pipeline.train
         self.run = self.layout.run(self.train_config.run)
-        self.turns = Turns(context, Crew(f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter))
+        self.turns = Turns(
+            context, WorkerPool[Any](f"{self.layout.state}:{TRAIN_SUPERVISOR}", context.waiter)
+        )
         self.ground = Ground(context, self.turns)
         self.meters = Meters(context.metrics)
         backoff = self.pipeline.supervise.backoff

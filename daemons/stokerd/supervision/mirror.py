@@ -13,7 +13,7 @@ from stoker.checkpoints.mirror.layout import MARK_HEX, Local, Mirrored, superflu
 from stoker.checkpoints.select import History
 from stoker.kit.context import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Patience
+from stoker.kit.workers.retries import Retries
 from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.errors import StorageError
 from stoker.store.layout import WarmLayout
@@ -51,7 +51,7 @@ class MirrorDesk:
         self.run = context.layout.run(context.pipeline.train.run)
         self.tasks = MirrorTasks(context, warm, turns)
         self.book = MirrorBook(self.run.mirror, context.layout.quarantine)
-        self.patience = Patience()
+        self.patience = Retries()
         self.trouble: str | None = None
         self.lent = False  # somebody else has the worker
         self._troubled_verb = ""

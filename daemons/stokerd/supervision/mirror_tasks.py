@@ -10,9 +10,10 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.process_id import processes_with_environment, signal_process
-from stoker.kit.workers.launch import CREW_VARIABLE
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Crew
+from stoker.kit.workers.pool import WorkerPool
 from stoker.store.layout import WarmLayout
 from stokerd.supervision.cycle import Turns
 
@@ -28,7 +29,7 @@ class MirrorTasks:
         self.pipeline: Pipeline = context.pipeline
         self.waiter, self.warm = context.waiter, warm
         self.crew_name = f"{context.layout.state}:mirror"
-        self.crew = Crew(self.crew_name, context.waiter)
+        self.crew = WorkerPool[Any](self.crew_name, context.waiter)
         turns.crews.append(self.crew)
         self.verb = ""  # what it does, or did last
         self.bytes = 0  # done of it
@@ -44,7 +45,7 @@ class MirrorTasks:
     def alone(self) -> bool:
         """Whether the worker of an earlier daemon is gone; it is killed, but may hang in the kernel."""
         if not self._alone:
-            left = processes_with_environment(CREW_VARIABLE, self.crew_name)
+            left = processes_with_environment(POOL_VARIABLE, self.crew_name)
             for process in left:
                 with contextlib.suppress(PermissionError):
                     signal_process(process, signal.SIGKILL)
@@ -64,7 +65,7 @@ class MirrorTasks:
             "expected": expected,
             **words,
         }
-        self.crew.start(verb, SUBJECT, WORKER, task, quiet_s=quiet_s)
+        self.crew.start(Activity(verb, WORKER, quiet_s), SUBJECT, task, None)
         self.verb, self.bytes, self._heard_at = verb, 0, time.monotonic()
 
     def hear(self) -> WorkerExit | None:

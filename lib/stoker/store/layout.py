@@ -127,6 +127,11 @@ class StateLayout:
         return self.state / "ledger" / f"{_known(daemon)}.json"
 
     @property
+    def demand(self) -> Path:
+        """Which fetched files the stage-shard loop needs no more, and which it misses."""
+        return self.state / "ledger" / "demand.json"
+
+    @property
     def runs(self) -> Path:
         return self.state / "runs"
 

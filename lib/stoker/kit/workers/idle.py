@@ -26,7 +26,7 @@ class _Idle:
         return self.module == module and not self.leaving and not self.worker.ending
 
 
-class WarmPool:
+class IdleWorkers:
     """Keeps idle workers, the longest idle first out of the door."""
 
     def __init__(self, waiter: Waiter, idle_s: float = IDLE_S) -> None:
@@ -37,7 +37,7 @@ class WarmPool:
         """Take a worker without a task; one that is not to be kept is sent away."""
         idle = _Idle(module, worker, worker.fileno(), time.monotonic() + self._idle_s)
         self._kept.append(idle)
-        self._waiter.add_fd(idle.descriptor, (WarmPool, worker.pid))
+        self._waiter.add_fd(idle.descriptor, (IdleWorkers, worker.pid))
         if not keep:
             self._send_away(idle)
 
@@ -56,7 +56,7 @@ class WarmPool:
 
     def owns(self, tag: Hashable) -> bool:
         """Whether an event of the waiter is about an idle worker."""
-        return isinstance(tag, tuple) and tag[:1] == (WarmPool,)
+        return isinstance(tag, tuple) and tag[:1] == (IdleWorkers,)
 
     def tend(self, now: float) -> list[WorkerExit]:
         """Send away who was idle for long, forget who is gone; returns ends by a signal nobody here sent."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from stoker.kit.backoff import Backoff
 from stoker.kit.loop import Event, FdEvent, Waiter
 from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
 from stoker.kit.process.sampler import sample_process
 from stoker.kit.process.tree_memory import sample_tree
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.exit import raise_unknown_format
-from stoker.kit.workers.idle import WarmPool
-from stoker.kit.workers.launch import CREW_VARIABLE
+from stoker.kit.workers.idle import IdleWorkers
+from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
 from stoker.store.errors import Transient
 
@@ -25,112 +24,109 @@ STOP_GRACE_S = 5.0
 DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
 ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
 _LEFTOVERS_END_S = 20.0
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
+
+
+F = TypeVar("F")
 
 
 @dataclass
-class Job:
-    """One worker at work on one subject (a source's path, or a word of the daemon's own)."""
+class Job(Generic[F]):
+    """One worker at work on one subject (a source's path, or a word of the daemon's own).
 
-    activity: str
+    `facts` is what the daemon knows of the job beside its worker.
+    """
+
+    activity: Activity
     subject: str
     worker: Worker
     descriptor: int
-    module: str = ""
-    warm: bool = False
-    note: dict[str, Any] = field(default_factory=dict)
+    facts: F
     abandoned: bool = False
 
     @property
+    def kind(self) -> str:
+        return self.activity.kind
+
+    @property
     def name(self) -> str:
-        """Activity and subject, in words."""
-        return f"{self.activity} {self.subject}"
+        """Kind and subject, for people."""
+        return f"{self.kind} {self.subject}"
 
 
-class Crew:
+class WorkerPool(Generic[F]):
     """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again.
 
-    A worker that stays in the kernel after its SIGKILL is abandoned: its job stays, as the activity
-    `abandoned`, so that nobody else touches what it holds, until it ends at last. `tell` is called with the
-    event word and its fields for what nobody else would say.
+    A worker that stays in the kernel after its SIGKILL is abandoned: its job stays, as the kind `abandoned`,
+    so that nothing else touches what it holds, until it ends at last. `record` takes an event's word and its
+    fields. A reusable worker larger than `recycle_rss_bytes` is not used again.
     """
 
-    def __init__(self, name: str, waiter: Waiter) -> None:
+    def __init__(
+        self,
+        name: str,
+        waiter: Waiter,
+        *,
+        record: Callable[..., None] = lambda event, **fields: None,
+        most_rss_bytes: int | None = None,
+        recycle_rss_bytes: int | None = None,
+    ) -> None:
         self._name = name
         self._waiter = waiter
-        self._jobs: dict[str, Job] = {}
-        self._pool = WarmPool(waiter)
+        self._record = record
+        self._most_rss_bytes, self._recycle_rss_bytes = most_rss_bytes, recycle_rss_bytes
+        self._jobs: dict[str, Job[F]] = {}
+        self._idle = IdleWorkers(waiter)
         self._heard_at = time.monotonic()
-        self.recycle_rss_bytes: int | None = None  # a warm worker larger than that is not kept
-        self.most_rss_bytes: Mapping[str, int] = {}  # what a worker may take at most, by activity
-        self.stall_s: Mapping[str, float] = {}  # how long it may neither speak nor compute, by activity
-        self.tell: Callable[..., None] = lambda event, **fields: None
-        self.on_start: Callable[[Job], None] = lambda job: None
+        self.on_start: Callable[[Job[F]], None] = lambda job: None
 
-    def start(
-        self,
-        activity: str,
-        subject: str,
-        module: str,
-        task: Mapping[str, Any],
-        *,
-        quiet_s: float,
-        keep_open: bool = False,
-        warm: bool = False,
-        stacks: bool = False,
-    ) -> Job:
-        """Have a worker do a task; it is killed once it has said nothing for quiet_s seconds, or is past the
-        bounds of its activity; with `stacks` so that it leaves them on its standard error.
-
-        warm: an idle worker of that module takes it if there is one, and is idle again after its result.
-        keep_open leaves its input open for a conversation.
-        """
+    def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
+        """Have a worker do a task; an idle one of a reusable activity takes it, else one is started."""
         assert subject not in self._jobs, f"{subject} is being worked on"
-        name = f"{activity} {subject}"
+        name = f"{activity.kind} {subject}"
         bounds: dict[str, Any] = {
-            "quiet_deadline_s": quiet_s,
-            "stall_s": self.stall_s.get(activity),
-            "most_rss_bytes": self.most_rss_bytes.get(activity),
+            "quiet_deadline_s": activity.silent_s,
+            "stall_s": activity.stall_s,
+            "most_rss_bytes": self._most_rss_bytes if activity.is_memory_bound else None,
         }
-        worker = self._pool.take(module) if warm else None
+        worker = self._idle.take(activity.module) if activity.is_reusable else None
         if worker is None:
             worker = Worker.start(
-                module,
+                activity.module,
                 task,
                 name=name,
                 deadline_s=None,
-                environ={CREW_VARIABLE: self._name},
-                keep_open=keep_open or warm,
-                stacks=stacks,
+                environ={POOL_VARIABLE: self._name},
+                keep_open=activity.keep_open or activity.is_reusable,
+                stacks=activity.stacks,
                 **bounds,
             )
         else:
             worker.give(task, name=name, **bounds)
-        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), module, warm)
+        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), facts)
         self._waiter.add_fd(job.descriptor, subject)
         self.on_start(job)
         return job
 
-    def __getitem__(self, subject: str) -> Job:
+    def __getitem__(self, subject: str) -> Job[F]:
         return self._jobs[subject]
 
     def __contains__(self, subject: str) -> bool:
         return subject in self._jobs
 
     @property
-    def jobs(self) -> tuple[Job, ...]:
+    def jobs(self) -> tuple[Job[F], ...]:
         """All that is going on."""
         return tuple(self._jobs.values())
 
     @property
     def busy(self) -> dict[str, str]:
         """The activity by subject of all that is going on."""
-        return {subject: ABANDONED if job.abandoned else job.activity for subject, job in self._jobs.items()}
+        return {subject: ABANDONED if job.abandoned else job.kind for subject, job in self._jobs.items()}
 
     @property
     def pids(self) -> set[int]:
         """The processes that are waited for here, the idle ones included."""
-        return {job.worker.pid for job in self._jobs.values()} | self._pool.pids
+        return {job.worker.pid for job in self._jobs.values()} | self._idle.pids
 
     def rss_bytes(self) -> int:
         """Resident bytes of all workers and what they started."""
@@ -150,7 +146,7 @@ class Crew:
         if not isinstance(event, FdEvent):
             return True
         if not isinstance(event.tag, str) or event.tag not in self._jobs:
-            return not self._pool.owns(event.tag)
+            return not self._idle.owns(event.tag)
         return self._jobs[event.tag].worker.has_news()
 
     def _hold_to_bounds(self) -> bool:
@@ -160,10 +156,10 @@ class Crew:
         return any(ended is not None for ended in ends)
 
     def _tend_pool(self, now: float) -> None:
-        for died in self._pool.tend(now):
-            self.tell("idle_worker_died", level="warning", reason=died.reason())
+        for died in self._idle.tend(now):
+            self._record("idle_worker_died", level="warning", reason=died.reason())
 
-    def hear(self) -> Iterator[tuple[Job, list[dict[str, Any]], WorkerExit | None]]:
+    def hear(self) -> Iterator[tuple[Job[F], list[dict[str, Any]], WorkerExit | None]]:
         """What each worker said since the last call, and its exit if it ended; then it is forgotten.
 
         A warm worker's finished task is such an end.
@@ -189,25 +185,25 @@ class Crew:
                 yield job, messages, ended
         self._tend_pool(now)
 
-    def _put_back(self, job: Job, gone: WorkerExit | None, ended: WorkerExit) -> None:
+    def _put_back(self, job: Job[F], gone: WorkerExit | None, ended: WorkerExit) -> None:
         if job.abandoned:
-            self.tell("worker_came_back", activity=job.activity, path=job.subject, pid=job.worker.pid)
+            self._record("worker_came_back", activity=job.kind, path=job.subject, pid=job.worker.pid)
         if gone is None:
             recycled = (ended.result or {}).get("status") == "recycled"
             keep = not recycled and not self._too_big(job)
-            self._pool.put(job.module, job.worker, keep=keep)
+            self._idle.put(job.activity.module, job.worker, keep=keep)
 
-    def _too_big(self, job: Job) -> bool:
-        most = self.recycle_rss_bytes
+    def _too_big(self, job: Job[F]) -> bool:
+        most = self._recycle_rss_bytes
         return most is not None and sample_process(job.worker.pid).rss_bytes > most
 
-    def _abandon_if_stuck(self, job: Job, now: float) -> None:
+    def _abandon_if_stuck(self, job: Job[F], now: float) -> None:
         if job.worker.stuck_s(now) > KILL_WAIT_S:
             job.abandoned = True
-            self.tell(
+            self._record(
                 "worker_stuck",
                 level="error",
-                activity=job.activity,
+                activity=job.kind,
                 path=job.subject,
                 pid=job.worker.pid,
                 reason="it was killed and the kernel does not let it go: a file system does not answer; "
@@ -216,7 +212,7 @@ class Crew:
 
     def stop(self) -> None:
         """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
-        workers = [job.worker for job in self._jobs.values()] + self._pool.empty()
+        workers = [job.worker for job in self._jobs.values()] + self._idle.empty()
         for worker in workers:
             worker.ask_to_stop(STOP_GRACE_S)
         until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
@@ -247,47 +243,5 @@ class Crew:
         return found
 
     def _strangers(self) -> list[ProcessId]:
-        marked = processes_with_environment(CREW_VARIABLE, self._name)
+        marked = processes_with_environment(POOL_VARIABLE, self._name)
         return [process for process in marked if process.pid not in self.pids]
-
-
-class Patience:
-    """When each subject may be tried again after failures: exponential, with jitter, forgotten on success."""
-
-    def __init__(
-        self,
-        rng: random.Random | None = None,
-        *,
-        first_s: float = _FIRST_RETRY_S,
-        last_s: float = _LAST_RETRY_S,
-    ) -> None:
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self._bounds = first_s, last_s
-        self._backoffs: dict[str, Backoff] = {}
-        self._failures: dict[str, int] = {}
-        self.not_before: dict[str, float] = {}
-
-    def failed(self, subject: str) -> float:
-        """Count a failure; returns the seconds until the next try."""
-        backoff = self._backoffs.setdefault(subject, Backoff(*self._bounds, self._rng))
-        wait = backoff.next()
-        self._failures[subject] = self._failures.get(subject, 0) + 1
-        self.not_before[subject] = time.monotonic() + wait
-        return wait
-
-    def retry_in(self, subject: str, seconds: float) -> None:
-        """Have the subject wait so long after what was no failure of its own."""
-        self.not_before[subject] = time.monotonic() + seconds
-
-    def allows(self, subject: str) -> bool:
-        """Whether the subject may be tried now."""
-        return time.monotonic() >= self.not_before.get(subject, 0.0)
-
-    def failures(self, subject: str) -> int:
-        """How often in a row the subject failed."""
-        return self._failures.get(subject, 0)
-
-    def succeeded(self, subject: str) -> None:
-        """Forget the subject's failures."""
-        for each in (self._backoffs, self._failures, self.not_before):
-            each.pop(subject, None)
