@@ -7,12 +7,12 @@ import sys
 from stoker.kit.daemon import daemon_main
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.files_list import FILES_LIST
-from stokerd.sharding.loop import story
+from stokerd.sharding.loop import run
 
 
 def main() -> int:
     """The command `stoker-stage-shard FILE [--once] [--files-list LIST]`."""
-    return daemon_main(STAGE_SHARD, story, sys.argv[1:], [FILES_LIST])
+    return daemon_main(STAGE_SHARD, run, sys.argv[1:], [FILES_LIST])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Standing troubles, told without flooding: once, again while they last if it helps, and their end."""
+"""Alerts: events of what lasts, recorded once, again while it lasts if that helps, and when it is over."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ REPEAT_S = 300.0
 WARN_EVERY_S = 60.0  # for what keeps everything from beginning
 
 
-class Told:
-    """What was told, by event word and what it is about; nothing is told twice within `repeat_s` seconds."""
+class Alerts:
+    """What was raised, by event word and subject; nothing is recorded twice within `repeat_s` seconds."""
 
     def __init__(self, events: Events, repeat_s: float = REPEAT_S) -> None:
         self._events = events
@@ -20,10 +20,10 @@ class Told:
         self._at: dict[tuple[str, str], float] = {}
         self._standing: set[tuple[str, str]] = set()
 
-    def trouble(
+    def raise_(
         self, event: str, about: str = "", *, level: str = "warning", repeat: bool = True, **fields: Any
     ) -> None:
-        """Record the event, unless it was told a short while ago, or stands and is not worth repeating."""
+        """Record the event, unless it was recorded a short while ago, or stands and `repeat` is False."""
         key, now = (event, about), time.monotonic()
         if now - self._at.get(key, -self._repeat_s) < self._repeat_s:
             return
@@ -32,8 +32,8 @@ class Told:
             self._standing.add(key)
             self._events.record(event, level=level, **fields)
 
-    def over(self, event: str, about: str = "", *, tell: str = "", **fields: Any) -> None:
-        """It is over; `tell` is the event that says so, if the trouble was told."""
+    def clear(self, event: str, about: str = "", *, tell: str = "", **fields: Any) -> None:
+        """End an alert; `tell` is the event that says so, if the alert was recorded."""
         if (event, about) in self._standing:
             self._standing.discard((event, about))
             if tell:

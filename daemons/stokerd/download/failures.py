@@ -14,7 +14,7 @@ from stoker.corpus.http.retry_rules import LOCAL
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.retries import Retries
 from stoker.store.errors import UnavailableError
-from stokerd.common.alerts import Told
+from stokerd.common.alerts import Alerts
 from stokerd.download.fetcher import Fetcher
 from stokerd.download.remote_lister import RemoteLister
 from stokerd.download.source_kind import Desktop
@@ -38,7 +38,7 @@ class FetchOutcomes:
 
     def __init__(self, tools: Desktop, fetcher: Fetcher, lister: RemoteLister) -> None:
         self._context, self._patience, self._book = tools.context, tools.patience, tools.book
-        self._events, self._told = tools.context.events, Told(tools.context.events)
+        self._events, self._told = tools.context.events, Alerts(tools.context.events)
         self._fetcher, self._lister = fetcher, lister
         self._slow = Retries(first_s=GIVEN_UP_FIRST_S, last_s=GIVEN_UP_LAST_S)
         self._paused: dict[str, str] = {}  # DISK or ACCESS: why
@@ -165,7 +165,7 @@ class FetchOutcomes:
         if self._patience.allows(DISK):  # of many files that fail together one is counted
             self._patience.failed(DISK)
         word = "disk_full" if kind == "disk_full" else "landing_unavailable"
-        self._told.trouble(word, level="error", reason=reason)
+        self._told.raise_(word, level="error", reason=reason)
         if self._context.once and self._patience.failures(DISK) >= TRIES_ONCE:
             raise UnavailableError(reason)
         if kind == "gone":  # what this worker holds open is the directory of before
@@ -174,14 +174,14 @@ class FetchOutcomes:
     def _refused(self, kind: str, reason: str) -> None:
         self._paused[ACCESS] = reason
         self._patience.retry_in(ACCESS, ACCESS_EVERY_S)
-        self._told.trouble("source_refuses", kind, level="error", kind=kind, reason=reason)
+        self._told.raise_("source_refuses", kind, level="error", kind=kind, reason=reason)
         if self._context.once:
             raise UnavailableError(reason)
 
     def not_removed(self, path: str, reason: str) -> None:
         """A file that should go is still there; the intent stands."""
         self._patience.failed(REMOVAL)
-        self._told.trouble("release_failed", path, path=path, reason=reason)
+        self._told.raise_("release_failed", path, path=path, reason=reason)
         if self._context.once and self._patience.failures(REMOVAL) >= TRIES_ONCE:
             raise UnavailableError(f"{path} cannot be removed: {reason}")
 
@@ -199,7 +199,7 @@ class FetchOutcomes:
         if self._context.once:
             raise UnavailableError(reason)
         self._landing = reason
-        self._told.trouble("landing_unavailable", level="error", reason=reason)
+        self._told.raise_("landing_unavailable", level="error", reason=reason)
 
     def fetcher_is_ready(self) -> None:
         """It started: the landing is there."""
@@ -208,4 +208,4 @@ class FetchOutcomes:
     def _landing_is_back(self) -> None:
         if self._landing:
             self._landing = ""
-            self._told.over("landing_unavailable", tell="landing_available", path=str(self._fetcher.root))
+            self._told.clear("landing_unavailable", tell="landing_available", path=str(self._fetcher.root))

@@ -7,7 +7,7 @@ import time
 from stoker.corpus.fetch.transfers import Transfers
 from stoker.kit.events import Events
 from stoker.store.names import utc_at
-from stokerd.common.alerts import Told
+from stokerd.common.alerts import Alerts
 
 LONG_S = 60.0  # a shorter wait is everyday business
 WAITS, GO_ON = "downloads_wait", "downloads_go_on"
@@ -20,7 +20,7 @@ class FetchWaits:
     """
 
     def __init__(self, events: Events, stall_s: float) -> None:
-        self._told, self._stall_s = Told(events), stall_s
+        self._told, self._stall_s = Alerts(events), stall_s
         self._durable = 0
         self._since: float | None = None
         self.text = ""
@@ -30,7 +30,7 @@ class FetchWaits:
         held = transfers.held_up()
         if transfers.durable != self._durable or not transfers:
             self._durable, self._since = transfers.durable, None
-            self._told.over(WAITS, tell=GO_ON)
+            self._told.clear(WAITS, tell=GO_ON)
         self.text = ""
         if held is None:
             return
@@ -40,6 +40,6 @@ class FetchWaits:
         files = f"{held.files:,} file{'s' * (held.files != 1)}"
         self.text = f"{files} wait, tried again at {utc_at(time.time() + left_s)}: {held.why}"
         if left_s >= LONG_S or now - self._since >= self._stall_s:
-            self._told.trouble(
+            self._told.raise_(
                 WAITS, repeat=False, files=held.files, reason=held.why, retry_in_s=round(left_s)
             )

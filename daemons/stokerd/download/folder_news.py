@@ -7,7 +7,7 @@ from stoker.corpus.source.arrivals import Look
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import UnavailableError
-from stokerd.common.alerts import WARN_EVERY_S, Told
+from stokerd.common.alerts import WARN_EVERY_S, Alerts
 
 _WORD = "source_unavailable"
 
@@ -21,7 +21,7 @@ class FolderNews:
 
     def __init__(self, context: DaemonContext, root: str) -> None:
         self._context, self._events, self._root = context, context.events, root
-        self._told = Told(context.events, WARN_EVERY_S)
+        self._told = Alerts(context.events, WARN_EVERY_S)
         self._include = context.pipeline.dataset.source.include or DEFAULT_INCLUDE
         self._first_foreign: tuple[str, ...] = ()
         self._settling = False
@@ -38,7 +38,7 @@ class FolderNews:
         self.empty = "" if self.trouble or look.files else self._emptiness(look)
         now = self.trouble or self.empty
         if before and before != now:
-            self._told.over(_WORD, before, tell="" if now else "source_available", path=self._root)
+            self._told.clear(_WORD, before, tell="" if now else "source_available", path=self._root)
         self.remind()
         if self.trouble:
             return False
@@ -49,7 +49,7 @@ class FolderNews:
     def remind(self) -> None:
         """Say again each minute that nothing can come of the folder."""
         if (reason := self.trouble or self.empty) and not self._context.once:
-            self._told.trouble(_WORD, reason, reason=reason)
+            self._told.raise_(_WORD, reason, reason=reason)
 
     def waits(self, files: int, due: float | None, now: float) -> str:
         """What the hashing waits for: a source that is empty, or files that settle, the first at `due`."""

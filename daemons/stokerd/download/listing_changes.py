@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.corpus.records.receipts import Receipt
 from stoker.store.errors import ConfigError, UnavailableError
-from stokerd.common.alerts import WARN_EVERY_S, Told
+from stokerd.common.alerts import WARN_EVERY_S, Alerts
 from stokerd.download.remote_lister import LISTER, REFUSED_EVERY_S, Listed, NotListed, RemoteLister
 from stokerd.download.source_kind import Desktop
 
@@ -23,7 +23,7 @@ class ListingNews:
     def __init__(self, tools: Desktop, lister: RemoteLister) -> None:
         self._context, self._events, self._book = tools.context, tools.context.events, tools.book
         self._patience, self._lister = tools.patience, lister
-        self._told = Told(tools.context.events, WARN_EVERY_S)
+        self._told = Alerts(tools.context.events, WARN_EVERY_S)
         self._fields: dict[str, Any] = {}  # of the event for the trouble
         self._retry_at = 0.0
         self._revision = lister.pinned
@@ -39,7 +39,7 @@ class ListingNews:
             self._nothing(found)
             return None
         self.trouble = ""
-        self._told.over("source_unavailable", tell="source_available", path=self._lister.shown)
+        self._told.clear("source_unavailable", tell="source_available", path=self._lister.shown)
         before, self._revision = self._revision, found.revision
         if before is None:
             self._events.record("source_pinned", source=self._lister.shown, revision=found.revision)
@@ -77,7 +77,7 @@ class ListingNews:
         """Say again each minute that the source cannot be listed."""
         if self.trouble:
             left_s = max(0.0, self._retry_at - time.monotonic())
-            self._told.trouble("source_unavailable", **self._fields, retry_in_s=round(left_s, 1))
+            self._told.raise_("source_unavailable", **self._fields, retry_in_s=round(left_s, 1))
 
     def tell_vanished(self, listed: Collection[str], receipts: Mapping[str, Receipt]) -> None:
         """Name files that are here but not listed any more; of many only some."""

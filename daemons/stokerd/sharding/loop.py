@@ -1,385 +1,196 @@
 """The stage-shard loop: stage -> preflight -> build -> prove -> sync -> release; evict and hydrate.
 
-Each turn looks at receipts, source records, what the runs hold and what the workers said, asks the schedule
-what to do, does it, and records each fact after it is durable; so a restart repeats at most what can be.
+Each turn reads what others wrote, hears the workers, decides, and applies the effects; each fact counts once
+it is durable, so a restart repeats at most what can be repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from dataclasses import replace
 
-from stoker.corpus.records.listing import ListingReader
-from stoker.corpus.records.receipts import receipt_shelf
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import decide_moves
-from stoker.corpus.schedule.state import Limits
+from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.parent import WorkerNotStarted
-from stoker.kit.workers.pool import Job, WorkerPool
-from stoker.kit.workers.retries import Retries
+from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
+from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
-from stoker.store.layout import STAGE_SHARD
-from stokerd.common.alerts import Told
-from stokerd.common.files_list import FilesList
-from stokerd.common.request_box import RequestBox
 from stokerd.common.storage_wait import wait_for_processes, wait_for_state
-from stokerd.sharding.copies import MOVES, SetMoves
-from stokerd.sharding.disk_status import DiskBoard
-from stokerd.sharding.disks import Yard
-from stokerd.sharding.failures import FailureDesk
-from stokerd.sharding.growth import GrowthDesk
-from stokerd.sharding.hot_disk import HotYard
-from stokerd.sharding.imports import ImportDesk
-from stokerd.sharding.landing import LandingDesk
-from stokerd.sharding.make_room import RoomDesk
-from stokerd.sharding.once import Drain
-from stokerd.sharding.outcomes import SourceOutcomes
-from stokerd.sharding.parallelism import ParallelismDesk
-from stokerd.sharding.pinning import Pinning
-from stokerd.sharding.placement import Residence
-from stokerd.sharding.quarantine import QuarantineDesk
-from stokerd.sharding.requests import SetRequests
-from stokerd.sharding.source_actions import SourceActions
-from stokerd.sharding.source_store import SourceBook
-from stokerd.sharding.source_unavailable import SourceAway
-from stokerd.sharding.space import DiskSpace
-from stokerd.sharding.startup import acquit_for_other_columns, begin_new_version, restore_formers
-from stokerd.sharding.status import ShardBoard
-from stokerd.sharding.tasks import ShardTasks
-from stokerd.sharding.tokenizer import TOKENIZER, TokenizerDesk
-from stokerd.sharding.view import ShardView
-from stokerd.sharding.warm_disk import NoWarm, WarmYard, forget_copies
+from stokerd.sharding import growth, once, quarantine
+from stokerd.sharding.activities import ACTIVITIES, imports, lister, prove, tokenizer
+from stokerd.sharding.activities.transitions import settle_doubts
+from stokerd.sharding.effects import Effects
+from stokerd.sharding.inputs import Inputs
+from stokerd.sharding.parallelism import Parallelism
+from stokerd.sharding.quarantine import RECHECK
+from stokerd.sharding.record_actions import take
+from stokerd.sharding.startup import bring_in_line, read_records
+from stokerd.sharding.state import State, Work
+from stokerd.sharding.status import Status
 
 LONGEST_WAIT_S = 5.0
-PROVERS = 2
+OWNER_WAIT_S = 10.0  # for hot and warm, before anything is shown
 
 
-def story(context: DaemonContext) -> int:
-    """Make shard sets until asked to stop; with --once of everything that has a receipt."""
-    return StageShard(context).run()
+def run(context: DaemonContext) -> int:
+    """Make shard sets until asked to stop, with --once of everything that has a receipt; the exit code."""
+    records = read_records(context)
+    records.pinning.refuse_another_build()
+    return StageShard(context, State(context, records, ACTIVITIES)).run()
 
 
 class StageShard:
-    """The loop and what it knows."""
+    """The loop over its state."""
 
-    def __init__(self, context: DaemonContext) -> None:
-        pipeline = context.pipeline
-        self.context = context
-        self.layout, self.events = context.layout, context.events
-        self.dataset = pipeline.dataset.name
-        self.limits = Limits(
-            stagers=1,
-            builders=1,
-            provers=PROVERS,
-            queue_files=pipeline.stage.queue_files,
-            queue_bytes=pipeline.stage.queue_bytes,
-            release=pipeline.shard.release,
-            train=pipeline.tokenizer.file is None,
-        )
-        memory = pipeline.shard.memory
-        self.crew = WorkerPool[Any](
-            f"{self.layout.state}:{STAGE_SHARD}",
-            context.waiter,
-            record=context.events.record,
-            most_rss_bytes=memory.hard,
-            recycle_rss_bytes=memory.soft,
-        )
-        self.patience, self.told = Retries(), Told(self.events)
-        self.tasks = ShardTasks(pipeline)
-        self.pinning = Pinning(pipeline, self.events)
-        self.book = SourceBook(self.layout, self.dataset, self.events)
-        self.shelf = receipt_shelf(self.layout, self.dataset, patient=True)
-        self.listing = ListingReader(self.layout, self.dataset)
-        self.build_disks()
-        self.build_desks()
-        self.board = ShardBoard(context, self.crew)
-        self.disk_board = DiskBoard(
-            context.metrics, book=self.book, space=self.space, hot=self.yard, warm=self.warm
-        )
-        self.decided_on = 0  # the changes to the records that the last decisions knew of
-
-    def build_disks(self) -> None:
-        """Hot and warm, what there is room for on them, and what shall lie where."""
-        context, crew, book, told = self.context, self.crew, self.book, self.told
-        at, warm = (context, crew, self.patience), context.pipeline.warm
-        self.yard = HotYard(*at, root=context.pipeline.hot, tasks=self.tasks, book=book, told=told)
-        self.warm: WarmYard | NoWarm = NoWarm()
-        if warm is not None:
-            self.warm = WarmYard(*at, root=warm, tasks=self.tasks, book=book, told=told)
-        self.space = DiskSpace(
-            context, crew=crew, book=book, pinning=self.pinning, told=told, hot=self.yard, warm=self.warm
-        )
-        self.residence = Residence(context, book, self.space, self.pinning, told, self.patience, self.warm)
-
-    def build_desks(self) -> None:
-        """Who begins things, and who takes their ends."""
-        crew, patience, book, tasks = self.crew, self.patience, self.book, self.tasks
-        self.failures = FailureDesk(self.context, crew, hot=self.yard, warm=self.warm)
-        self.away = SourceAway(self.context, crew)
-        self.landing = LandingDesk(self.context, book)
-        growth = GrowthDesk(self.events, crew, book, self.space, self.yard)
-        self.outcomes = SourceOutcomes(
-            self.context,
-            book=book,
-            yard=self.yard,
-            patience=patience,
-            failures=self.failures,
-            growth=growth,
-        )
-        self.actions = SourceActions(
-            events=self.events,
-            crew=crew,
-            patience=patience,
-            tasks=tasks,
-            book=book,
-            yard=self.yard,
-            pinning=self.pinning,
-            outcomes=self.outcomes,
-        )
-        self.moves = SetMoves(
-            self.context,
-            crew=crew,
-            patience=patience,
-            tasks=tasks,
-            book=book,
-            told=self.told,
-            hot=self.yard,
-            warm=self.warm,
-            key_of=self.actions.key,
-            set_invalid=self.outcomes.set_invalid,
-            failures=self.failures,
-        )
-        self.requests = SetRequests(
-            RequestBox(self.layout, STAGE_SHARD, self.events),
-            book=book,
-            yard=self.yard,
-            outcomes=self.outcomes,
-            patience=patience,
-            pinning=self.pinning,
-        )
-        self.quarantine = QuarantineDesk(
-            self.context, crew=crew, patience=patience, book=book, outcomes=self.outcomes, hot=self.yard
-        )
-        self.requests.verbs |= self.quarantine.verbs
-        self.tokenizer = TokenizerDesk(
-            self.context,
-            crew=crew,
-            patience=patience,
-            pinning=self.pinning,
-            tasks=tasks,
-            book=book,
-            outcomes=self.outcomes,
-        )
-        self.view = ShardView(
-            once=self.context.once,
-            limits=self.limits,
-            crew=crew,
-            patience=patience,
-            tasks=tasks,
-            book=book,
-            pinning=self.pinning,
-            hot=self.yard,
-            warm=self.warm,
-            space=self.space,
-            residence=self.residence,
-            outcomes=self.outcomes,
-            requests=self.requests,
-            moves=self.moves,
-            tokenizer=self.tokenizer,
-            failures=self.failures,
-            shelf=self.shelf,
-            files=FilesList(self.context),
-            away=self.away,
-            landing=self.landing,
-        )
-        self.parallelism = ParallelismDesk(
-            self.context,
-            crew=crew,
-            book=book,
-            residence=self.residence,
-            headroom=lambda: self.failures.memory.facts.headroom_bytes,
-        )
-        self.imports = ImportDesk(self.context, self.view, self.told)
-        self.requests.verbs |= self.imports.verbs
-        self.room_desk = RoomDesk(self.view, self.actions)
-        self.drain = Drain(self.context, self.view)
+    def __init__(self, context: DaemonContext, state: State) -> None:
+        self.context, self.state = context, state
+        self.effects = Effects(context, state)
+        self.inputs = Inputs(context)
+        self.parallelism = Parallelism(context, state)
+        self.status = Status(context)
+        self.has_changed = False  # whether the last turn changed a record or a job
 
     def run(self) -> int:
-        """The loop; returns the exit code."""
-        self.pinning.refuse_another_build()
-        self.crew.end_leftovers()
-        self.watch_state()
+        """Run until stopped; returns the exit code."""
+        context, state = self.context, self.state
+        state.pool.end_leftovers()
+        self.inputs.watch(context)
+        state.placement.watch()
         try:
             self.take_disks()
-            begin_new_version(self.book, self.pinning, self.yard)
-            restore_formers(self.book)
-            acquit_for_other_columns(self.book, self.tasks.columns_read)
-            if self.context.pipeline.warm is None:
-                forget_copies(self.book, self.events)
-            self.tokenizer.start_if_ready()  # a given one waits for nothing
-            self.context.ready("looking at hot")
-            while not self.context.stopping:
+            self.effects.apply(bring_in_line(state))
+            self.start_tokenizer()  # a given one waits for nothing
+            context.ready("looking at hot")
+            while not context.stopping:
                 try:
-                    if self.turn():
-                        return self.drain.farewell()
+                    self.turn()
+                    if context.once and not self.has_changed and once.is_over(state):
+                        return once.end(state)
+                    self.wait()
+                    self.hear()
                 except StorageError as problem:
-                    wait_for_state(self.context, problem)
-                    self.yard.look_soon()
-                    self.warm.look_soon()
+                    wait_for_state(context, problem)
+                    for disk in state.disks:
+                        disk.look_soon()
                 except WorkerNotStarted as problem:
-                    wait_for_processes(self.context, problem)
+                    wait_for_processes(context, problem)
         finally:
-            self.context.log.footer.clear()
-            self.crew.stop()
-            with contextlib.suppress(StorageError):  # the next start counts anew
-                self.space.refresh(linked=self.outcomes.linked)
-        return self.drain.stopped()
-
-    def turn(self) -> bool:
-        """Look, act, tell, wait, hear; True when --once has nothing left to do."""
-        self.observe()
-        self.act()
-        self.tell()
-        if self.context.once and self.drain.is_over():
-            return True
-        self.wait()
-        self.hear_workers()
-        return False
-
-    # Beginning
-
-    def watch_state(self) -> None:
-        """Wake up when a receipt, the listing, a request, a claim or what a run holds is written."""
-        for directory in (self.layout.receipts, self.layout.receipts / "listings"):
-            self.context.waiter.watch(directory)
-        self.context.waiter.watch(self.layout.requests(STAGE_SHARD))
-        self.context.waiter.watch(self.layout.ledger(STAGE_SHARD).parent)
-        self.residence.watch()
+            context.log.footer.clear()
+            state.pool.stop()
+            with contextlib.suppress(StorageError):  # the next start counts again
+                state.space.refresh(state)
+        return once.stopped(context)
 
     def take_disks(self) -> None:
-        """Own hot and warm before anything is told or done; another owner ends this daemon (75)."""
-        began = time.monotonic()
-        while any(yard.waits_for_owner(began) for yard in (self.yard, self.warm)):
-            for yard in (self.yard, self.warm):
-                yard.keep_owned()
-            self.view.receipts = self.shelf.read()  # while their listers start
+        """Own hot and warm before anything is shown; another owner ends this daemon (75)."""
+        until = time.monotonic() + OWNER_WAIT_S
+        while not self.context.stopping and time.monotonic() < until:
+            self.tend_disks()
+            if all(disk.is_owned or disk.why for disk in self.state.disks):
+                return
+            self.inputs.read_receipts(self.state)  # while the listers start
             self.context.waiter.wait(0.1)
-            self.hear_workers()
-        for yard in (self.yard, self.warm):
-            yard.look_if_due()
+            self.hear()
 
-    # Observing
+    def turn(self) -> None:
+        """Observe, decide, apply, report."""
+        state, before = self.state, self.stamp()
+        self.observe()
+        self.effects.apply(quarantine.act(state))
+        self.effects.apply(prove.consider(state))
+        is_undecided = state.warm is not None and state.warm.is_undecided(
+            state.retries.failures(state.warm.lister)
+        )
+        if state.hot.is_known and not is_undecided:
+            self.act()
+        self.status.show(state, ACTIVITIES)
+        self.has_changed = self.stamp() != before
+
+    def stamp(self) -> object:
+        """Changes when a record or a job does."""
+        return self.state.sources.changes, self.state.pool.busy
 
     def observe(self) -> None:
-        """Read again what others write, and keep hot owned."""
-        self.view.receipts = self.shelf.read()
-        self.view.listing = self.listing.read() or self.view.listing
-        if not self.shelf.behind:
-            self.view.files.check(self.view.listing, self.view.receipts, self.book.sources)
-        self.requests.read()
-        self.residence.look()
-        self.failures.look()
-        self.parallelism.look()
-        self.view.limits = self.parallelism.bounded(self.limits)
-        self.outcomes.settle_doubts()
-        for yard in (self.yard, self.warm):
-            yard.keep_owned()
-            yard.look_if_due()
-        self.space.refresh(linked=self.outcomes.linked)
-        self.outcomes.growth.act(linked=self.outcomes.linked)
+        """Read what others wrote, and look at the disks, memory and the machine."""
+        state = self.state
+        self.effects.apply(self.inputs.read(state))
+        self.effects.apply(state.placement.look())
+        state.pauses.look(state)
+        self.effects.apply(self.parallelism.look(state))
+        self.effects.apply(settle_doubts(state))
+        self.tend_disks()
+        state.space.refresh(state)
+        self.effects.apply(growth.answer(state))
 
-    # Acting
+    def tend_disks(self) -> None:
+        """Keep the disks owned, and looked at."""
+        for disk in self.state.disks:
+            self.effects.apply(lister.tend(self.state, disk))
 
     def act(self) -> None:
-        """Do what is to be done until there is no more of it; then tidiness, room and the pin."""
-        self.quarantine.act(self.view.receipts)
-        if not self.yard.known or self.warm.undecided:
-            return
-        self.residence.choose(self.view.doing("hydrate"))
-        while self.takes_a_step():
-            self.space.refresh(linked=self.outcomes.linked)
-        self.decided_on = self.book.changes
-        self.tokenizer.start_if_ready()
-        self.imports.begin()
-        for yard in (self.yard, self.warm):
-            yard.sweep()
-        self.room_desk.make_room()
-        self.landing.act(self.view.situation)
-        self.pinning.keep_listing(self.view.listing, self.book.sources)
-
-    def takes_a_step(self) -> bool:
-        """Begin the moves that may begin, then do what the schedule says; False when that changed nothing."""
-        now, before = time.monotonic(), (self.book.changes, self.crew.busy)
-        moves = decide_moves(self.view.situation(), self.view.shelves(), now)
+        """Do what is to be done; where that changed nothing, what needs settled records."""
+        state, before = self.state, self.stamp()
+        state.placement.choose(state)
+        situation = state.situation()
+        moves = decide_moves(situation, state.warm_contents(), time.monotonic())
         for move in moves:
-            self.moves.do(move)
+            self.effects.apply(take(state, move))
         if moves:
-            self.space.refresh(linked=self.outcomes.linked)
-        actions = decide(self.view.situation(), now)
-        for action in actions:
-            self.actions.do(action, self.view.receipts.get(action.path))
-        return (self.book.changes, self.crew.busy) != before
+            state.space.refresh(state)
+            situation = replace(situation, busy=state.busy())
+        for action in decide(situation, time.monotonic()):
+            self.effects.apply(take(state, action))
+        self.start_tokenizer()
+        self.effects.apply(imports.act(state))
+        self.effects.apply(state.start("revalidate", RECHECK))
+        for disk in state.disks:
+            if disk.litter and disk.sweeper not in state.pool and state.retries.allows(disk.sweeper):
+                self.effects.apply(state.start("sweep", disk.place))
+        if self.stamp() == before:
+            self.effects.apply(state.space.make_room(state, situation))
+            self.effects.apply(state.landing.act(state, situation))
+            self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
 
-    # Hearing, telling, waiting, ending
+    def start_tokenizer(self) -> None:
+        """Train the tokenizer, or take the given one over, once that can be done."""
+        subject = tokenizer.SUBJECT
+        if (
+            subject not in self.state.pool
+            and self.state.retries.allows(subject)
+            and tokenizer.is_wanted(self.state)
+        ):
+            self.effects.apply(self.state.start("tokenizer", subject))
 
-    def hear_workers(self) -> None:
+    def hear(self) -> None:
         """Take in what the workers said and how they ended."""
-        yards = {name: yard for yard in (self.yard, self.warm) for name in (yard.lister, yard.sweeper)}
-        for job, messages, ended in self.crew.hear():
-            yard = yards.get(job.subject)
+        state = self.state
+        for job, messages, ended in state.pool.hear():
+            activity = ACTIVITIES[job.kind]
             for message in messages:
-                self._take_message(job, message, yard)
-            if ended is None:
-                continue
-            self.failures.count(job, ended)
-            self.away.take(job, ended)
-            if yard is not None:
-                yard.ended(job, ended)
-                continue
-            self.yard.measure_soon()
-            if job.subject == TOKENIZER:
-                self.tokenizer.ended(job, ended, self.view.receipts)
-            elif job.kind in MOVES:
-                self.moves.ended(job, ended)
-            elif job.kind == "import":
-                self.imports.ended(job, ended)
-            elif self.quarantine.takes(job):
-                self.quarantine.ended(job, ended, self.view.receipts)
-            elif job.facts.get("asked"):
-                self.requests.ended(job, ended)
-            else:
-                source = self.book.sources[job.subject]
-                key = self.actions.key(source) if self.pinning.pin is not None else None
-                self.outcomes.ended(job, ended, self.view.receipts.get(source.path), key)
+                self.effects.apply(activity.on_message(state, job, message))
+            if ended is not None:
+                outcome = self.judge(job, ended)
+                state.progress.ends[job.kind, outcome.kind] += 1
+                if outcome.kind in ("done", "recycled"):
+                    state.pauses.disk_works(activity.writes_to)
+                self.effects.apply(activity.on_end(state, job, outcome))
 
-    def _take_message(self, job: Job[Any], message: dict[str, Any], yard: Yard | NoWarm | None) -> None:
-        if yard is not None:
-            yard.hear(message)
-        elif job.kind == "import":
-            self.imports.hear(job, message)
-        elif job.kind != "tokenizer":
-            self.outcomes.hear(job, message)
-        self.board.hear(job, message)
-
-    def tell(self) -> None:
-        """Status, metrics and the service manager's watchdog, all from one snapshot."""
-        disks = self.disk_board.show(self.residence.wants, self.view.doing("hydrate"))
-        troubles = (self.failures.standing, self.away.trouble, self.space.short, self.warm.trouble)
-        standing = next(filter(None, (*troubles, self.space.warm_short)), "")
-        shown = {**disks, **self.failures.show(), **self.parallelism.show()}
-        shown |= self.landing.show(self.view.receipts)
-        self.board.show(self.book, self.pinning.pin, self.yard.trouble, standing, shown)
+    def judge(self, job: Job[Work], ended: WorkerExit) -> Outcome:
+        """What the end says, by all there is to know."""
+        before, facts = job.facts.memory, self.state.pauses.memory.look_now()
+        warm = self.state.warm
+        disk = warm if warm is not None and ACTIVITIES[job.kind].writes_to == "warm" else self.state.hot
+        evidence = Evidence(
+            oom_killed=before is not None and facts.killed_since(before),
+            headroom_bytes=facts.headroom_bytes,
+            free_bytes=None if disk.measure is None else disk.measure.free_bytes,
+        )
+        return judge(ended, evidence)
 
     def wait(self) -> None:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        desks = (self.residence, self.failures, self.parallelism, self.landing)
-        dues = (*self.patience.not_before.values(), self.away.until, *(desk.due for desk in desks))
-        later = [due for due in dues if due > now]
-        if self.shelf.due is not None:
-            later.append(self.shelf.due)
-        if self.book.changes != self.decided_on:  # an intent was written: it is acted on at once
-            later.append(now)
-        self.crew.wait(max(0.0, min([now + LONGEST_WAIT_S, *later]) - now))
+        due = min(now + LONGEST_WAIT_S, self.state.next_due, self.inputs.due, self.parallelism.due)
+        self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))

@@ -1,53 +1,100 @@
-"""The start of the loop: sources that begin anew because the configuration asks for something else now."""
+"""The start of the loop: the records are read, and sources start over where the configuration changed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, former_name
-from stokerd.sharding.hot_disk import HotYard
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.record_dir import uncollected
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, former_name, read_sources
+from stoker.kit.daemon import DaemonContext
+from stoker.store.record import RecordDamaged, set_aside
+from stokerd.sharding.activities.base import columns
+from stokerd.sharding.effects import Effect, Forget, StartOver, Write, event
 from stokerd.sharding.pinning import Pinning
-from stokerd.sharding.source_store import SourceBook
+from stokerd.sharding.state import Records, State
 
 
-def begin_new_version(book: SourceBook, pinning: Pinning, yard: HotYard) -> None:
-    """Start every source anew when dataset.version was raised: the sets there are are another build's."""
+def read_records(context: DaemonContext) -> Records:
+    """Every source of the dataset; a damaged record goes into quarantine.
+
+    What it said is found again: the receipt says what the file is, the set on hot what was built.
+    """
+    layout, pipeline = context.layout, context.pipeline
+
+    def aside(file: Path, error: RecordDamaged) -> None:
+        place = set_aside(file, layout.quarantine, "damaged", str(error))
+        context.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
+
+    with uncollected():
+        sources = Catalog(read_sources(layout, pipeline.dataset.name, aside))
+    return Records(context, sources, Pinning(pipeline, context.events))
+
+
+def bring_in_line(state: State) -> Iterator[Effect]:
+    """Bring the records in line with the configuration."""
+    yield from _begin_new_version(state)
+    yield from _restore_formers(state)
+    yield from _release_for_other_columns(state)
+    if state.warm is None:
+        yield from _forget_copies(state)
+
+
+def _begin_new_version(state: State) -> Iterator[Effect]:
+    """Start every source over when dataset.version was raised: the sets there are are another build's."""
+    pinning = state.records.pinning
     if pinning.earlier is None or pinning.pin is not None:
         return
-    for source in list(book.sources.values()):
+    for source in list(state.sources.values()):
         if source.former is not None:  # of a content that no file has: nothing can be built of it
-            book.forget(source)
-        elif source.never_came:
-            continue  # it begins anew when its file comes
-        elif source.state in TERMINAL or source.state == "building":
-            yard.discard_build(source)
-            book.renew(replace(source, formers=()), "new dataset version")
+            yield Forget(source)
+        elif not source.never_came and (source.state in TERMINAL or source.state == "building"):
+            state.discard_build(source)
+            yield StartOver(replace(source, formers=()), "new dataset version")
 
 
-def restore_formers(book: SourceBook) -> None:
+def _restore_formers(state: State) -> Iterator[Effect]:
     """Bring the records of what files held before in line with those of the files.
 
-    A change cut off between the two records is as if it had not begun; a record that was lost is made anew,
+    A change cut off between the two records is as if it had not begun; a record that was lost is made again,
     and its shard set is found by its key.
     """
-    sources = book.sources
+    sources = state.sources
     for former in [sources[path] for path in sources.formers]:
         origin = sources.get(str(former.former))
-        both = origin is not None and {origin.state, former.state} <= PUBLISHED
-        if both and origin is not None and origin.sha256 == former.sha256:
+        if (
+            origin is not None
+            and {origin.state, former.state} <= PUBLISHED
+            and origin.sha256 == former.sha256
+        ):
             plain = Source(former.dataset, former.path, former.size, former.sha256, former=former.former)
-            book.write(replace(plain, state="duplicate", reason=f"same content as {origin.path}"))
+            yield Write(replace(plain, state="duplicate", reason=f"same content as {origin.path}"))
     for source in [one for one in sources.values() if one.formers]:
         for sha256, size in source.formers:
             if not sources.with_content(sha256):
                 lost = Source(source.dataset, source.path, size, sha256)
-                book.write(replace(lost, path=former_name(sources, lost), former=source.path))
+                yield Write(replace(lost, path=former_name(sources, lost), former=source.path))
 
 
-def acquit_for_other_columns(book: SourceBook, columns_read: Collection[str]) -> None:
-    """Start sources anew that were quarantined for a column which the configuration no longer reads."""
-    for source in list(book.sources.values()):
-        blamed = source.column if source.state == "quarantined" else None
-        if blamed is not None and blamed not in columns_read:
-            book.renew(source, f"it was quarantined for column {blamed!r}, which is not read now")
+def _release_for_other_columns(state: State) -> Iterator[Effect]:
+    """Start sources over that were quarantined for a column which the configuration no longer reads."""
+    read = {state.pipeline.dataset.text_column, *columns(state.pipeline)}
+    for source in state.sources.in_state("quarantined"):
+        if source.column is not None and source.column not in read:
+            yield StartOver(source, f"it was quarantined for column {source.column!r}, which is not read now")
+
+
+def _forget_copies(state: State) -> Iterator[Effect]:
+    """With no warm disk any more its copies are lost: sets that were there only are made again."""
+    copied = [source for source in state.sources.values() if source.on_warm]
+    for source in copied:
+        if source.evicted:
+            yield StartOver(source, "its shard set was on warm only, and no warm is configured now")
+        else:
+            yield Write(source.moved("proven", on_warm=False, evicting=False))
+    if copied:
+        again = sum(source.evicted for source in copied)
+        advice = f"{again} shard sets were there only and are built again; or set warm again"
+        yield event("warm_forgotten", "warning", sets=len(copied), message=advice)

@@ -1,4 +1,4 @@
-"""What the stage-shard loop may do next with a source, one class for each thing it does."""
+"""What the stage-shard loop may do next with a source."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Renew:
-    """Start the path anew with the content its receipt names."""
+class Start:
+    """Have a worker begin a job of this kind on the path."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the path from the beginning, with the content its receipt names."""
 
     path: str
 
@@ -15,7 +23,7 @@ class Renew:
 @dataclass(frozen=True)
 class Replace:
     """The path's file holds other content since its set was proven: the set stays, under the path's former
-    name, and the path begins anew."""
+    name, and the path starts from the beginning."""
 
     path: str
 
@@ -28,7 +36,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
-class Forsake:
+class GiveUpContent:
     """A former content's set is gone, and no file has the content: it cannot be made again."""
 
     path: str
@@ -43,55 +51,18 @@ class Duplicate:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Bring the path's file to hot; `decode` its text as well, to know that a tokenizer can train on it."""
-
-    path: str
-    decode: bool
-
-
-@dataclass(frozen=True)
-class Build:
-    """Make the path's shard set, or go on making it."""
+class DropBeyondLimit:
+    """Take back what was begun of the path's file: it turned out to be beyond dataset.limit."""
 
     path: str
 
 
 @dataclass(frozen=True)
-class Prove:
-    """A set with the path's key lies on hot: prove it and take it for built."""
+class KeepHot:
+    """Take the intent to evict back: the set is on hot still, and warm cannot be read now."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class Quarantine:
-    """Set the path's file aside for the finding against it."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class QuarantineSet:
-    """Set aside what stands at the path's target: it is not the set it should be."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Release:
-    """Remove the path's file from hot: its set is proven, and with a warm disk copied."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Take back what was begun of the path's file: it turned out to be beyond the slice."""
-
-    path: str
-
-
-Action = (Renew | Replace | Withdraw | Duplicate | Forsake | GiveUp) | (
-    Stage | Build | Prove | Quarantine | QuarantineSet | Release
-)
+RecordAction = Restart | Replace | GiveUp | GiveUpContent | Duplicate | DropBeyondLimit | KeepHot
+Action = Start | RecordAction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from stoker.corpus.records.index import OPEN
@@ -10,20 +10,15 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
 from stoker.corpus.schedule.actions import (
     Action,
-    Build,
+    DropBeyondLimit,
     Duplicate,
-    Forsake,
     GiveUp,
-    Prove,
-    Quarantine,
-    QuarantineSet,
-    Release,
-    Renew,
+    GiveUpContent,
     Replace,
-    Stage,
-    Withdraw,
+    Restart,
+    Start,
 )
-from stoker.corpus.schedule.state import Activity, Situation, in_hand, is_free, slots
+from stoker.corpus.schedule.state import Situation, in_hand, is_free, slots
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -36,11 +31,10 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     if renewals:  # everything else depends on the records being of the content at hand
         return renewals
     return (
-        *_withdrawals(situation, now),
+        *_beyond_limit(situation, now),
         *_duplicates(situation),
-        *_forsaken(situation),
-        *(Quarantine(path) for path in sorted(situation.convicted) if is_free(situation, path, now)),
-        *(QuarantineSet(path) for path in sorted(situation.invalid_sets) if is_free(situation, path, now)),
+        *_lost_contents(situation),
+        *_quarantines(situation, now),
         *_proofs(situation, now),
         *_stages(situation, now),
         *_builds(situation, now),
@@ -48,7 +42,7 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     )
 
 
-def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
+def stale(situation: Situation) -> Iterator[Restart | Replace | GiveUp]:
     """What to do about the records that speak of other content than their receipt, or of a file that could
     not be fetched, or came after all.
 
@@ -66,17 +60,17 @@ def stale(situation: Situation) -> Iterator[Renew | Replace | GiveUp]:
             continue
         elif source is None:
             if path not in situation.beyond:
-                yield Renew(path)
+                yield Restart(path)
         elif _is_unrecorded(situation, source):
             continue  # its set is proven first, and kept as a former content then
         elif source.sha256 != receipt.sha256 or source.never_came:
-            yield Replace(path) if source.state in PUBLISHED else Renew(path)
+            yield Replace(path) if source.state in PUBLISHED else Restart(path)
     for path in chain.from_iterable(catalog.unsettled):
         source, receipt = catalog[path], receipts.get(path)
         if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
             continue
         if receipt is not None and receipt.usable and receipt.sha256 == source.sha256:
-            yield Renew(path)
+            yield Restart(path)
 
 
 def _is_unrecorded(situation: Situation, source: Source) -> bool:
@@ -97,22 +91,22 @@ def differs(source: Source | None, receipt: Receipt | None) -> bool:
     return source.state == "seen" if receipt.unobtainable else source.never_came
 
 
-def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Renew | GiveUp]:
+def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Restart | GiveUp]:
     """A file that could not be fetched, or rotted, is missed only where no shard set has its content."""
     path = receipt.path
     if source is None and path not in situation.beyond:
         # What is known of its content may tell that its set is there.
-        yield Renew(path) if receipt.sha256 else GiveUp(path)
+        yield Restart(path) if receipt.sha256 else GiveUp(path)
     elif source is not None and source.state == "seen" and path not in situation.beyond:
         found = situation.uncertain or path in situation.recallable or situation.is_published(source)
         if not found and situation.catalog.owner(source.sha256) is None:
             yield GiveUp(path)
 
 
-def _withdrawals(situation: Situation, now: float) -> Iterator[Withdraw]:
+def _beyond_limit(situation: Situation, now: float) -> Iterator[DropBeyondLimit]:
     for source in situation.catalog.in_state("staged", "building") if situation.beyond else ():
         if source.path in situation.beyond and is_free(situation, source.path, now):
-            yield Withdraw(source.path)
+            yield DropBeyondLimit(source.path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
@@ -124,7 +118,7 @@ def _duplicates(situation: Situation) -> Iterator[Duplicate]:
                 yield Duplicate(path, str(owner))
 
 
-def _forsaken(situation: Situation) -> Iterator[Forsake]:
+def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
     """Former contents without a set, when there is none to be found and no other file has that content."""
     catalog = situation.catalog
     if situation.uncertain or situation.key_of is None:
@@ -136,14 +130,14 @@ def _forsaken(situation: Situation) -> Iterator[Forsake]:
             continue
         others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
         if all(_has_no_file_any_more(other) for other in others):
-            yield Forsake(path)
+            yield GiveUpContent(path)
 
 
 def _has_no_file_any_more(source: Source) -> bool:
     return source.former is not None or (source.state == "quarantined" and not source.never_came)
 
 
-def _open(situation: Situation, path: str, activity: Activity, now: float) -> bool:
+def _open(situation: Situation, path: str, activity: str, now: float) -> bool:
     return (
         is_free(situation, path, now)
         and path not in situation.convicted
@@ -152,7 +146,7 @@ def _open(situation: Situation, path: str, activity: Activity, now: float) -> bo
     )
 
 
-def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
+def _proofs(situation: Situation, now: float) -> tuple[Start, ...]:
     """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
     catalog, key_of = situation.catalog, situation.key_of
     if key_of is None:
@@ -165,7 +159,8 @@ def _proofs(situation: Situation, now: float) -> tuple[Prove, ...]:
     for path in (*unowned, *sorted(asked)):
         if situation.is_published(catalog[path]) and _open(situation, path, "prove", now):
             chosen.setdefault(catalog[path].sha256, path)
-    return tuple(map(Prove, [*chosen.values()][: slots(situation, "prove", situation.limits.provers)]))
+    slots_left = slots(situation, "prove", situation.limits.provers)
+    return tuple(Start("prove", path) for path in [*chosen.values()][:slots_left])
 
 
 def stageable(situation: Situation, now: float) -> list[str]:
@@ -226,14 +221,13 @@ def buildable(situation: Situation, now: float) -> list[str]:
 
 
 def _ready(situation: Situation, now: float) -> list[str]:
-    """The staged paths that wait to be built, in the order in which they are."""
+    """The staged paths that may be built, in the order in which they are."""
     if situation.key_of is None:
         return []
     ready = [
         path
         for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
         if path not in situation.beyond
-        and _is_in_line(situation, source)
         and not situation.is_published(source)
         and _open(situation, path, "build", now)
     ]
@@ -243,44 +237,52 @@ def _ready(situation: Situation, now: float) -> list[str]:
     )
 
 
-def _is_in_line(situation: Situation, source: Source) -> bool:
-    """Whether it may be built although the slice may end before it: as much as there are builders for."""
-    if situation.in_line is None or source.path in situation.urgent:
-        return True
-    same = situation.catalog.with_content(source.sha256)
-    return any(path in situation.in_line for path in (source.path, *same))
-
-
-def _stages(situation: Situation, now: float) -> Iterator[Stage]:
+def _stages(situation: Situation, now: float) -> Iterator[Start]:
     room = situation.room
-    left = None if room is None else room.stage
-    decode = situation.limits.train and situation.key_of is None
-    for number, path in enumerate(stageable(situation, now)):
-        if room is not None and left is not None:
-            left -= room.stage_needs(situation.sources[path])
-        let = room is None or (number == 0 and room.one_stage and left is not None)
-        if not let and (left is None or left < 0):
-            return  # nobody overtakes it: a big file would wait for ever
-        yield Stage(path, decode=decode)
+    paths = stageable(situation, now)
+    if room is None:
+        return (Start("stage", path) for path in paths)
+    return _within("stage", paths, situation, room.stage, room.stage_needs, first_goes=room.one_stage)
 
 
-def _builds(situation: Situation, now: float) -> Iterator[Build]:
+def _builds(situation: Situation, now: float) -> Iterator[Start]:
     room = situation.room
-    left = None if room is None else room.build
-    for number, path in enumerate(buildable(situation, now)):
-        if room is not None and left is not None:
-            left -= room.build_needs(situation.sources[path])
-        let = room is None or (number == 0 and room.one_build and left is not None)
-        if not let and (left is None or left < 0):
+    paths = buildable(situation, now)
+    if room is None:
+        return (Start("build", path) for path in paths)
+    return _within("build", paths, situation, room.build, room.build_needs, first_goes=room.one_build)
+
+
+def _within(
+    kind: str,
+    paths: list[str],
+    situation: Situation,
+    room: int | None,
+    needs: Callable[[Source], int],
+    *,
+    first_goes: bool,
+) -> Iterator[Start]:
+    """The starts that the room is enough for; none overtakes another, or a big file would wait for ever."""
+    if room is None:
+        return
+    for number, path in enumerate(paths):
+        room -= needs(situation.sources[path])
+        if room < 0 and not (number == 0 and first_goes):
             return
-        yield Build(path)
+        yield Start(kind, path)
 
 
-def _releases(situation: Situation, now: float) -> Iterator[Release]:
+def _quarantines(situation: Situation, now: float) -> Iterator[Start]:
+    for path in sorted({*situation.convicted, *situation.invalid_sets}):
+        if is_free(situation, path, now):
+            yield Start("quarantine", path)
+
+
+def _releases(situation: Situation, now: float) -> Iterator[Start]:
     ready: SourceState | None = _READY.get(situation.limits.release)
     for source in situation.catalog.in_state(ready) if ready is not None else ():
         if not source.imported and _open(situation, source.path, "release", now):
-            yield Release(source.path)
+            yield Start("release", source.path)
 
 
 _READY: Mapping[str, SourceState] = {"after_proof": "proven", "after_sync": "synced"}

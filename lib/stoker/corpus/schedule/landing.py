@@ -1,92 +1,63 @@
-"""What the stage-shard loop asks of the download watchdog about the files that were fetched: pure decisions.
+"""What the stage-shard loop wants of the files that were fetched: a pure decision.
 
-A fetched file is given back (released) once its shard set stands for it, and fetched again when the set was
-lost. The watchdog alone touches the landing; each wish becomes one request to it.
+A fetched file leaves the landing once its shard set stands for it; it is fetched again when the set was
+lost. The download watchdog alone touches the landing; it reads the demand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping
 
+from stoker.corpus.records.demand import Demand, Unneeded
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.state import Situation
 
-Verb = Literal["release", "fetch"]
-VERBS: tuple[Verb, ...] = ("release", "fetch")
 _REMOVED: tuple[ReceiptState, ...] = ("releasing", "released")
 _ON_ITS_WAY: tuple[ReceiptState, ...] = ("verified", "unproven", "disputed")
 
 
-@dataclass(frozen=True)
-class Wish:
-    """To have the path's file removed from the landing, or to have it fetched again.
-
-    `sha256` is its receipt's. `owner` is the path whose shard set stands for the content: the path itself, or
-    for a duplicate another one; empty for a fetch.
-    """
-
-    verb: Verb
-    path: str
-    sha256: str
-    owner: str = ""
-
-
-def may_wish(source: Source | None, receipt: Receipt | None) -> bool:
-    """Whether a path may have a wish, now or later without either of its records changing."""
+def may_be_demanded(source: Source | None, receipt: Receipt | None) -> bool:
+    """Whether a path may be in the demand, now or later without either of its records changing."""
     if source is None or receipt is None or not source.has_file:
         return False
     if receipt.usable:
         return source.state in ("released", "duplicate") and source.sha256 == receipt.sha256
-    return receipt.state in _REMOVED and source.state in ("seen", "duplicate")
+    return receipt.state in (*_REMOVED, "disputed") and source.state in ("seen", "duplicate")
 
 
-def wishes(
+def demand_of(
     situation: Situation,
-    paths: Iterable[str],
+    paths: Collection[str],
     *,
-    under_way: Mapping[str, Verb],
-    most: Mapping[Verb, int],
-) -> Iterator[Wish]:
-    """What to ask about these paths: `under_way` is asked already, `most` may be under way of each verb.
-
-    What the tokenizer or a run waits for comes first, the rest in listing order; of one content one file is
-    fetched.
-    """
-    room = {verb: most[verb] - sum(1 for each in under_way.values() if each == verb) for verb in VERBS}
-    coming = {
-        situation.sources[path].sha256
-        for path, verb in under_way.items()
-        if verb == "fetch" and path in situation.sources
-    }
+    most_unneeded: int,
+    most_missed: int,
+    last: Collection[str] = (),
+) -> Demand:
+    """What to demand of these paths: first those that the tokenizer or a run waits for, then in listing
+    order, the paths in `last` after all others. Of one content one file is fetched."""
+    sources, receipts = situation.sources, situation.receipts
+    unneeded: dict[str, Unneeded] = {}
+    missed: dict[str, str] = {}
+    coming = {sources[path].sha256 for path in paths if receipts[path].state == "disputed"}
     first = situation.wanted | situation.urgent
-    for path in sorted(paths, key=lambda path: (path not in first, path)):
-        if not any(left > 0 for left in room.values()):
-            return
-        wish = None if path in under_way else _wish(situation, path)
-        if wish is None or room[wish.verb] <= 0:
+    for path in sorted(paths, key=lambda path: (path not in first, path in last, path)):
+        source, receipt = sources[path], receipts[path]
+        if path in situation.busy or not may_be_demanded(source, receipt):
             continue
-        content = situation.sources[path].sha256
-        if wish.verb == "fetch" and content in coming:
-            continue
-        coming |= {content} if wish.verb == "fetch" else set()
-        room[wish.verb] -= 1
-        yield wish
+        if receipt.usable:
+            owner = _owner_of_safe_set(situation, source) if len(unneeded) < most_unneeded else None
+            if owner is not None:
+                unneeded[path] = Unneeded(source.sha256, owner)
+        elif receipt.state in _REMOVED and source.sha256 not in coming and _is_missed(situation, source):
+            if len(coming) < most_missed:
+                missed[path] = receipt.sha256
+            coming.add(source.sha256)
+    return Demand(unneeded, missed)
 
 
-def _wish(situation: Situation, path: str) -> Wish | None:
-    source, receipt = situation.sources.get(path), situation.receipts.get(path)
-    if source is None or receipt is None or not may_wish(source, receipt) or path in situation.busy:
-        return None
-    if receipt.usable:
-        return _release(situation, source)
-    return Wish("fetch", path, receipt.sha256) if _is_missed(situation, source) else None
-
-
-def _release(situation: Situation, source: Source) -> Wish | None:
-    """A file goes when the set of its content is as safe as the set of one whose file on hot went.
+def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
+    """The path whose set makes the source's file unneeded: a set as safe as that of a file that left hot.
 
     A quarantined source's file stays: it is what the verdict can be checked by.
     """
@@ -95,8 +66,7 @@ def _release(situation: Situation, source: Source) -> Wish | None:
         return None
     same = [source.path] if source.state == "released" else catalog.with_content(source.sha256)
     safe = (path for path in same if catalog[path].state == "released")
-    owner = next((path for path in safe if path not in situation.invalid_sets), None)
-    return None if owner is None else Wish("release", source.path, source.sha256, owner)
+    return next((path for path in safe if path not in situation.invalid_sets), None)
 
 
 def _is_missed(situation: Situation, source: Source) -> bool:
@@ -125,7 +95,7 @@ def _comes(situation: Situation, other: Source) -> bool:
     return here and other.state in ("seen", "duplicate") and other.path not in situation.beyond
 
 
-def bytes_to_release(
+def bytes_unneeded(
     paths: Collection[str], sources: Mapping[str, Source], receipts: Mapping[str, Receipt]
 ) -> int:
     """Bytes in the landing of these paths' files, as far as their sets stand for them."""

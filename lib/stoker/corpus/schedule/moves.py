@@ -11,62 +11,24 @@ from dataclasses import dataclass, field
 
 from stoker.corpus.records.index import KEY16, Catalog
 from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.actions import KeepHot, Start
 from stoker.corpus.schedule.state import Situation, in_hand, is_free, slots
 
 SYNCS, EVICTIONS, HYDRATIONS, RECALLS = 2, 2, 2, 2
 
 
 @dataclass(frozen=True)
-class Sync:
-    """Copy the path's set to warm and prove the copy."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Evict:
-    """Prove the path's copy on warm and take its set off hot."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class KeepHot:
-    """Take the intent to evict back: the set is on hot still, and warm cannot be read now."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Hydrate:
-    """Bring the path's set back from warm."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Prove the set on warm that has the path's key: its record was lost, not the set."""
-
-    path: str
-
-
-Move = Sync | Evict | KeepHot | Hydrate | Recall
-
-
-@dataclass(frozen=True)
-class Shelves:
+class WarmContents:
     """What the decision depends on beside the schedule's situation.
 
-    `warm` and `published` are the keys' first 16 digits of what lies on warm and on hot. `warm_answers` and
-    `warm_writable` tell how warm is; `hydrate` are the paths to bring back now, `wanted` all that somebody
-    waits for. `sync_room` is in bytes, None where it is not known; `bytes_of` a set's size. `rotten` are the
-    keys whose copy on warm turned out wrong.
+    `published` are the keys' first 16 digits of what lies on warm, `hydrate` the paths to bring back now,
+    `wanted` all paths that a run waits for. `sync_room` is in bytes, None where it is not known; `bytes_of`
+    gives a set's size. `rotten` are the keys whose copy on warm turned out wrong.
     """
 
-    warm: Set[str] = frozenset()
-    warm_answers: bool = False
-    warm_writable: bool = False
+    published: Set[str] = frozenset()
+    answers: bool = False
+    writable: bool = False
     hydrate: Sequence[str] = ()
     wanted: frozenset[str] = frozenset()
     rotten: frozenset[str] = frozenset()
@@ -74,13 +36,13 @@ class Shelves:
     bytes_of: Callable[[Source], int] = field(default=lambda source: source.size)
 
 
-def decide_moves(situation: Situation, shelves: Shelves, now: float) -> tuple[Move, ...]:
+def decide_moves(situation: Situation, warm: WarmContents, now: float) -> tuple[Start | KeepHot, ...]:
     """The moves to begin now, within the limits; at most one for a path."""
     return (
-        *_evictions(situation, shelves, now),
-        *_hydrations(situation, shelves, now),
-        *_syncs(situation, shelves, now),
-        *_recalls(situation, shelves, now),
+        *_evictions(situation, warm, now),
+        *_hydrations(situation, warm, now),
+        *_syncs(situation, warm, now),
+        *_recalls(situation, warm, now),
     )
 
 
@@ -90,72 +52,72 @@ def unsynced(sources: Mapping[str, Source]) -> Iterator[Source]:
     return (catalog[path] for path in catalog.unsynced)
 
 
-def recallable(situation: Situation, shelves: Shelves) -> frozenset[str]:
+def recallable(situation: Situation, warm: WarmContents) -> frozenset[str]:
     """The paths without a set on record whose set lies on warm."""
-    if situation.key_of is None or not shelves.warm_answers:
+    if situation.key_of is None or not warm.answers:
         return frozenset()
     catalog, key_of = situation.catalog, situation.key_of
-    keys = (key for key in catalog.unowned(shelves.warm) if key not in situation.published)
+    keys = (key for key in catalog.unowned(warm.published) if key not in situation.published)
     return frozenset(
         path
         for path in catalog.open_with(keys, key_of)
-        if catalog[path].state == "seen" and key_of(catalog[path].sha256) not in shelves.rotten
+        if catalog[path].state == "seen" and key_of(catalog[path].sha256) not in warm.rotten
     )
 
 
-def _evictions(situation: Situation, shelves: Shelves, now: float) -> Iterator[Evict | KeepHot]:
+def _evictions(situation: Situation, warm: WarmContents, now: float) -> Iterator[Start | KeepHot]:
     """Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted."""
     room = slots(situation, "evict", EVICTIONS)
     catalog = situation.catalog
-    left = (path for path in catalog.left_behind(situation.published) if path not in shelves.wanted)
+    left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
     for path in dict.fromkeys((*catalog.evicting, *left)):
         source = catalog[path]
         if not _movable(situation, path, now):
             continue
-        if not shelves.warm_answers:
+        if not warm.answers:
             if source.evicting and str(source.key)[:KEY16] in situation.published:
                 yield KeepHot(path)
         elif room > 0:
             room -= 1
-            yield Evict(path)
+            yield Start("evict", path)
 
 
-def _hydrations(situation: Situation, shelves: Shelves, now: float) -> Iterator[Hydrate]:
+def _hydrations(situation: Situation, warm: WarmContents, now: float) -> Iterator[Start]:
     room = slots(situation, "hydrate", HYDRATIONS)
-    if not shelves.warm_answers or now < situation.paused_until.get("hydrate", now):
+    if not warm.answers or now < situation.paused_until.get("hydrate", now):
         return
-    for path in shelves.hydrate:
+    for path in warm.hydrate:
         if room > 0 and _movable(situation, path, now):
             room -= 1
-            yield Hydrate(path)
+            yield Start("hydrate", path)
 
 
-def _syncs(situation: Situation, shelves: Shelves, now: float) -> Iterator[Sync]:
-    usable = shelves.warm_answers and shelves.warm_writable
+def _syncs(situation: Situation, warm: WarmContents, now: float) -> Iterator[Start]:
+    usable = warm.answers and warm.writable
     if not usable or now < situation.paused_until.get("sync", now):
         return
-    room, slot = shelves.sync_room, slots(situation, "sync", SYNCS)
+    room, slot = warm.sync_room, slots(situation, "sync", SYNCS)
     for source in unsynced(situation.sources):
         if slot == 0 or room is None:
             return
         if _movable(situation, source.path, now):
-            room -= shelves.bytes_of(source)
+            room -= warm.bytes_of(source)
             if room < 0:
                 return
             slot -= 1
-            yield Sync(source.path)
+            yield Start("sync", source.path)
 
 
 def _movable(situation: Situation, path: str, now: float) -> bool:
     return is_free(situation, path, now) and path not in situation.invalid_sets
 
 
-def _recalls(situation: Situation, shelves: Shelves, now: float) -> Iterator[Recall]:
+def _recalls(situation: Situation, warm: WarmContents, now: float) -> Iterator[Start]:
     room = slots(situation, "recall", RECALLS)
     claimed = in_hand(situation)
-    for path in sorted(recallable(situation, shelves)) if room else ():
+    for path in sorted(recallable(situation, warm)) if room else ():
         sha256 = situation.sources[path].sha256
         if room > 0 and sha256 not in claimed and is_free(situation, path, now):
             claimed.add(sha256)
             room -= 1
-            yield Recall(path)
+            yield Start("recall", path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from stoker.kit.workers.parent import WorkerExit
@@ -56,8 +56,10 @@ NO_EVIDENCE = Evidence()
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How to go on: only `died` counts against the file; `reason` is for the event.
+class Outcome:
+    """How a job ended: only `died` counts against the file; `reason` is for the event.
+
+    `result` is what a finished worker returned, `error` (a type's name) and `code` are a failed one's.
 
     `recycled`, `outgrown` and `killed` (by hand) are no failures; `out_of_memory` is the machine's,
     `over_memory` the worker's own size; `doubtful`: a death that a vanished file or disk explains as well.
@@ -65,63 +67,91 @@ class Verdict:
 
     kind: Kind
     reason: str = ""
-    fields: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
     doubtful: bool = False
+    error: str = ""
+    code: int | None = None
 
 
-def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Verdict:
-    """Classify any corpus or shard worker's end; `fields` is the result of one that finished."""
+def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
+    """Classify any corpus or shard worker's end."""
     if ended.kind == "finished" and ended.result is not None:
         return _finished(ended.result)
+    outcome = _unfinished(ended, evidence)
+    return replace(outcome, error=str((ended.error or {}).get("type", "")), code=ended.code)
+
+
+def _unfinished(ended: WorkerExit, evidence: Evidence) -> Outcome:
     reason = ended.reason()
     match ended.kind:
         case "killed":
             return _killed(ended.signal, reason, evidence)
         case "over_memory":
-            return Verdict("over_memory", reason)
+            return Outcome("over_memory", reason)
         case "timed_out":  # a dead mount hangs a worker as surely as a bad file could
-            return Verdict("stalled" if ended.cause == "stalled" else "silent", reason)
+            return Outcome("stalled" if ended.cause == "stalled" else "silent", reason)
     return _failed(ended, reason, evidence)
 
 
-def _finished(result: Mapping[str, Any]) -> Verdict:
+def _finished(result: Mapping[str, Any]) -> Outcome:
     match result.get("status"):
         case "bad":
-            return Verdict("bad", str(result["reason"]), result)
+            return Outcome("bad", str(result["reason"]), result)
         case "changed" | "mismatch":
-            return Verdict("changed", "its content is not what the receipt says", result)
+            return Outcome("changed", "its content is not what the receipt says", result)
         case "recycled":
-            return Verdict("recycled", "it had grown over its soft budget", result)
+            return Outcome("recycled", "it had grown over its soft budget", result)
         case "outgrown":
-            return Verdict("outgrown", "its shard set needs more room than there is", result)
-    return Verdict("done", fields=result)
+            return Outcome("outgrown", "its shard set needs more room than there is", result)
+    return Outcome("done", result=result)
 
 
-def _killed(signum: int | None, reason: str, evidence: Evidence) -> Verdict:
+def _killed(signum: int | None, reason: str, evidence: Evidence) -> Outcome:
     if signum == signal.SIGKILL and evidence.oom_killed:
-        return Verdict("out_of_memory", f"{reason}: the kernel was out of memory")
+        return Outcome("out_of_memory", f"{reason}: the kernel was out of memory")
     scarce = evidence.headroom_bytes is not None and evidence.headroom_bytes < SCARCE_BYTES
     if signum == signal.SIGABRT and scarce:  # what native code does where an allocation fails
-        return Verdict("out_of_memory", f"{reason} with no memory to spare")
+        return Outcome("out_of_memory", f"{reason} with no memory to spare")
     if signum in _FATAL:
-        return Verdict("died", reason, doubtful=signum == signal.SIGBUS)
-    return Verdict("killed", reason)
+        return Outcome("died", reason, doubtful=signum == signal.SIGBUS)
+    return Outcome("killed", reason)
 
 
-def _failed(ended: WorkerExit, reason: str, evidence: Evidence) -> Verdict:
+def _failed(ended: WorkerExit, reason: str, evidence: Evidence) -> Outcome:
     error = ended.error or {}
     if error.get("errno") in _FULL:
-        return Verdict("disk_full", reason)
+        return Outcome("disk_full", reason)
     if error.get("type") in _NO_MEMORY or error.get("errno") == errno.ENOMEM:
-        return Verdict("out_of_memory", reason or str(error.get("type")))
+        return Outcome("out_of_memory", reason or str(error.get("type")))
     full = evidence.free_bytes is not None and evidence.free_bytes < FULL_BYTES
     if full and (ended.code == 74 or error.get("exit_code") == 70):
-        return Verdict("disk_full", f"{reason} (the disk is full)")
+        return Outcome("disk_full", f"{reason} (the disk is full)")
     if ended.code == 74:
-        return Verdict("storage", reason)
+        return Outcome("storage", reason)
     if ended.code in _MACHINE_CODES or error.get("type") in _MACHINE or "type" not in error:
-        return Verdict("again", reason)
-    return Verdict("died", reason)
+        return Outcome("again", reason)
+    return Outcome("died", reason)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a file goes into quarantine, and where in it; `figures` are more fields of the event, in bytes."""
+
+    reason: str
+    detail: str = ""
+    row_group: int | None = None
+    column: str | None = None
+    figures: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Finding:
+        """The finding that a worker's result of status `bad` tells."""
+        return cls(str(result["reason"]), str(result["detail"]), result["row_group"], result["column"])
+
+    def fields(self) -> dict[str, Any]:
+        """As a reason.json and an event have it."""
+        place = {"row_group": self.row_group, "column": self.column}
+        return {"reason": self.reason, **place, "detail": self.detail, **self.figures}
 
 
 def convicted(deaths: tuple[int, ...]) -> int | None:

@@ -10,27 +10,11 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 
-Activity = Literal[
-    "stage",
-    "tokenizer",
-    "build",
-    "prove",
-    "quarantine",
-    "release",
-    "sync",
-    "evict",
-    "hydrate",
-    "recall",
-]
-
 
 @dataclass(frozen=True)
 class Limits:
     """How much may go on at once; `queue_*` bound what is staged ahead of the builders, beside what they have
-    in hand.
-
-    `train` says that the tokenizer is made of the first files' text.
-    """
+    in hand."""
 
     stagers: int
     builders: int
@@ -38,7 +22,6 @@ class Limits:
     queue_files: int
     queue_bytes: int
     release: Literal["never", "after_proof", "after_sync"]
-    train: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,13 +46,12 @@ class Situation:
     """Everything a decision depends on; times are monotonic seconds.
 
     `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
-    the keys' first 16 digits of the sets that lie on hot. `busy` tells which activity a path is in.
+    the keys' first 16 digits of the sets that lie on hot. `busy` tells which kind of job a path is in.
     `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
     `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
     asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
-    out. `differing` are the paths among which those are whose receipt names other content than their record,
-    None for any. `in_line` are those that may be built before the slice is settled, None for all.
+    out. `differing` are the only paths whose receipt and record may disagree; None means check all.
     `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for, None where that
     does not matter.
     """
@@ -89,7 +71,6 @@ class Situation:
     shelved: frozenset[str] = frozenset()
     beyond: frozenset[str] = frozenset()
     differing: Collection[str] | None = None
-    in_line: Collection[str] | None = None
     uncertain: bool = False
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
@@ -114,9 +95,9 @@ def is_free(situation: Situation, path: str, now: float) -> bool:
     )
 
 
-def slots(situation: Situation, activity: Activity, most: int) -> int:
-    """How many more of an activity may begin."""
-    return max(0, most - sum(1 for each in situation.busy.values() if each == activity))
+def slots(situation: Situation, kind: str, most: int) -> int:
+    """How many more jobs of a kind may begin."""
+    return max(0, most - sum(1 for each in situation.busy.values() if each == kind))
 
 
 def in_hand(situation: Situation) -> set[str]:

@@ -1,0 +1,50 @@
+"""What each kind of job of the stage-shard loop is: how it runs, how it begins, what its end makes true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.disk_full import Place
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import Job
+from stoker.shards.format.identity import Filters
+from stokerd.sharding.disks import Disk
+from stokerd.sharding.effects import Effect
+from stokerd.sharding.state import State
+
+Message = Mapping[str, Any]
+# With neither a message nor CPU time; for what writes to hot: an fsync to a slow warm disk may take longer.
+STALL_S = 120.0
+
+
+def no_effects(_state: State, _job: Job[Any], _message: Message) -> Iterator[Effect]:
+    """The effects of a message that only tells that the work goes on: none."""
+    return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardActivity(Activity):
+    """All there is to know of one kind of job.
+
+    `begin` starts it on a subject, `on_message` takes what its worker says, `on_end` how it ended.
+    `writes_to` is the place that is full where it meets a full disk.
+    """
+
+    begin: Callable[[State, str], Iterator[Effect]]
+    on_end: Callable[[State, Job[Any], Outcome], Iterator[Effect]]
+    on_message: Callable[[State, Job[Any], Message], Iterator[Effect]] = no_effects
+    writes_to: Place | None = None
+
+
+def columns(pipeline: Pipeline) -> list[str]:
+    """The columns that are read beside the text."""
+    return list(Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns())
+
+
+def marks(*disks: Disk | None) -> list[dict[str, Any]]:
+    """By what a worker knows that these disks are the ones it is to work on."""
+    return [dict(disk.mark) for disk in disks if disk is not None and disk.mark]

@@ -1,0 +1,155 @@
+"""Build: make one source's shard set, or go on making it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from stoker.corpus.records.index import KEY16
+from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.memory_steps import READ_ROWS
+from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.corpus.staging.size_estimate import FILES_BYTES
+from stoker.kit.workers.pool import Job
+from stokerd.sharding import growth
+from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, marks
+from stokerd.sharding.activities.transitions import (
+    HF_TOKENIZERS,
+    RETRY_S,
+    blame,
+    engine_refused,
+    failed,
+    proven,
+    reject_set,
+    try_again,
+    uses_fast_engine,
+)
+from stokerd.sharding.effects import Begin, Effect, Write, event
+from stokerd.sharding.state import BuildWork, State
+
+
+def begin(state: State, path: str) -> Iterator[Effect]:
+    """Build the path's set."""
+    source, pin = state.sources[path], state.records.pinning.pin
+    assert pin is not None  # the schedule builds nothing before it
+    building = source.moved("building", key=state.key(source))
+    if building != source:
+        yield Write(building)
+    attempt = state.pauses.memory.attempt(path, others=bool(state.builds()))
+    task = _task(state, building, pin)
+    task["read_rows"] = READ_ROWS[attempt.rows]
+    task["room"] = growth.begin(state, building)
+    yield Begin(BUILD, path, task, BuildWork(attempt=attempt))
+
+
+def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
+    pipeline, commit = state.pipeline, state.pipeline.shard.commit
+    xxh3 = state.records.xxh3.get(source.sha256, "")  # empty where it was staged before this daemon started
+    is_reference = source.engine == HF_TOKENIZERS
+    return {
+        "parquet": state.parquet(source),
+        "source": {"path": source.path, "size": source.size, "sha256": source.sha256, "xxh3": xxh3},
+        "dataset": source.dataset,
+        "key": source.key,
+        "build_id": pin.build_id,
+        "build": dict(pin.build),
+        "tokenizer_file": str(pipeline.layout.datasets / pin.tokenizer.file),
+        "building": str(pipeline.hot_layout.building / str(source.key)[:KEY16]),
+        "target": str(state.set_on("hot", source)),
+        "commit": {"every_s": commit.every, "bytes": commit.bytes},
+        "commit_every_row_group": bool(source.deaths),  # to blame one
+        "engine": HF_TOKENIZERS if is_reference else pipeline.tokenizer.engine,
+        "memory": pipeline.shard.memory.model_dump(),
+        "disks": marks(state.hot),
+    }
+
+
+def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[Effect]:
+    """Note how far the build is, answer what it asks."""
+    work = job.facts
+    if "row_group" in message:
+        work.row_group = message["row_group"]
+    match message["kind"]:
+        case "commit":
+            work.reached = (message["row_group"], message["row"])
+            state.pauses.disk_works("hot")
+            state.progress.committed(work, int(message["tokens"]))
+        case "room":  # it is answered once hot was measured
+            work.asks = (int(message["written"]) + FILES_BYTES, int(message["needed"]) + FILES_BYTES)
+            state.hot.measure_soon()
+        case "engine":
+            source = state.sources[job.subject]
+            yield Write(replace(source, engine=HF_TOKENIZERS))
+            yield engine_refused(source, str(message["reason"]))
+    match message.get("phase"):
+        case "check_engine" | "encode":
+            work.is_encoding = True
+        case "open":
+            work.is_resumed = bool(message.get("row_group") or message.get("row"))
+
+
+def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
+    source, memory = state.sources[job.subject], state.pauses.memory
+    assert job.facts.attempt is not None  # every build begins with one
+    state.hot.measure_soon()
+    is_further = _credit(state, job, source)
+    match outcome.kind:
+        case "done" if outcome.result["status"] == "target_invalid":
+            yield from reject_set(state, source, str(outcome.result["reason"]))
+        case "done":
+            memory.succeeded(source.path)
+            state.records.xxh3.pop(source.sha256, None)
+            result, key = outcome.result, state.key(source)
+            yield from proven(state, source, key, result["books"], result["manifest_sha256"])
+            state.retries.succeeded(source.path)
+        case "recycled":  # a fresh worker goes on at once; one that never came further reads less at a time
+            yield event("worker_recycled", "debug", path=source.path, further=is_further)
+            if not is_further:
+                memory.recycled_in_vain(source.path, job.facts.attempt)
+                reason = "its worker outgrew shard.memory.soft before it could commit"
+                yield from try_again(state, job, source, reason)
+        case "outgrown":
+            state.hot.look_soon()  # its partial set is gone
+            state.records.reached.pop((source.path, source.sha256), None)
+            end = growth.refused(state, job, source)
+            if isinstance(end, Finding):
+                state.records.convicted[source.path] = end
+            else:
+                yield end
+        case "out_of_memory" | "over_memory":
+            is_machines = outcome.kind == "out_of_memory"
+            detail = memory.failed(source.path, job.facts.attempt, outcome.reason, is_machines=is_machines)
+            if detail is not None:
+                finding = Finding("out_of_memory", detail, job.facts.row_group)
+                state.records.convicted[source.path] = finding
+            yield from try_again(state, job, source, outcome.reason, wait_s=RETRY_S)
+        case "stalled" | "silent" if job.facts.is_encoding and uses_fast_engine(state, source):
+            blamed = yield from blame(state, job, source, outcome.reason)
+            yield from try_again(state, job, blamed, outcome.reason)
+        case _:
+            yield from failed(state, job, source, outcome)
+
+
+def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
+    """Forget failures where a worker came further than any before; else it could go round for ever."""
+    content, reached = (source.path, source.sha256), state.records.reached
+    is_further = job.facts.reached > reached.get(content, (0, 0))
+    if is_further:
+        reached[content] = job.facts.reached
+        state.retries.succeeded(source.path)
+    return is_further
+
+
+BUILD = ShardActivity(
+    kind="build",
+    module="stoker.shards.build.build_worker",
+    stall_s=STALL_S,
+    is_memory_bound=True,
+    is_reusable=True,
+    begin=begin,
+    on_message=on_message,
+    on_end=on_end,
+    writes_to="hot",
+)

@@ -1,0 +1,150 @@
+"""List: own the hot or the warm disk, look at it, and bring the records in line with what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.config.disk import disk_faults
+from stoker.config.load import refuse
+from stoker.corpus.records.index import KEY16
+from stoker.corpus.records.sources import PUBLISHED
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.disk_contents import HotSeen, WarmSeen
+from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
+from stoker.kit.workers.pool import Job
+from stoker.store.errors import LockHeld, UnavailableError
+from stokerd.sharding.activities.base import Message, ShardActivity
+from stokerd.sharding.activities.transitions import copy_lost, set_gone
+from stokerd.sharding.disks import ANSWERS_WITHIN_S, Disk
+from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, Send, StartOver
+from stokerd.sharding.state import TRIES_ONCE, State, Work
+
+ON_HOT = {"staged", "building", *PUBLISHED}
+HOT_NAMES = ("parquet", "building", "published", "temporaries", "trash")
+WARM_NAMES = ("published", "temporaries", "trash")
+
+
+def tend(state: State, disk: Disk) -> Iterator[Effect]:
+    """Keep the disk owned, and ask for a look or a measure when one is due."""
+    if disk.is_hanging:  # before its lister is given up: a mount may answer again within that time
+        yield _unavailable(disk, f"no answer for {ANSWERS_WITHIN_S:.0f} s")
+    if disk.lister not in state.pool:
+        if state.retries.allows(disk.lister):
+            yield from state.start("list", disk.place)
+    elif (question := disk.question(state.sources)) is not None:
+        yield Send(disk.lister, question)
+
+
+def begin(state: State, place: str) -> Iterator[Effect]:
+    """Hold the owner lock of hot or warm."""
+    disk = next(disk for disk in state.disks if disk.place == place)
+    sources, pipeline = state.sources.values(), state.pipeline
+    if place == "hot":
+        expected = sum(1 for source in sources if source.state in ON_HOT and not source.evicted)
+    else:
+        expected = sum(1 for source in sources if source.on_warm)
+    names = {"role": place, "root": str(disk.root), "dataset": pipeline.dataset.name}
+    yield Begin(LIST, disk.lister, {**names, "owner": pipeline.owner, "expected": expected}, Work())
+
+
+def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effect]:
+    """It owns the disk; what lies there; how much room there is."""
+    disk = _disk_of(state, job)
+    disk.heard()
+    match message["kind"]:
+        case "ready":
+            disk.owned()
+        case "seen":
+            state.retries.succeeded(disk.lister)
+            yield from (_agree_hot if disk.place == "hot" else _agree_warm)(state, disk, message)
+        case "measured":
+            disk.measured(message)
+            yield from _measured(state, disk)
+
+
+def _measured(state: State, disk: Disk) -> Iterator[Effect]:
+    if disk.place == "hot" and not disk.fits and disk.size is not None:
+        refuse(state.pipeline, disk_faults(state.pipeline, disk.size.total_bytes))
+        disk.fits = True  # when this daemon started; a disk that shrinks later is no reason to end
+    word = f"{disk.place}_read_only"
+    if disk.is_writable:
+        yield AlertOver(word, tell="hot_writable" if disk.place == "hot" else "")
+    elif disk.place == "warm":
+        yield Alert(word, fields={"reason": f"{disk.trouble}; remount it writable"})
+    else:
+        yield Alert(word, level="error", fields={"reason": disk.trouble})
+        if state.context.once:
+            raise UnavailableError(disk.trouble)
+
+
+def _agree_hot(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
+    layout, sources = state.pipeline.hot_layout, state.sources
+    disk.building_bytes, disk.partial = dict(message["building_bytes"]), dict(message["partial"])
+    names = {name: tuple(message[name]) for name in HOT_NAMES}
+    seen = HotSeen(**names, building_bytes=disk.building_bytes, partial=disk.partial)
+    found = reconcile_hot(layout, seen, disk.untouched(sources, state.pool.busy))
+    is_first = not disk.is_agreed
+    disk.looked(seen.published)
+    for path in found.on_warm_only:
+        yield from set_gone(state, sources[path], "its shard set is not on hot")
+    for path, reason in found.renew:
+        disk.published.discard(str(sources[path].key)[:KEY16])
+        yield StartOver(sources[path], reason, "warning")
+        state.retries.succeeded(path)  # what it failed for was that
+    if is_first:  # later, what looks left over may just be in the making
+        disk.discard(*found.remove)
+        for path, file in found.parquet:
+            disk.discard(file, of=path)
+    yield AlertOver("list_failed", tell="list_succeeded")
+
+
+def _agree_warm(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
+    layout, sources = state.pipeline.warm_layout, state.sources
+    assert layout is not None  # it has been looked at
+    seen = WarmSeen(**{name: tuple(message[name]) for name in WARM_NAMES})
+    untouched = disk.untouched(sources, state.pool.busy)
+    found = reconcile_warm(layout, seen, untouched, gone_before=disk.gone)
+    is_first, disk.gone = not disk.is_agreed, found.gone
+    disk.looked(seen.published)
+    for path in found.copy_again:
+        yield from copy_lost(sources[path], "its copy is not on warm")
+    for path in found.renew:
+        yield StartOver(sources[path], "its shard set was on warm only, and is gone from there", "error")
+    if is_first:
+        disk.discard(*found.remove)
+    yield AlertOver("warm_unavailable", tell="warm_available", fields={"path": str(disk.root)})
+
+
+def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
+    """The disk is not owned any more; raises LockHeld when another pipeline owns it."""
+    disk = _disk_of(state, job)
+    # By its name: a lister that is asked to stop, as this daemon is about to be, ends with the same code.
+    if outcome.error == LockHeld.__name__:
+        raise LockHeld(outcome.reason)
+    disk.lost(outcome.reason if outcome.code == UnavailableError.exit_code else "")
+    state.retries.failed(disk.lister)
+    yield _unavailable(disk, outcome.reason)
+    if state.context.once and state.retries.failures(disk.lister) >= TRIES_ONCE:
+        raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
+
+
+def _unavailable(disk: Disk, reason: str) -> Effect:
+    if disk.place == "hot":
+        return Alert("list_failed", fields={"reason": reason})
+    advice = "what is on hot is used, copies wait; it is tried again for ever"
+    return Alert("warm_unavailable", fields={"path": str(disk.root), "reason": f"{reason}; {advice}"})
+
+
+def _disk_of(state: State, job: Job[Work]) -> Disk:
+    return next(disk for disk in state.disks if disk.lister == job.subject)
+
+
+LIST = ShardActivity(
+    kind="list",
+    module="stoker.corpus.staging.lister_worker",
+    silent_s=60.0,
+    keep_open=True,
+    begin=begin,
+    on_message=on_message,
+    on_end=on_end,
+)

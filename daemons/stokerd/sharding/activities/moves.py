@@ -1,0 +1,181 @@
+"""Sync, evict, hydrate and recall: shard sets on their way between hot and warm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.records.index import KEY16
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.kit.workers.pool import Job
+from stoker.store.errors import StorageError
+from stoker.store.files import TEMPORARY
+from stoker.store.names import new_id
+from stokerd.sharding.activities.base import ShardActivity, marks
+from stokerd.sharding.activities.transitions import RETRY_S, copy_lost, reject_set
+from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
+from stokerd.sharding.state import TRIES_ONCE, SourceWork, State
+
+DOUBTS = 3  # tries to read a copy that looks wrong where nothing can be read past the cache
+MOVES = ("sync", "evict", "hydrate")
+
+
+def _begin_move(kind: str, state: State, path: str) -> Iterator[Effect]:
+    source = state.sources[path]
+    hot, warm = (str(state.set_on(place, source)) for place in ("hot", "warm"))
+    assert state.pipeline.warm_layout is not None  # nothing is moved where there is no warm
+    trash = (state.pipeline.warm_layout if kind == "sync" else state.pipeline.hot_layout).trash
+    places = {"what": "evict", "hot": hot, "copy": warm}
+    if kind != "evict":
+        here, there = (hot, warm) if kind == "sync" else (warm, hot)
+        places = {"what": "copy", "source": here, "target": there}
+    identity = {"key": source.key, "manifest_sha256": source.manifest_sha256}
+    task = {**places, **identity, "trash": str(trash), "trash_id": new_id()}
+    yield Begin(BY_KIND[kind], path, {**task, "disks": marks(state.hot, state.warm)}, SourceWork())
+
+
+def _begin_recall(state: State, path: str) -> Iterator[Effect]:
+    """Prove the set on warm that has the path's key: its record was lost, not the set."""
+    source = state.sources[path]
+    key = state.key(source)
+    sets = [{"path": str(state.set_on("warm", source, key)), "key": key}]
+    yield Begin(BY_KIND["recall"], path, {"sets": sets, "disks": marks(state.hot, state.warm)}, SourceWork())
+
+
+def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
+    """Record what a finished move made true; one that failed is tried again for ever."""
+    source, kind = state.sources[job.subject], job.kind
+    for disk in state.disks:
+        disk.measure_soon()
+    if outcome.kind == "disk_full":  # it goes on as soon as there is room
+        state.retries.retry_in(source.path, RETRY_S)
+        if kind == "hydrate":  # what came of it so far takes some of that
+            state.hot.discard(coming(state, source))
+        place = BY_KIND[kind].writes_to or "hot"
+        state.pauses.disk_full(state, kind, place, source.path, outcome.reason)
+    elif outcome.kind != "done":
+        yield from _try_again(state, kind, source, outcome.reason)
+    elif kind == "recall":
+        yield from _recalled(state, source, outcome.result["proofs"][0])
+    else:
+        state.retries.succeeded(source.path)
+        state.retries.succeeded(f"/{kind}")
+        yield AlertOver(f"{kind}_failed", tell=f"{kind}_resumed")
+        yield from _moved(state, kind, source, outcome.result)
+
+
+def _moved(state: State, kind: str, source: Source, result: Mapping[str, Any]) -> Iterator[Effect]:
+    key, reason = str(source.key)[:KEY16], str(result["reason"])
+    match (kind, result["status"]):
+        case ("sync", "copied" | "existed"):
+            now = "synced" if source.state == "proven" else source.state
+            yield Write(source.moved(now, on_warm=True))
+            state.records.rotten.discard(str(source.key))
+            if state.warm is not None:
+                state.warm.published.add(key)
+            yield _event("shard_set_synced", state, kind, source, result)
+        case ("sync", "bad_source"):
+            yield from reject_set(state, source, reason)
+        case ("hydrate", "copied" | "existed"):
+            yield Write(replace(source, evicted=False, evicting=False))
+            state.hot.published.add(key)
+            yield _event("shard_set_hydrated", state, kind, source, result)
+        case ("evict", "evicted"):
+            yield Write(replace(source, evicted=True, evicting=False))
+            state.hot.published.discard(key)
+            yield _event("shard_set_evicted", state, kind, source, result)
+        case ("evict", "unreadable_copy"):
+            state.hot.published.add(key)
+            yield from keep_hot(source, reason)
+            state.retries.failed(source.path)
+        case ("evict", "bad_copy"):  # the set is on hot, still or again: it is copied again
+            state.hot.published.add(key)
+            if source.evicted:  # or proven first, for it is not on record
+                yield from _rotten(state, source, reason)
+            else:
+                yield from copy_lost(source, f"its copy on warm is wrong: {reason}")
+        case (_, "missing"):  # a look at that disk brings the records in line
+            disk = state.hot if kind == "sync" else state.warm
+            assert disk is not None  # there are moves only with a warm disk
+            disk.look_soon()
+            state.retries.failed(source.path)
+            yield Alert(f"{kind}_failed", fields={"path": source.path, "reason": reason})
+        case ("hydrate", "bad_source") | ("evict", "lost"):
+            yield from _rotten(state, source, reason)
+
+
+def _event(word: str, state: State, kind: str, source: Source, result: Mapping[str, Any]) -> Effect:
+    state.progress.moved_bytes[kind] += int(result["bytes"])
+    more: dict[str, Any] = {"cached": True} if result["cached"] else {}
+    return event(word, path=source.path, key=str(source.key)[:KEY16], bytes=result["bytes"], **more)
+
+
+def keep_hot(source: Source, reason: str) -> Iterator[Effect]:
+    """Nothing was moved yet: the set stays where it is and may be used again."""
+    yield Write(replace(source, evicting=False))
+    yield event("eviction_cancelled", "warning", path=source.path, reason=reason)
+
+
+def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
+    """There is no right copy of the set left: it is made again, and then copied over the wrong one."""
+    state.records.rotten.add(str(source.key))
+    yield StartOver(source, "its copy on warm is wrong, and no other is on record", "warning")
+    key = str(source.key)[:KEY16]
+    yield event("warm_copy_rotten", "error", path=source.path, key=key, reason=reason)
+
+
+def _recalled(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
+    if proof["verdict"] == "proven":
+        state.retries.succeeded(source.path)
+        if state.sources.owner(source.sha256) is not None:
+            return  # one content has one set
+        books, manifest = proof["books"], proof["manifest_sha256"]
+        proven = source.moved("proven", key=proof["key"], books=books, manifest_sha256=manifest)
+        yield Write(proven.moved("synced", on_warm=True, evicted=True, reason=None, deaths=()))
+        yield event("shard_set_recalled", path=source.path, key=str(proof["key"])[:KEY16])
+    elif proof["verdict"] == "invalid":
+        state.records.rotten.add(state.key(source))
+        reason = f"{proof['reason']}; it is built again"
+        yield event("warm_copy_rotten", "error", path=source.path, reason=reason)
+    else:
+        yield from _try_again(state, "recall", source, str(proof["reason"]))
+
+
+def _try_again(state: State, kind: str, source: Source, reason: str) -> Iterator[Effect]:
+    """Wait with this set, and with all that is to go the same way: each of many would fail in turn."""
+    state.retries.failed(source.path)
+    wait_s = state.retries.failed(f"/{kind}")
+    if state.warm is not None:
+        state.warm.look_soon()
+    about = {"path": source.path, "reason": reason, "retry_in_s": round(wait_s, 1)}
+    yield Alert(f"{kind}_failed", fields=about)
+    if kind == "hydrate":  # nothing may want it any more, and what came of it takes room on hot
+        state.hot.discard(coming(state, source))
+        if state.retries.failures(source.path) >= DOUBTS and "page cache only" in reason:
+            yield from _rotten(state, source, reason)
+    if state.context.once and state.retries.failures(f"/{kind}") >= TRIES_ONCE:
+        raise StorageError(f"{kind}: {reason}")
+
+
+def coming(state: State, source: Source) -> str:
+    """Where the source's set lies on hot while it is being brought back."""
+    path = Path(state.set_on("hot", source))
+    return str(path.with_name(f"{TEMPORARY}{path.name}"))
+
+
+def _move(kind: str, **more: Any) -> ShardActivity:
+    begin = partial(_begin_move, kind)
+    return ShardActivity(
+        kind=kind, module="stoker.shards.move.move_worker", begin=begin, on_end=on_end, **more
+    )
+
+
+SYNC, EVICT, HYDRATE = _move("sync", writes_to="warm"), _move("evict"), _move("hydrate", writes_to="hot")
+RECALL = ShardActivity(
+    kind="recall", module="stoker.shards.format.proof_worker", begin=_begin_recall, on_end=on_end
+)
+BY_KIND = {each.kind: each for each in (SYNC, EVICT, HYDRATE, RECALL)}

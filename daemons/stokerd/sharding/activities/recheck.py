@@ -1,0 +1,111 @@
+"""Recheck: look at a quarantined file again, when asked to and by the clock; one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.kit.workers.pool import Job
+from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, released, words_of
+from stoker.store.names import utc_now
+from stokerd.sharding.activities.base import ShardActivity, marks
+from stokerd.sharding.activities.transitions import dispute
+from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
+from stokerd.sharding.quarantine import GONE, RECHECK, next_look
+from stokerd.sharding.state import State, Work
+
+# What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
+STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
+VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
+
+
+@dataclass(kw_only=True)
+class RecheckWork(Work):
+    """What is looked at, as it was when the look began; `is_forced`: its word is taken without a look."""
+
+    kept: Kept
+    source: Source
+    is_forced: bool
+
+
+def begin(state: State, _subject: str = RECHECK) -> Iterator[Effect]:
+    """Look at the next file that is due or asked for."""
+    if (found := next_look(state)) is not None:
+        kept, is_forced = found
+        source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
+        task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced, to_hot=True)
+        work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
+        yield Begin(REVALIDATE, RECHECK, {**task, "disks": marks(state.hot)}, work)
+        state.quarantine.looking_at = kept.path
+
+
+def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
+    """Act on what a look found, and answer who asked for it."""
+    quarantine, work = state.quarantine, job.facts
+    state.hot.measure_soon()
+    quarantine.read_soon()
+    quarantine.looking_at, quarantine.think_due = None, 0.0
+    kept, source = work.kept, state.sources.get(work.kept.path)
+    if source is None or source != work.source:
+        return  # it started over meanwhile: the look was at something else
+    verdict = STATUS.get(outcome.kind, outcome.result.get("status", ""))
+    state.progress.looks[verdict if verdict in VERDICTS else "unreadable"] += 1
+    if verdict in ("good", "bad", "gone"):
+        state.retries.succeeded(f"{RECHECK} {kept.name}")
+    match verdict:
+        case "good":
+            yield from _release(state, kept, source, FORCED if work.is_forced else BY_ITSELF)
+        case "bad" | "gone":
+            words = words_of(outcome.result) if outcome.result else f"{outcome.kind}: {outcome.reason}"
+            words = GONE if verdict == "gone" else words
+            times = int(kept.body.get("revalidations") or 0) + 1
+            yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})
+            about = {"path": kept.path, "folder": kept.name, "reason": words}
+            yield event("quarantine_revalidated", **about, times=times)
+            yield from _refuse(state, kept, words, "bad")
+        case "changed":
+            words = "its file differs from what its receipt says: it is hashed again"
+            yield from _refuse(state, kept, words, "")
+            yield from dispute(state, source)
+        case _:
+            wait_s = round(state.retries.failed(f"{RECHECK} {kept.name}"), 1)
+            about = {"path": kept.path, "reason": outcome.reason}
+            yield event("revalidate_failed", "warning", **about, retry_in_s=wait_s)
+            yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", "unreadable")
+
+
+def _release(state: State, kept: Kept, source: Source, why: str) -> Iterator[Effect]:
+    """Start the source over; the event and the mark follow with the next look through the quarantine."""
+    state.records.convicted.pop(source.path, None)
+    state.retries.succeeded(source.path)
+    yield Write(released(source, why))
+    yield MarkFinding(kept.name, {"released": {"time": utc_now(), "why": why, "told": False}})
+    for request in state.records.asked(RELEASE):
+        if request.args.get("name") == kept.name:
+            yield Answer(request, {"released": kept.path, "why": why})
+    for one in state.quarantine.rounds.values():
+        one.done.add(kept.name)
+        one.released.append(kept.path)
+
+
+def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effect]:
+    answer = {"refused": words, "finding": verdict == "bad", "again": verdict == "unreadable"}
+    for request in state.records.asked(RELEASE):
+        if request.args.get("name") == kept.name:
+            yield Answer(request, answer)
+    for one in state.quarantine.rounds.values():
+        one.done.add(kept.name)
+        one.bad += verdict == "bad"
+        one.unreadable += verdict == "unreadable"
+
+
+REVALIDATE = ShardActivity(
+    kind="revalidate",
+    module="stoker.shards.audit.recheck_worker",
+    is_memory_bound=True,  # as a builder: what takes more could not be built either
+    begin=begin,
+    on_end=on_end,
+)

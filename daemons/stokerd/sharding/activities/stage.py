@@ -1,0 +1,82 @@
+"""Stage: bring one source's file to hot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.kit.workers.pool import Job
+from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, columns, marks
+from stokerd.sharding.activities.transitions import FOOTER, dispute_receipt, failed, try_again
+from stokerd.sharding.effects import Begin, Effect, Write, event
+from stokerd.sharding.state import SourceWork, State
+
+
+def begin(state: State, path: str) -> Iterator[Effect]:
+    """Stage the path's file; its text is decoded as well where a tokenizer is to be trained on it."""
+    source, receipt, pipeline = state.sources[path], state.records.receipts[path], state.pipeline
+    task = {
+        "root": str(pipeline.source_root),
+        "home": str(pipeline.source_home),
+        "file": receipt.file,
+        "size": source.size,
+        "sha256": source.sha256,
+        "target": state.parquet(source),
+        "text_column": pipeline.dataset.text_column,
+        "columns": columns(pipeline),
+        "floor": pipeline.stage.free_floor,
+        "decode": state.records.pinning.trains,
+        "disks": marks(state.hot),
+    }
+    yield Begin(STAGE, path, task, SourceWork(receipt=receipt))
+
+
+def on_message(_state: State, job: Job[SourceWork], message: Message) -> Iterator[Effect]:
+    """Note what is being read: it is what may be blamed."""
+    if message["kind"] == "preflight":
+        job.facts.row_group = FOOTER
+    elif "row_groups" in message:
+        job.facts.row_group = int(message["row_groups"])
+    return iter(())
+
+
+def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
+    source, result = state.sources[job.subject], outcome.result
+    state.hot.measure_soon()
+    status = result.get("status")
+    if status == "unavailable":
+        state.pauses.source_failed(state, str(result["reason"]))
+    elif outcome.kind in ("silent", "stalled"):
+        words = f"bringing {job.subject} to hot: {outcome.reason}; does its file system answer?"
+        state.pauses.source_failed(state, words)
+    elif result:
+        state.pauses.source_answered(state)
+    if result.get("resumed"):
+        yield event("stage_resumed", path=job.subject, bytes=result["resumed"])
+    match status:
+        case "staged":
+            if result["how"] != "kept":
+                state.is_linked = result["how"] == "link"
+            state.records.xxh3[source.sha256] = str(result["xxh3"])
+            yield Write(source.moved("staged", attempts=0, deaths=(), reason=None))
+            state.retries.succeeded(source.path)
+        case "missing":  # a folder's file may come back; one that was fetched is fetched again
+            if state.is_fetched:
+                yield from dispute_receipt(state, source, job.facts.receipt)
+            yield from try_again(state, job, source, "the source file is not there")
+        case "unavailable":
+            yield from try_again(state, job, source, str(result["reason"]))
+        case _:
+            yield from failed(state, job, source, outcome)
+
+
+STAGE = ShardActivity(
+    kind="stage",
+    module="stoker.corpus.staging.stage_worker",
+    stall_s=STALL_S,
+    is_reusable=True,
+    begin=begin,
+    on_message=on_message,
+    on_end=on_end,
+    writes_to="hot",
+)

@@ -1,0 +1,98 @@
+"""Tokenizer: train one on the first files, or take the given one over, and pin the dataset to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.kit.workers.pool import Job
+from stoker.store.errors import DataError, UnavailableError
+from stokerd.sharding.activities.base import Message, ShardActivity
+from stokerd.sharding.activities.transitions import dispute
+from stokerd.sharding.effects import Begin, Effect, event
+from stokerd.sharding.state import TRIES_ONCE, State, Work
+
+SUBJECT = "/tokenizer"  # no source's path begins with a slash
+
+
+@dataclass(kw_only=True)
+class TokenizerWork(Work):
+    """`files` are the path and sha256 of each parquet file; `percent` is how much of the text is read."""
+
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    percent: int | None = None
+
+
+def is_wanted(state: State) -> bool:
+    """Whether there is a tokenizer to freeze, and all that it is made of is here."""
+    pinning = state.records.pinning
+    return pinning.pin is None and pinning.tokenizer_task(_staged_files(state)) is not None
+
+
+def begin(state: State, _subject: str) -> Iterator[Effect]:
+    """Train the tokenizer, or take the given one over."""
+    pinning = state.records.pinning
+    task = pinning.tokenizer_task(_staged_files(state))
+    assert task is not None  # it is wanted
+    files = pinning.training.files if pinning.training is not None else ()
+    if files:
+        state.context.log.info("tokenizer_training", files=len(files))
+    by_file = dict(zip(task.get("files", ()), files, strict=False))
+    yield Begin(TOKENIZER, SUBJECT, task, TokenizerWork(files=by_file))
+
+
+def _staged(state: State) -> dict[str, str]:
+    """The path under which each content lies on hot, without those that wait for quarantine."""
+    staged = state.sources.in_state("staged", "building")
+    return {one.sha256: one.path for one in staged if one.path not in state.records.convicted}
+
+
+def _staged_files(state: State) -> dict[str, str]:
+    return {sha256: state.parquet(state.sources[path]) for sha256, path in _staged(state).items()}
+
+
+def on_message(_state: State, job: Job[TokenizerWork], message: Message) -> Iterator[Effect]:
+    """Note how far the training is."""
+    if message["kind"] == "progress":
+        job.facts.percent = int(message["percent"])
+    return iter(())
+
+
+def on_end(state: State, job: Job[TokenizerWork], outcome: Outcome) -> Iterator[Effect]:
+    """Pin the dataset; or convict what did not decode, dispute what changed, and train again."""
+    state.hot.measure_soon()
+    if not outcome.result:
+        yield from _failed(state, outcome)
+        return
+    files, staged, result = job.facts.files, _staged(state), outcome.result
+    for flaw in result.get("bad") or ():
+        if (path := staged.get(files[flaw["file"]][1])) is not None:
+            state.records.convicted[path] = Finding.of(flaw)
+    for file in result.get("changed") or ():
+        if (path := staged.get(files[file][1])) is not None:
+            yield from dispute(state, state.sources[path])
+    used = result.get("trained_on")
+    trained_on = None if used is None else tuple(files[file] for file in used)
+    if "sha256" not in result or any(sha256 not in staged for _, sha256 in trained_on or ()):
+        return  # a file was bad, or changed meanwhile: it is trained again, on those that come first now
+    yield from state.records.pinning.freeze(result, trained_on)
+
+
+def _failed(state: State, outcome: Outcome) -> Iterator[Effect]:
+    state.retries.failed(SUBJECT)
+    yield event("tokenizer_failed", "warning", reason=outcome.reason)
+    if outcome.code == DataError.exit_code:
+        raise DataError(f"tokenizer: {outcome.reason}")
+    if state.context.once and state.retries.failures(SUBJECT) >= TRIES_ONCE:
+        raise UnavailableError(f"tokenizer: {outcome.reason}")
+
+
+TOKENIZER = ShardActivity(
+    kind="tokenizer",
+    module="stoker.shards.build.tokenizer_worker",
+    silent_s=3600.0,  # it says nothing while it merges
+    begin=begin,
+    on_message=on_message,
+    on_end=on_end,
+)

@@ -1,0 +1,61 @@
+"""What others write and the stage-shard loop reads: receipts, the listing, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stoker.corpus.records.listing import ListingReader
+from stoker.corpus.records.receipts import receipt_shelf
+from stoker.kit.daemon import DaemonContext
+from stoker.shards.exchange.import_claim import IMPORT
+from stoker.store.layout import STAGE_SHARD
+from stokerd.common.request_box import RequestBox
+from stokerd.sharding.activities.prove import PROVE_SET
+from stokerd.sharding.effects import Answer, Effect
+from stokerd.sharding.quarantine import VERBS
+
+if TYPE_CHECKING:
+    from stokerd.sharding.state import State
+
+KNOWN_VERBS = (PROVE_SET, IMPORT, *VERBS)
+
+
+class Inputs:
+    """Reads again what changed; `due` is when to read again although nothing wakes the loop up."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        layout, dataset = context.layout, context.pipeline.dataset.name
+        self._receipts = receipt_shelf(layout, dataset, patient=True)
+        self._listing = ListingReader(layout, dataset)
+        self._box = RequestBox(layout, STAGE_SHARD, context.events)
+
+    def watch(self, context: DaemonContext) -> None:
+        """Wake up when a receipt, the listing, a request or a claim is written."""
+        layout = context.layout
+        for directory in (layout.receipts, layout.receipts / "listings", layout.requests(STAGE_SHARD)):
+            context.waiter.watch(directory)
+        context.waiter.watch(layout.ledger(STAGE_SHARD).parent)
+
+    def read_receipts(self, state: State) -> None:
+        """Read the receipts that changed."""
+        records = state.records
+        records.receipts = self._receipts.read()
+        records.touched |= self._receipts.take_changed()
+        records.is_behind = self._receipts.behind
+
+    def read(self, state: State) -> Iterator[Effect]:
+        """Read everything; a request that is not known is refused."""
+        records = state.records
+        self.read_receipts(state)
+        records.listing = self._listing.read() or records.listing
+        if not records.is_behind:
+            records.files.check(records.listing, records.receipts, records.sources)
+        records.requests = self._box.read()
+        for request in list(records.requests):
+            if request.verb not in KNOWN_VERBS:
+                yield Answer(request, {"refused": f"unknown verb {request.verb}"})
+
+    @property
+    def due(self) -> float:
+        return float("inf") if self._receipts.due is None else self._receipts.due

@@ -1,0 +1,113 @@
+"""What the schedule's decisions about records make true, where no worker has to do anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
+from stoker.corpus.schedule.actions import (
+    Action,
+    DropBeyondLimit,
+    Duplicate,
+    GiveUp,
+    GiveUpContent,
+    KeepHot,
+    Replace,
+    Restart,
+    Start,
+)
+from stoker.corpus.schedule.outcome import Finding
+from stoker.store.names import record_name
+from stokerd.sharding.activities.moves import keep_hot
+from stokerd.sharding.effects import Effect, OpenFinding, StartOver, Write, event
+
+if TYPE_CHECKING:
+    from stokerd.sharding.state import State
+
+_NOTHING_COMES = {
+    DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
+    "and then",
+    SOURCE_ROTTEN: "the event source_rotten says what the file has now; it begins anew with a good copy",
+}
+
+
+def take(state: State, action: Action) -> Iterator[Effect]:
+    """The effects of one action of the schedule's."""
+    match action:
+        case Start(kind, path):
+            yield from state.start(kind, path)
+        case Restart(path):
+            yield from _restart(state, path)
+        case Replace(path):
+            yield from _keep_former(state, state.sources[path])
+            yield from _restart(state, path)
+        case GiveUp(path):
+            yield from _give_up(state, state.records.receipts[path])
+        case GiveUpContent(path):
+            yield Write(state.sources[path].moved("quarantined", reason="content_gone"))
+            reason = "its shard set is gone, and no file has this content any more"
+            yield event("content_gone", "error", path=path, reason=reason)
+        case Duplicate(path, other):
+            source = state.sources[path]
+            yield Write(source.moved("duplicate", reason=f"same content as {other}"))
+            if source.state in ("staged", "building"):
+                state.discard_parquet(source)
+            state.discard_build(source)  # begun before it was known whose the set is
+            yield event("source_duplicate", path=path, of=other)
+        case DropBeyondLimit(path):
+            source = state.sources[path]
+            state.discard_parquet(source)
+            state.discard_build(source)
+            yield StartOver(source, "it is beyond dataset.limit")
+        case KeepHot(path):
+            yield from keep_hot(state.sources[path], "the warm disk is away")
+
+
+def _restart(state: State, path: str) -> Iterator[Effect]:
+    source, receipt = state.sources.get(path), state.records.receipts[path]
+    if source is None:
+        yield Write(Source(state.records.dataset, path, receipt.size, receipt.sha256))
+        return
+    state.discard_build(source)
+    state.records.convicted.pop(path, None)
+    state.retries.succeeded(path)
+    changed = source.sha256 != receipt.sha256
+    reason = "its content changed" if changed else "the shard set of its content is gone"
+    if source.never_came:
+        reason = "its file came after all"
+    yield StartOver(source, reason, size=receipt.size, sha256=receipt.sha256)
+
+
+def _keep_former(state: State, source: Source) -> Iterator[Effect]:
+    """Keep the proven set of a content that its file does not have any more, in a record of its own.
+
+    That is written first: cut off here, the change is still to be seen, and the same record is written.
+    """
+    name = former_name(state.sources, source)
+    yield Write(replace(source, path=name, former=source.path, formers=()))
+    yield event(
+        "source_changed_after_build",
+        "warning",
+        path=source.path,
+        former=name,
+        sha256=state.records.receipts[source.path].sha256,
+        reason=f"its shard set stays, as that of {name}; the new content is built beside it. "
+        "To have the new one alone raise dataset.version",
+    )
+
+
+def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
+    """The file could not be fetched, or is rotten: its source is quarantined, all else goes on.
+
+    There is nothing to set aside: the finding alone is written, for people to see and to release.
+    """
+    dataset, path = receipt.dataset, receipt.path
+    source = state.sources.get(path) or Source(dataset, path, receipt.size, receipt.sha256)
+    reason = SOURCE_ROTTEN if receipt.rotten else DOWNLOAD_FAILED
+    yield Write(source.moved("quarantined", reason=reason, column=None))
+    finding = Finding(reason, _NOTHING_COMES[reason])
+    body = {"path": path, "sha256": source.sha256, **finding.fields()}
+    yield OpenFinding(record_name(dataset, path), body, quarantined=True)

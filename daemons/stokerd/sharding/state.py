@@ -1,0 +1,359 @@
+"""Everything the stage-shard loop knows, as plain facts; changed by Effects and by the handlers of jobs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, cast
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.index import KEY16, Catalog
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.decide import differs
+from stoker.corpus.schedule.growth import Growth, SetBack, TooLarge
+from stoker.corpus.schedule.memory_steps import Attempt
+from stoker.corpus.schedule.moves import WarmContents, recallable
+from stoker.corpus.schedule.outcome import Finding
+from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.staging.reconcile import parquet_name
+from stoker.kit.daemon import DaemonContext
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.retries import Retries
+from stoker.observe.headroom import MemoryFacts
+from stoker.store.files import TEMPORARY
+from stoker.store.layout import STAGE_SHARD
+from stoker.store.requests import Request
+from stokerd.common.files_list import FilesList
+from stokerd.sharding.disks import Disk
+from stokerd.sharding.effects import Effect
+from stokerd.sharding.growth import held_back
+from stokerd.sharding.landing import Landing
+from stokerd.sharding.pauses import Pauses
+from stokerd.sharding.pinning import Pinning
+from stokerd.sharding.placement import Placement
+from stokerd.sharding.quarantine import QuarantineState
+from stokerd.sharding.space import Space
+
+if TYPE_CHECKING:
+    from stokerd.sharding.activities.base import ShardActivity
+
+TRIES_ONCE = 5  # with --once, before what keeps failing ends the daemon
+PAUSABLE = ("stage", "build", "sync", "hydrate")
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What the loop knows of a job beside its worker; `memory` is what there was before it began."""
+
+    memory: MemoryFacts | None = None
+
+
+@dataclass(kw_only=True)
+class SourceWork(Work):
+    """Work on a source's file or set: how far it came is what may be blamed.
+
+    `row_group` was being read last, `reached` is the row group and row that its last commit ends before.
+    """
+
+    receipt: Receipt | None = None
+    row_group: int | None = None
+    reached: tuple[int, int] = (0, 0)
+    aside_key: str = ""  # the first digits of the key of a set that is put into quarantine
+    is_asked: bool = False  # a proof of a published set that somebody asked for
+
+
+@dataclass(kw_only=True)
+class BuildWork(SourceWork):
+    """A build; `tokens` are durable, `asks` are the bytes written and needed where it asks for room."""
+
+    attempt: Attempt | None = None
+    is_encoding: bool = False
+    is_resumed: bool = False
+    tokens: int | None = None
+    asks: tuple[int, int] | None = None
+    refusal: tuple[Growth, SetBack | TooLarge] | None = None
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A death that the disk may explain as well, of a worker on this content, at a monotonic time."""
+
+    job: Job[Any]
+    sha256: str
+    reason: str
+    since: float
+
+
+@dataclass
+class Progress:
+    """What was done since the start; `at` is when something last got on (time.time).
+
+    Tokens built, ends of jobs by kind and outcome, bytes moved by kind, looks at quarantined files by
+    verdict, things dropped from quarantine by kind.
+    """
+
+    at: float = field(default_factory=time.time)
+    built_tokens: int = 0
+    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    looks: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def committed(self, work: BuildWork, tokens: int) -> None:
+        """A build made its first `tokens` tokens durable; where it was resumed, some were so before."""
+        before, work.tokens = work.tokens, tokens
+        if before is not None or not work.is_resumed:
+            self.built_tokens += max(0, tokens - (before or 0))
+        self.at = time.time()
+
+
+class Records:
+    """The records as they were read last, and what is decided against sources but not yet on record."""
+
+    def __init__(self, context: DaemonContext, sources: Catalog, pinning: Pinning) -> None:
+        self.dataset = context.pipeline.dataset.name
+        self.sources, self.pinning = sources, pinning
+        self.files = FilesList(context)
+        self.receipts: Mapping[str, Receipt] = {}
+        self.listing: Listing | None = None
+        self.is_behind = False  # whether receipts are still to be read
+        # The paths whose record or receipt changed; what is on its way is held against its receipts first.
+        self.touched = {source.path for source in sources.in_state("staged", "building")}
+        self.differing: set[str] = set()  # the paths whose receipt may disagree with their record
+        self.convicted: dict[str, Finding] = {}  # what waits for quarantine, by path
+        self.invalid_sets: dict[str, str] = {}  # why the set at a path's target goes there
+        self.disputed: dict[str, Receipt] = {}
+        self.doubts: dict[str, Doubt] = {}
+        self.rotten: set[str] = set()  # the keys whose copy on warm is known to be wrong
+        self.requests: list[Request] = []  # that wait for an answer
+        self.to_prove: dict[str, list[Request]] = {}
+        self.reached: dict[tuple[str, str], tuple[int, int]] = {}  # furthest row, by path and content
+        self.xxh3: dict[str, str] = {}  # of the files staged since the start, by their sha256
+
+    def put(self, source: Source) -> None:
+        """Believe a record that was written."""
+        self.sources.put(source)
+        self.touched.add(source.path)
+
+    def drop(self, path: str) -> None:
+        """Forget a record that was removed."""
+        self.sources.drop(path)
+        self.touched.add(path)
+
+    def asked(self, *verbs: str) -> list[Request]:
+        """The requests of these verbs that wait for an answer."""
+        return [request for request in self.requests if request.verb in verbs]
+
+    def take_changed(self) -> set[str]:
+        """The paths whose record or receipt changed since the last call; brings `differing` up to date."""
+        changed, self.touched = self.touched, set()
+        for path in changed:
+            if differs(self.sources.get(path), self.receipts.get(path)):
+                self.differing.add(path)
+            else:
+                self.differing.discard(path)
+        return changed
+
+
+class State:
+    """The whole of it.
+
+    `limits` bound what goes on at once; `is_linked` tells whether the last file was staged by a hard link,
+    which takes no room.
+    """
+
+    def __init__(
+        self, context: DaemonContext, records: Records, activities: Mapping[str, ShardActivity]
+    ) -> None:
+        pipeline = context.pipeline
+        self.context, self.records, self.activities = context, records, activities
+        self.progress = Progress()
+        memory = pipeline.shard.memory
+        self.pool = WorkerPool[Work](
+            f"{context.layout.state}:{STAGE_SHARD}",
+            context.waiter,
+            record=context.events.record,
+            most_rss_bytes=memory.hard,
+            recycle_rss_bytes=memory.soft,
+        )
+        self.retries = Retries()
+        self.hot = Disk("hot", pipeline.hot)
+        self.warm = None if pipeline.warm is None else Disk("warm", pipeline.warm)
+        self.pauses = Pauses(context)
+        self.space = Space(context)
+        self.placement = Placement(context)
+        self.landing = Landing(context)
+        self.quarantine = QuarantineState(context)
+        self.is_fetched = pipeline.dataset.source.kind != "folder"
+        self.is_linked = self.is_fetched and pipeline.warm is None  # until a link is refused
+        self.limits = Limits(
+            stagers=1,
+            builders=1,
+            provers=2,
+            queue_files=pipeline.stage.queue_files,
+            queue_bytes=pipeline.stage.queue_bytes,
+            release=pipeline.shard.release,
+        )
+
+    # What there is
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.context.pipeline
+
+    @property
+    def sources(self) -> Catalog:
+        return self.records.sources
+
+    @property
+    def disks(self) -> tuple[Disk, ...]:
+        return (self.hot,) if self.warm is None else (self.hot, self.warm)
+
+    def key(self, source: Source) -> str:
+        """The key of the source's set in the pinned build."""
+        key_of = self.records.pinning.key_of()
+        assert key_of is not None  # nothing is built or proven before the dataset is pinned
+        return key_of(source.sha256)
+
+    # Places
+
+    def parquet(self, source: Source) -> str:
+        """Where the source's file lies on hot."""
+        return str(self.pipeline.hot_layout.parquet / parquet_name(source))
+
+    def set_on(self, place: str, source: Source, key: str | None = None) -> Path:
+        """Where the source's set lies on hot or warm."""
+        layout = self.pipeline.hot_layout if place == "hot" else self.pipeline.warm_layout
+        assert layout is not None  # nothing is moved to warm where there is none
+        return layout.shard_set(source.dataset, str(key or source.key))
+
+    def discard_parquet(self, source: Source) -> None:
+        """Have the source's file removed from hot."""
+        self.hot.discard(self.parquet(source), of=source.path)
+
+    def discard_build(self, source: Source) -> None:
+        """Have removed what was begun of the source's set."""
+        if source.key is not None:
+            name = str(self.pipeline.hot_layout.building / source.key[:KEY16])
+            self.hot.discard(name, f"{name}.lock")
+
+    # Jobs
+
+    def start(self, kind: str, subject: str) -> Iterator[Effect]:
+        """The effects that begin a job."""
+        return self.activities[kind].begin(self, subject)
+
+    def begin(self, activity: Activity, subject: str, task: Mapping[str, Any], work: Work) -> None:
+        """Start a job, and note how much memory there was."""
+        work.memory = self.pauses.memory.look_now()
+        self.pool.start(activity, subject, task, work)
+
+    def doing(self, kind: str) -> list[str]:
+        """The subjects of the jobs of a kind."""
+        return [subject for subject, each in self.pool.busy.items() if each == kind]
+
+    def builds(self) -> list[Job[BuildWork]]:
+        return [cast(Job[BuildWork], job) for job in self.pool.jobs if job.kind == "build"]
+
+    def is_idle(self) -> bool:
+        """Whether no worker but the listers is at work."""
+        return not self.pool.busy.keys() - {disk.lister for disk in self.disks}
+
+    def busy(self) -> dict[str, str]:
+        """The kind of job each path is in; one whose files are being removed from a disk is in it too."""
+        busy = {path: each for path, each in self.pool.busy.items() if path in self.sources}
+        for place in {place for disk in self.disks for place in disk.clearing}:
+            for path in self._using(place):
+                busy.setdefault(path, "sweep")
+        return busy
+
+    def _using(self, place: str) -> list[str]:
+        """The paths that have to do with a file or directory that is being removed from a disk."""
+        if (path := self.hot.litter_of.get(place)) is not None:
+            return [path] if path in self.sources else []
+        named = PurePath(place)
+        if named.parent.name == ".trash":
+            return []
+        # What is named by a set's key: the set itself, a copy of it in the making, a build and its lock.
+        key = named.name.removeprefix(TEMPORARY).removesuffix(".lock")[:KEY16]
+        owner, key_of = self.sources.of_key(key), self.records.pinning.key_of()
+        paths = [] if owner is None else list(self.sources.with_content(self.sources[owner].sha256))
+        return paths + ([] if key_of is None else self.sources.open_with((key,), key_of))
+
+    # Decision inputs
+
+    def situation(self) -> Situation:
+        """What the schedule decides on, as of now."""
+        records, pinning, memory = self.records, self.records.pinning, self.pauses.memory
+        wanted = pinning.choose_training(records.listing, self.sources)
+        alone = memory.next_alone(self)
+        limits = memory.limited(self.limits, self, alone)
+        self.landing.note(records.take_changed())
+        placed = self.placement.wants
+        situation = Situation(
+            receipts=records.receipts,
+            sources=self.sources,
+            limits=limits,
+            key_of=pinning.key_of(),
+            published=self.hot.published,
+            busy=self.busy(),
+            convicted=records.convicted.keys(),
+            invalid_sets=records.invalid_sets.keys(),
+            to_prove=records.to_prove.keys(),
+            wanted=wanted,
+            shelved=frozenset(self._left_alone(wanted, alone)),
+            beyond=pinning.beyond(records.listing, self.sources, records.receipts),
+            differing=records.differing,
+            uncertain=self.warm is not None and not self.warm.is_known,
+            not_before=self.retries.not_before,
+            paused_until={kind: self.pauses.until(kind, self) for kind in PAUSABLE},
+            room=self.space.schedule_room(self, wanted, placed.cold_bytes),
+        )
+        urgent = self._urgent(situation) | ({alone} if alone is not None else frozenset())
+        return replace(situation, recallable=recallable(situation, self.warm_contents()), urgent=urgent)
+
+    def _left_alone(self, wanted: frozenset[str], alone: str | None) -> list[str]:
+        """The paths that no work begins on now."""
+        records = self.records
+        paths = [path for path, one in records.disputed.items() if records.receipts.get(path) is one]
+        if self.context.once:  # what failed at all waits for something
+            failed = self.retries.not_before
+            paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
+        if records.files.names is not None:  # the tokenizer's files are brought whatever the list says
+            paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
+        return paths + list(self.pauses.memory.held_back(alone)) + held_back(self)
+
+    def _urgent(self, situation: Situation) -> frozenset[str]:
+        """The paths of sets that a run waits for and that have to be made again."""
+        keys, key_of = self.placement.urgent(), situation.key_of
+        if not keys or key_of is None:
+            return frozenset()
+        return frozenset(self.sources.open_with((key[:KEY16] for key in keys), key_of))
+
+    def warm_contents(self) -> WarmContents:
+        """What lies on warm, what is wanted back, and what warm has room for."""
+        if self.warm is None:
+            return WarmContents()
+        return WarmContents(
+            published=self.warm.published,
+            answers=self.warm.is_known,
+            writable=self.warm.is_writable,
+            hydrate=self.placement.wants.hydrate,
+            wanted=self.placement.wants.wanted,
+            rotten=frozenset(self.records.rotten),
+            sync_room=self.space.for_syncs(self),
+            bytes_of=self.space.estimate.published,
+        )
+
+    @property
+    def next_due(self) -> float:
+        """When something falls due that wakes nobody up, on the monotonic clock."""
+        now = time.monotonic()
+        dues = (*self.retries.not_before.values(), self.placement.due, self.pauses.due, self.landing.due)
+        return min((due for due in dues if due > now), default=float("inf"))
