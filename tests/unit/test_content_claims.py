@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.actions import Duplicate, Prove
+from stoker.corpus.schedule.actions import Duplicate, Start
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import Recall, Shelves, decide_moves
+from stoker.corpus.schedule.moves import WarmContents, decide_moves
 from stoker.corpus.schedule.state import Limits, Situation
 
 LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
@@ -22,8 +22,8 @@ def situation(**changes: object) -> Situation:
 
 
 def test_a_set_without_a_record_is_proven_for_one_of_its_files() -> None:
-    assert decide(situation(), 0.0) == (Prove("one"),)
-    assert decide(situation(not_before={"one": 5.0}), 0.0) == (Prove("other"),)
+    assert decide(situation(), 0.0) == (Start("prove", "one"),)
+    assert decide(situation(not_before={"one": 5.0}), 0.0) == (Start("prove", "other"),)
 
 
 def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
@@ -34,9 +34,9 @@ def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
 
 def test_nor_is_it_taken_from_warm_for_both() -> None:
     away = situation(published=frozenset())
-    shelves = Shelves(warm=frozenset({KEY[:16]}), warm_answers=True)
-    assert decide_moves(away, shelves, 0.0) == (Recall("one"),)
-    assert decide_moves(replace(away, busy={"one": "recall"}), shelves, 0.0) == ()
+    contents = WarmContents(published=frozenset({KEY[:16]}), answers=True)
+    assert decide_moves(away, contents, 0.0) == (Start("recall", "one"),)
+    assert decide_moves(replace(away, busy={"one": "recall"}), contents, 0.0) == ()
 
 
 def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> None:

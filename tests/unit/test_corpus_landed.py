@@ -15,7 +15,7 @@ from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.records.tokenizer_files import choose
-from stoker.corpus.schedule.actions import Action, Duplicate, GiveUp, Prove, Renew, Stage
+from stoker.corpus.schedule.actions import Action, Duplicate, GiveUp, Restart, Start
 from stoker.corpus.schedule.decide import decide, differs
 from stoker.corpus.schedule.landing import Verb, Wish, may_wish, wishes
 from stoker.corpus.schedule.state import Limits, Room, Situation
@@ -73,9 +73,9 @@ class TestGivingUp:
         assert actions(situation(source("a"), receipt("a", "given_up"))) == (GiveUp("a"),)
 
     def test_where_its_content_is_known_its_set_is_looked_for_first(self) -> None:
-        assert actions(situation(receipt("a", "given_up"))) == (Renew("a"),), "a record to look with"
+        assert actions(situation(receipt("a", "given_up"))) == (Restart("a"),), "a record to look with"
         lost = situation(source("a"), receipt("a", "given_up"))
-        assert actions(replace(lost, published={key_of(sha("a"))[:16]})) == (Prove("a"),)
+        assert actions(replace(lost, published={key_of(sha("a"))[:16]})) == (Start("prove", "a"),)
         assert actions(replace(lost, recallable={"a"})) == ()
         assert actions(replace(lost, uncertain=True)) == (), "warm may have it"
         twin = situation(
@@ -98,8 +98,8 @@ class TestGivingUp:
         assert actions(situation(source("a"), known, busy={"a": "prove"})) == ()
 
     def test_it_begins_anew_when_its_file_comes_after_all(self) -> None:
-        assert actions(situation(never_came("a"), receipt("a"))) == (Renew("a"),)
-        assert actions(situation(never_came("a", ""), receipt("a"))) == (Renew("a"),)
+        assert actions(situation(never_came("a"), receipt("a"))) == (Restart("a"),)
+        assert actions(situation(never_came("a", ""), receipt("a"))) == (Restart("a"),)
         for state in ("given_up", "disputed"):
             assert actions(situation(never_came("a"), receipt("a", state))) == (), "still on its way, or not"
         convicted = source("a", "quarantined", reason="page_corrupt")
@@ -108,16 +108,16 @@ class TestGivingUp:
     def test_a_file_that_rotted_is_given_up_only_where_there_is_no_set_of_what_it_was(self) -> None:
         rotten = replace(receipt("a", "disputed"), found="f" * 64)
         assert actions(situation(source("a"), rotten)) == (GiveUp("a"),)
-        assert actions(situation(rotten)) == (Renew("a"),), "a record to look with"
+        assert actions(situation(rotten)) == (Restart("a"),), "a record to look with"
         for state in ("staged", "proven", "synced", "released"):
             assert GiveUp("a") not in actions(situation(source("a", state), rotten))
         waits = source("a", "quarantined", reason=SOURCE_ROTTEN)
         assert actions(situation(waits, rotten)) == ()
-        assert actions(situation(waits, receipt("a"))) == (Renew("a"),)
+        assert actions(situation(waits, receipt("a"))) == (Restart("a"),)
 
     @pytest.mark.parametrize("state", ["verified", "unproven"])
     def test_what_is_here_is_staged_and_given_back_whether_proven_or_not(self, state: str) -> None:
-        assert Stage("a", decode=False) in actions(situation(source("a"), receipt("a", state)))
+        assert Start("stage", "a") in actions(situation(source("a"), receipt("a", state)))
         assert asked(situation(source("a", "released"), receipt("a", state))) == [
             Wish("release", "a", sha("a"), "a")
         ]
@@ -263,5 +263,5 @@ def test_the_first_link_is_staged_whatever_the_room_where_it_takes_none() -> Non
     room = Room(stage=-1, build=0, stage_needs=lambda one: 10, build_needs=lambda one: 10)
     assert actions(replace(now, room=room)) == ()
     first = replace(now, room=replace(room, one_stage=True))
-    assert actions(first) == (Stage("a", decode=False),)
+    assert actions(first) == (Start("stage", "a"),)
     assert actions(replace(first, room=replace(room, stage=None, one_stage=True))) == (), "hot is not known"

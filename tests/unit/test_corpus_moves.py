@@ -12,17 +12,9 @@ import pytest
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import Build, Release, Stage, decide
-from stoker.corpus.schedule.moves import (
-    Evict,
-    Hydrate,
-    KeepHot,
-    Recall,
-    Shelves,
-    Sync,
-    decide_moves,
-    recallable,
-)
+from stoker.corpus.schedule.actions import KeepHot, Start
+from stoker.corpus.schedule.decide import decide
+from stoker.corpus.schedule.moves import WarmContents, decide_moves, recallable
 from stoker.corpus.schedule.state import Limits, Room, Situation
 from stoker.corpus.staging.disk_contents import HotSeen, OwnerMark, WarmSeen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
@@ -60,76 +52,78 @@ def situation(*sources: Source, **changes: object) -> Situation:
     return replace(plain, **changes)
 
 
-def shelves(**changes: object) -> Shelves:
-    return Shelves(warm_answers=True, warm_writable=True, sync_room=10**9, **changes)
+def contents(**changes: object) -> WarmContents:
+    return WarmContents(answers=True, writable=True, sync_room=10**9, **changes)
 
 
-def moves(situation: Situation, shelves: Shelves) -> tuple[object, ...]:
-    return decide_moves(situation, shelves, 100.0)
+def moves(situation: Situation, contents: WarmContents) -> tuple[object, ...]:
+    return decide_moves(situation, contents, 100.0)
 
 
 class TestCopies:
     def test_what_has_no_proven_copy_is_copied_a_few_at_a_time(self) -> None:
         sources = [source(path, "proven") for path in "abc"]
-        assert moves(situation(*sources), shelves()) == (Sync("a"), Sync("b"))
-        assert moves(situation(*sources, busy={"a": "sync"}), shelves()) == (Sync("b"),)
-        assert moves(situation(source("a")), shelves()) == ()
+        assert moves(situation(*sources), contents()) == (Start("sync", "a"), Start("sync", "b"))
+        assert moves(situation(*sources, busy={"a": "sync"}), contents()) == (Start("sync", "b"),)
+        assert moves(situation(source("a")), contents()) == ()
         later_warm = source(
             "a",
             "released",
         ).moved("proven", on_warm=False)
-        assert moves(situation(later_warm), shelves()) == (Sync("a"),)
+        assert moves(situation(later_warm), contents()) == (Start("sync", "a"),)
 
     @pytest.mark.parametrize(
         "trouble",
-        [{"warm_answers": False}, {"warm_writable": False}, {"sync_room": None}, {"sync_room": 50}],
+        [{"answers": False}, {"writable": False}, {"sync_room": None}, {"sync_room": 50}],
     )
     def test_nothing_is_copied_to_a_disk_that_takes_nothing(self, trouble: dict[str, object]) -> None:
         now = situation(source("a", "proven"))
-        assert moves(now, replace(shelves(), **trouble)) == ()
+        assert moves(now, replace(contents(), **trouble)) == ()
 
     def test_a_failure_holds_its_own_path_and_for_a_moment_all_of_its_kind(self) -> None:
         both = situation(source("a", "proven"), source("b", "proven"))
-        assert moves(replace(both, not_before={"a": 101.0}), shelves()) == (Sync("b"),)
-        assert moves(replace(both, paused_until={"sync": 101.0}), shelves()) == ()
+        assert moves(replace(both, not_before={"a": 101.0}), contents()) == (Start("sync", "b"),)
+        assert moves(replace(both, paused_until={"sync": 101.0}), contents()) == ()
 
     def test_parquet_goes_after_its_set_was_copied_not_before(self) -> None:
         assert decide(situation(source("a", "proven")), 100.0) == ()
-        assert decide(situation(source("a", "synced")), 100.0) == (Release("a"),)
+        assert decide(situation(source("a", "synced")), 100.0) == (Start("release", "a"),)
 
 
 class TestLeaving:
     def test_an_intent_is_carried_out_and_taken_back_while_warm_is_away(self) -> None:
         leaving = situation(source("a", evicting=True), source("b"))
-        assert moves(leaving, shelves()) == (Evict("a"),)
-        assert moves(leaving, Shelves()) == (KeepHot("a"),)
+        assert moves(leaving, contents()) == (Start("evict", "a"),)
+        assert moves(leaving, WarmContents()) == (KeepHot("a"),)
         renamed = replace(leaving, published=frozenset())
-        assert moves(renamed, Shelves()) == ()
-        assert moves(renamed, shelves()) == (Evict("a"),)
+        assert moves(renamed, WarmContents()) == ()
+        assert moves(renamed, contents()) == (Start("evict", "a"),)
 
     def test_what_lies_on_hot_against_its_record_goes_unless_somebody_wants_it(self) -> None:
         left = replace(situation(source("a", evicted=True)), published=frozenset({key16("a")}))
-        assert moves(left, shelves()) == (Evict("a"),)
-        assert moves(left, shelves(wanted=frozenset({"a"}), hydrate=("a",))) == (Hydrate("a"),)
+        assert moves(left, contents()) == (Start("evict", "a"),)
+        assert moves(left, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Start("hydrate", "a"),)
 
     def test_a_set_that_waits_for_quarantine_is_not_moved(self) -> None:
         wrong = situation(source("a", evicted=True), invalid_sets={"a"})
-        assert moves(wrong, shelves(hydrate=("a",))) == ()
+        assert moves(wrong, contents(hydrate=("a",))) == ()
 
 
 class TestComingBack:
     def test_what_is_wanted_comes_back_in_order(self) -> None:
         cold = situation(*(source(path, evicted=True) for path in "abc"))
-        assert moves(cold, shelves(hydrate=("c", "a"))) == (Hydrate("c"), Hydrate("a"))
-        assert moves(replace(cold, busy={"b": "hydrate"}), shelves(hydrate=("c", "a"))) == (Hydrate("c"),)
-        assert moves(cold, Shelves(hydrate=("c",))) == ()
-        read_only = replace(shelves(hydrate=("c",)), warm_writable=False)
-        assert moves(cold, read_only) == (Hydrate("c"),)
+        assert moves(cold, contents(hydrate=("c", "a"))) == (Start("hydrate", "c"), Start("hydrate", "a"))
+        assert moves(replace(cold, busy={"b": "hydrate"}), contents(hydrate=("c", "a"))) == (
+            Start("hydrate", "c"),
+        )
+        assert moves(cold, WarmContents(hydrate=("c",))) == ()
+        read_only = replace(contents(hydrate=("c",)), writable=False)
+        assert moves(cold, read_only) == (Start("hydrate", "c"),)
 
     def test_a_set_without_a_record_is_proven_where_it_lies_and_not_built_again(self) -> None:
-        there = shelves(warm=frozenset({key16("a"), key16("b")}))
+        there = contents(published=frozenset({key16("a"), key16("b")}))
         seen = situation(source("a", "seen"), source("b"), source("c", "seen"))
-        assert moves(seen, there) == (Recall("a"),)
+        assert moves(seen, there) == (Start("recall", "a"),)
         assert recallable(seen, there) == {"a"}
         assert recallable(seen, replace(there, rotten=frozenset({key_of(sha("a"))}))) == set()
         assert recallable(replace(seen, published=frozenset({key16("a")})), there) == set()
@@ -192,14 +186,16 @@ class TestRoom:
 
     def test_nothing_is_staged_that_does_not_fit_and_nothing_overtakes_it(self) -> None:
         now = self.seen(a=100, b=500, c=10)
-        assert decide(replace(now, room=self.room(stage=300)), 100.0) == (Stage("a", decode=False),)
+        assert decide(replace(now, room=self.room(stage=300)), 100.0) == (Start("stage", "a"),)
         assert decide(replace(now, room=self.room(stage=None)), 100.0) == ()
 
     def test_a_build_begins_where_its_set_fits_and_the_first_of_all_wherever(self) -> None:
         staged = situation(source("a", "staged"), source("b", "staged"))
-        assert decide(replace(staged, room=self.room(build=150)), 100.0) == (Build("a"),)
+        assert decide(replace(staged, room=self.room(build=150)), 100.0) == (Start("build", "a"),)
         assert decide(replace(staged, room=self.room(build=50)), 100.0) == ()
-        assert decide(replace(staged, room=self.room(build=50, one_build=True)), 100.0) == (Build("a"),)
+        assert decide(replace(staged, room=self.room(build=50, one_build=True)), 100.0) == (
+            Start("build", "a"),
+        )
 
     def test_a_set_takes_its_tokens_and_what_finds_its_documents(self) -> None:
         assert set_bytes(BOOKS, 2) - set_bytes(None, 2) == 2000 + 160

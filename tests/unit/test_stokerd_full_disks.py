@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stokerd.sharding.disk_full import ONCE_WAITS_S, TRIES_ONCE, FullDisks
 
 from stoker.observe.ledger import Disk
 from stoker.store.errors import StorageError
 from stokerd.sharding import disk_full as full_disks
-from stokerd.sharding.disk_full import ONCE_WAITS_S, TRIES_ONCE, FullDisks
 
 MIB = 1 << 20
 

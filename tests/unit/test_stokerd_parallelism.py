@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stokerd.sharding.source_unavailable import SourceAway
 
 from stoker.config.schema import BuilderMemory
 from stoker.corpus.records.index import Catalog
@@ -24,7 +25,6 @@ from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout
 from stokerd.sharding import parallelism as parallelism_desk
 from stokerd.sharding.parallelism import ParallelismDesk
-from stokerd.sharding.source_unavailable import SourceAway
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=9, queue_bytes=9, release="never")
 CALM = Pressure(cpus=4, idle_cpus=2.0)

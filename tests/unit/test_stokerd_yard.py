@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stokerd.sharding.hot_disk import HotYard
 
 from stokerd.sharding import disks as yard
-from stokerd.sharding.hot_disk import HotYard
 
 
 def test_a_disk_is_no_trouble_before_it_left_a_question_open_for_a_second(

@@ -15,8 +15,6 @@ from typing import Any
 from stoker.config.schema import Limit
 from stoker.corpus.records.sources import PUBLISHED, Source
 
-MOST_IN_LINE = 256  # more than there are builders
-
 
 @dataclass(frozen=True)
 class Slice:
@@ -24,8 +22,7 @@ class Slice:
 
     `full`: a limit of rows or tokens is reached, so that no file to come can change it. `beyond` are the
     known paths that are left out. `stayed` are those that the limit alone would leave out. `taken` is what
-    the files in the slice hold of each thing that is limited. `in_line` are the paths from the first on whose
-    end would tell more, some of them at least; none when nothing is left to tell.
+    the files in the slice hold of each thing that is limited.
     """
 
     paths: tuple[str, ...]
@@ -34,7 +31,6 @@ class Slice:
     beyond: frozenset[str]
     stayed: tuple[str, ...]
     taken: Mapping[str, int]
-    in_line: tuple[str, ...] = ()
 
 
 def is_bounded(limit: Limit) -> bool:
@@ -63,15 +59,12 @@ def slice_of(
     paths: set[str] = set()
     stayed: list[str] = []
     settled = True
-    in_line: tuple[str, ...] = ()
-    for place, path in enumerate(order):
+    for path in order:
         if not settled or tally.full or path not in files:
             if path not in kept:
                 continue
             stayed.append(path)
         if (owner := tally.add(path)) is None:
-            if settled and tally.most:
-                in_line = tuple(order[place : place + MOST_IN_LINE])
             settled = settled and not tally.most  # with files alone to count, an open one hides nothing
         # A content is trained on through the path that has its shard set, wherever that stands.
         paths |= {path, owner or path}
@@ -79,7 +72,7 @@ def slice_of(
     if not settled:  # what stands behind the open file may still come in, unless it is one file too many
         outside = outside - files if limit.files else frozenset()
     full = settled and tally.full
-    return Slice(tuple(sorted(paths)), settled, full, outside, tuple(stayed), dict(tally.taken), in_line)
+    return Slice(tuple(sorted(paths)), settled, full, outside, tuple(stayed), dict(tally.taken))
 
 
 class _Tally:
