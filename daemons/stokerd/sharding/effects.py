@@ -188,7 +188,7 @@ class Effects:
                     file_request(self._layout, DOWNLOAD_WATCHDOG, "dispute", args)
                 case Answer():
                     finish_request(self._layout, STAGE_SHARD, effect.request, effect.outcome)
-                    self._state.records.requests.remove(effect.request)
+                    self._state.records.answered(effect.request)
                 case OpenFinding() | MarkFinding() | RemoveFinding():
                     self._write_finding(effect)
                 case _:

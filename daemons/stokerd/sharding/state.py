@@ -150,6 +150,10 @@ class Records:
         """The requests of these verbs that wait for an answer."""
         return [request for request in self.requests if request.verb in verbs]
 
+    def answered(self, request: Request) -> None:
+        """Forget a request that has its answer."""
+        self.requests = [one for one in self.requests if one.id != request.id]
+
     def take_changed(self) -> set[str]:
         """The paths whose record or receipt changed since the last call; brings `differing` up to date."""
         changed, self.touched = self.touched, set()

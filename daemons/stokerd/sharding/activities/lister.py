@@ -83,18 +83,17 @@ def _agree_hot(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
     names = {name: tuple(message[name]) for name in HOT_NAMES}
     seen = HotSeen(**names, building_bytes=disk.building_bytes, partial=disk.partial)
     found = reconcile_hot(layout, seen, disk.untouched(sources, state.pool.busy))
-    is_first = not disk.is_agreed
-    disk.looked(seen.published)
     for path in found.on_warm_only:
         yield from set_gone(state, sources[path], "its shard set is not on hot")
     for path, reason in found.renew:
         disk.published.discard(str(sources[path].key)[:KEY16])
         yield StartOver(sources[path], reason, "warning")
         state.retries.succeeded(path)  # what it failed for was that
-    if is_first:  # later, what looks left over may just be in the making
+    if not disk.is_agreed:  # later, what looks left over may just be in the making
         disk.discard(*found.remove)
         for path, file in found.parquet:
             disk.discard(file, of=path)
+    disk.looked(seen.published)
     yield AlertOver("list_failed", tell="list_succeeded")
 
 
@@ -104,14 +103,14 @@ def _agree_warm(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
     seen = WarmSeen(**{name: tuple(message[name]) for name in WARM_NAMES})
     untouched = disk.untouched(sources, state.pool.busy)
     found = reconcile_warm(layout, seen, untouched, gone_before=disk.gone)
-    is_first, disk.gone = not disk.is_agreed, found.gone
-    disk.looked(seen.published)
     for path in found.copy_again:
         yield from copy_lost(sources[path], "its copy is not on warm")
     for path in found.renew:
         yield StartOver(sources[path], "its shard set was on warm only, and is gone from there", "error")
-    if is_first:
+    if not disk.is_agreed:
         disk.discard(*found.remove)
+    disk.gone = found.gone
+    disk.looked(seen.published)
     yield AlertOver("warm_unavailable", tell="warm_available", fields={"path": str(disk.root)})
 
 
