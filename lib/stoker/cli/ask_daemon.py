@@ -18,17 +18,15 @@ from stoker.store.requests import Request, file_request, finish_request, pending
 
 POLL_S = 0.2
 
-DoIt = Callable[[Request], Mapping[str, Any]]
-
 
 def see_to(
     pipeline: Pipeline,
     daemon: str,
     verb: str,
     args: Mapping[str, Any],
+    condition: Mapping[str, Any] | None = None,
     *,
-    condition: Mapping[str, Any] | None,
-    do_it: DoIt,
+    do_it: Callable[[Request], Mapping[str, Any]],
     quiet: bool,
 ) -> dict[str, Any]:
     """File the request and wait for the daemon's answer; where none holds its lock, act on it as it would.
@@ -38,24 +36,20 @@ def see_to(
     become_owner(pipeline)
     layout = pipeline.layout
     asked = file_request(layout, daemon, verb, args, condition)
-    told = False
-    while True:
-        if (outcome := read_outcome(layout, asked)) is not None:
-            return outcome
+    while (outcome := read_outcome(layout, asked)) is None:
         try:
             lock = Lock.acquire(layout.lock(daemon), purpose=COMMAND_PURPOSE)
         except LockHeld:
-            if not told and not quiet:
-                click.echo(
-                    f"asked the {daemon.replace('_', '-')} daemon (request {asked}); waiting", err=True
-                )
-            told = True
+            if not quiet:
+                click.echo(f"asked the {daemon.replace('_', ' ')} (request {asked}); waiting", err=True)
+            quiet = True
             time.sleep(POLL_S)
             continue
         with lock:
             for request in pending_requests(layout, daemon):
                 if request.id == asked:
                     finish_request(layout, daemon, request, do_it(request))
+    return outcome
 
 
 def become_owner(pipeline: Pipeline) -> None:

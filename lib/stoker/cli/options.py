@@ -41,3 +41,8 @@ def one_line(value: object) -> str:
     """On one line and harmless to a terminal: names come from outside, line breaks and all."""
     text = value if isinstance(value, str) else repr(value)
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def plural(count: int, what: str) -> str:
+    """A count with its noun: `1 file`, `2,000 files`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"

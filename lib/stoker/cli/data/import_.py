@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.ask_daemon import see_to
 from stoker.cli.options import PATH, json_option, pipeline_file, print_json
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.kit.lock import Lock
 from stoker.store.errors import DataError, StokerError, UnavailableError, UsageError
+from stoker.store.files import make_dir
+from stoker.store.layout import STAGE_SHARD
+from stoker.store.requests import Request
 
 if TYPE_CHECKING:
-    from stoker.config.schema import Pipeline
-    from stoker.corpus.records.pin import DatasetPin
     from stoker.corpus.records.sources import Source
-    from stoker.kit.lock import Lock
-    from stoker.store.requests import Request
+    from stoker.shards.exchange.import_source import Found
+    from stoker.shards.exchange.import_tokens import Survey
 
 EXIT_REFUSED, EXIT_FAILED = 65, 74
 
@@ -48,49 +52,31 @@ def import_(
     stands between them; the books say so. With the stage-shard loop down it is done here. Exit codes: 65
     refused, with the reason; 74 a disk did not do what it should.
     """
-    from stoker.cli.ask_daemon import see_to
-    from stoker.config.load import load_pipeline
-    from stoker.shards.exchange.import_claim import IMPORT
-    from stoker.store.layout import STAGE_SHARD
-
     pipeline = load_pipeline(file)
     if not pipeline.layout.locks.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; start its stage-shard loop first")
-    for line in () if as_json else _waits(pipeline):
-        click.echo(line, err=True)
-    code = 0
-    told = []
+    if missing := next((place for place in places if not place.exists()), None):
+        raise UsageError(f"{missing} does not exist; name what to import")
+    code, outcomes = 0, []
+    args: dict[str, Any] = {"tokenizer_sha256": tokenizer_sha256, "trust_tokenizer": trust_tokenizer}
     for place in places:
-        if not place.exists():
-            raise UsageError(f"{place} does not exist; name what to import")
-        args = {
-            "place": str(place.resolve()),
-            "tokenizer_sha256": tokenizer_sha256,
-            "trust_tokenizer": trust_tokenizer,
-        }
+        args["place"] = str(place.resolve())
         outcome = see_to(
-            pipeline,
-            STAGE_SHARD,
-            IMPORT,
-            args,
-            condition=None,
-            do_it=lambda request: _do_it(pipeline, request),
-            quiet=as_json,
+            pipeline, STAGE_SHARD, "import", args, do_it=lambda asked: _do_it(pipeline, asked), quiet=as_json
         )
-        told.append({"place": str(place), **outcome})
+        outcomes.append({"place": str(place), **outcome})
         code = max(code, EXIT_REFUSED if "refused" in outcome else EXIT_FAILED if "failed" in outcome else 0)
         if not as_json:
             _say(place, outcome)
     if as_json:
-        print_json({"v": 1, "imports": told})
+        print_json({"v": 1, "imports": outcomes})
     return code
 
 
 def _say(place: Path, outcome: Mapping[str, Any]) -> None:
-    for word in ("refused", "failed"):
-        if word in outcome:
-            click.echo(f"stoker: {place}: not imported: {outcome[word]}", err=True)
-            return
+    if why := outcome.get("refused") or outcome.get("failed"):
+        click.echo(f"stoker: {place}: not imported: {why}", err=True)
+        return
     books = outcome["books"]
     known = "documents not known" if books["documents"] is None else f"{books['documents']:,} documents"
     what = "imported" if outcome["new"] else "here already"
@@ -100,14 +86,6 @@ def _say(place: Path, outcome: Mapping[str, Any]) -> None:
     )
     for note in outcome["notes"]:
         click.echo(f"{outcome['path']}: note: passed over {note}")
-
-
-def _waits(pipeline: Pipeline) -> Iterator[str]:
-    """What a person should know who waits for the daemon."""
-    from stoker.corpus.records.pin import read_pin
-
-    if read_pin(pipeline.layout, pipeline.dataset.name) is None:
-        yield "stoker: the tokenizer is not frozen yet; what is imported waits for it"
 
 
 def _do_it(pipeline: Pipeline, request: Request) -> dict[str, Any]:
@@ -128,86 +106,54 @@ def _import(pipeline: Pipeline, request: Request) -> dict[str, Any]:
     from stoker.corpus.records.sources import read_sources, write_source
     from stoker.shards.exchange.import_claim import claim, outcome_of, proven, task_of
     from stoker.shards.exchange.import_set import ImportTask, import_place
-    from stoker.shards.exchange.import_source import Found
-    from stoker.shards.exchange.import_tokens import Survey
 
-    layout, dataset = pipeline.layout, pipeline.dataset.name
-    pin = _pinned(pipeline, read_pin(layout, dataset))
+    layout, hot, dataset = pipeline.layout, pipeline.hot_layout, pipeline.dataset.name
+    pin = read_pin(layout, dataset)
+    if pin is None or pin.version != pipeline.dataset.version:
+        raise UnavailableError(
+            f"{dataset} has no frozen tokenizer in version {pipeline.dataset.version} yet; "
+            "start the stage-shard loop, which freezes it, then import again"
+        )
     task = ImportTask.from_mapping(task_of(pipeline, pin, request.args))
-    sources = read_sources(layout, dataset)
-    listing = read_listing(layout, dataset)
+    sources, listing = read_sources(layout, dataset), read_listing(layout, dataset)
+    if not hot.owner_lock.exists() and any(source.hot for source in sources.values()):
+        raise UnavailableError(f"{pipeline.hot}: not the disk that was used before; mount it, then try again")
     found: list[Source] = []
 
     def take(content: Survey, _: Found) -> str | None:
-        listed = frozenset() if listing is None else frozenset(listing.paths)
-        made = claim(
-            sources, listed, dataset=dataset, name=task.place.name, size=content.size, sha256=content.sha256
-        )
+        taken = frozenset() if listing is None else frozenset(listing.paths)
+        size, sha256 = content.size, content.sha256
+        made = claim(sources, taken, dataset=dataset, name=task.place.name, size=size, sha256=sha256)
         found.append(made.source)
         if made.twin:
             return None
         write_source(layout, made.source)
         return made.source.path
 
-    with _hot(pipeline, sources), _reporting() as report:
-        result = import_place(task, report, take)
-        source = found[-1]
+    make_dir(pipeline.hot)
+    with Lock.acquire(hot.owner_lock, purpose=pipeline.owner):
+        result = import_place(task, _Reporter(), take)
         if result["status"] == "on_record":
-            return outcome_of(source, new=False)
+            return outcome_of(found[-1], new=False)
         if result["status"] == "target_invalid":
             raise DataError(
                 f"{task.shards}: {result['reason']}; start the stage-shard loop, which sets it aside"
             )
-        source = proven(source, result)
+        source = proven(found[-1], result)
         write_source(layout, source)
     if source.path not in pin.listing:
         write_pin(layout, replace(pin, listing=(*pin.listing, source.path)))
     return outcome_of(source, new=result["status"] == "published", notes=result["notes"])
 
 
-def _pinned(pipeline: Pipeline, pin: DatasetPin | None) -> DatasetPin:
-    """The pin that imports go by; raises UnavailableError before there is one of this version."""
-    if pin is None or pin.version != pipeline.dataset.version:
-        raise UnavailableError(
-            f"{pipeline.dataset.name} has no frozen tokenizer in version {pipeline.dataset.version} yet; "
-            "start the stage-shard loop, which freezes it, then import again"
-        )
-    return pin
-
-
-def _hot(pipeline: Pipeline, sources: Mapping[str, Source]) -> Lock:
-    """The owner lock of hot; raises LockHeld for another pipeline's, UnavailableError for another disk."""
-    from stoker.kit.lock import Lock
-    from stoker.store.files import make_dir
-
-    hot = pipeline.hot_layout
-    if not hot.owner_lock.exists() and any(source.hot for source in sources.values()):
-        raise UnavailableError(
-            f"{pipeline.hot}: not the disk that was used before; mount it, then import again"
-        )
-    make_dir(pipeline.hot)
-    return Lock.acquire(hot.owner_lock, purpose=pipeline.owner)
-
-
 class _Reporter:
-    """Takes what an import tells; on a terminal it shows how far it has read."""
+    """Takes what an import reports; on a terminal it shows how far it has read."""
 
     stopping = False
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
-
     def __call__(self, kind: str, **fields: Any) -> None:
-        if self._shown and kind == "progress":
+        if kind == "progress" and sys.stderr.isatty():
             click.echo(f"\r{fields['reading']}: {fields['bytes'] / 2**20:,.0f} MiB read", nl=False, err=True)
 
     def raise_if_stopping(self) -> None:
         """Ctrl-C is an exception here."""
-
-
-@contextmanager
-def _reporting() -> Iterator[_Reporter]:
-    shown = sys.stderr.isatty()
-    yield _Reporter(shown=shown)
-    if shown:
-        click.echo("\r\x1b[K", nl=False, err=True)

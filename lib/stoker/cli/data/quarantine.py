@@ -11,14 +11,17 @@ from typing import Any
 
 import click
 
+from stoker.cli.ask_daemon import see_to
 from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import KINDS, Kept, QuarantineShelf
 from stoker.store.errors import UsageError
+from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
+YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern or --all stands for.")
 
 
 @click.group(epilog="Example: stoker quarantine list /etc/stoker/fineweb.yaml")
@@ -41,7 +44,8 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
         print_json([{**_facts(kept), "source": _source_state(pipeline, kept)} for kept in chosen])
         return
     for kept in chosen:
-        place = _place(kept)
+        named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
+        place = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
         what = kept.reason + (f" ({place})" if place else "")
         state = _source_state(pipeline, kept)
         now = f"; its source is {state}" if state not in (None, "quarantined") else ""
@@ -65,10 +69,9 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
             print_json({**_facts(kept), "folder": str(where), "things": things, "body": kept.body})
             continue
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
-        for name, value in kept.body.items() or {"problem": kept.problem}.items():
+        lines = [*(kept.body.items() or [("problem", kept.problem)])]
+        for name, value in [*lines, *(("lies", thing) for thing in things or ["nothing is kept of it"])]:
             click.echo(f"  {name:<14} {one_line(value)}")
-        for thing in things or ["nothing is kept of it"]:
-            click.echo(f"  {'lies':<14} {one_line(thing)}")
 
 
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
@@ -76,7 +79,7 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every parquet file in quarantine.")
 @click.option("--force", is_flag=True, help="Without looking at it first; it is judged again when staged.")
-@click.option("--yes", is_flag=True, help="Do it for all that a pattern or --all stands for.")
+@YES
 @json_option
 def release(
     file: Path, ids: tuple[str, ...], *, everything: bool, force: bool, yes: bool, as_json: bool
@@ -87,16 +90,8 @@ def release(
     code 1); one that could not be fetched is fetched again. With the stage-shard loop down it is done at
     once, and goes on at its next start.
     """
-    from stoker.cli.data import quarantine_acts
-    from stoker.shards.audit.recheck import RELEASE
-
     pipeline = load_pipeline(file)
-    shelf = [kept for kept in _shelf(pipeline) if not everything or _releasable(kept)]
-    chosen = _several(shelf, ids, everything, yes)
-    args = {"force": force}
-    return _ask_each(
-        pipeline, chosen, RELEASE, args, quarantine_acts.release, told=_told_of_release, as_json=as_json
-    )
+    return _release(pipeline, _several(_shelf(pipeline), ids, everything, yes, _releasable), force, as_json)
 
 
 @quarantine.command(epilog="Example: stoker quarantine drop /etc/stoker/fineweb.yaml 'shards-*' --yes")
@@ -104,7 +99,7 @@ def release(
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that is kept, of every kind.")
 @click.option("--reason-too", is_flag=True, help="The reason as well, which else stays.")
-@click.option("--yes", is_flag=True, help="Do it for all that a pattern or --all stands for.")
+@YES
 @json_option
 def drop(
     file: Path, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
@@ -114,10 +109,11 @@ def drop(
     from stoker.shards.audit.recheck import DROP
 
     pipeline = load_pipeline(file)
-    shelf = [kept for kept in _shelf(pipeline) if not everything or (kept.things and kept.kind in KINDS)]
-    chosen = _several(shelf, ids, everything, yes)
+    chosen = _several(
+        _shelf(pipeline), ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS
+    )
     args = {"reason_too": reason_too}
-    return _ask_each(pipeline, chosen, DROP, args, quarantine_acts.drop, told=_told_of_drop, as_json=as_json)
+    return _ask_each(pipeline, chosen, DROP, args, quarantine_acts.drop, _drop_words, as_json)
 
 
 @quarantine.command(epilog="Example: stoker quarantine revalidate /etc/stoker/fineweb.yaml")
@@ -128,24 +124,9 @@ def revalidate(file: Path, as_json: bool) -> int:
 
     The stage-shard loop does so by itself every `quarantine.revalidate`.
     """
-    from stoker.cli.data import quarantine_acts
-    from stoker.shards.audit.recheck import RELEASE
-
     pipeline = load_pipeline(file)
-    newest: dict[str, Kept] = {}
-    for kept in _shelf(pipeline):
-        if _releasable(kept):
-            newest.setdefault(kept.path, kept)
-    args = {"force": False}
-    return _ask_each(
-        pipeline,
-        list(newest.values()),
-        RELEASE,
-        args,
-        quarantine_acts.release,
-        told=_told_of_release,
-        as_json=as_json,
-    )
+    newest = {kept.path: kept for kept in reversed(_shelf(pipeline)) if _releasable(kept)}
+    return _release(pipeline, list(reversed(newest.values())), False, as_json)
 
 
 # Which
@@ -163,7 +144,12 @@ def _chosen(shelf: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
     """What the ids stand for, each once; UsageError for one that stands for nothing."""
     found: dict[str, Kept] = {}
     for one in ids:
-        matches = _matches(shelf, one)
+        matches = [kept for kept in shelf if kept.name == one]
+        if not matches and _is_pattern(one):
+            matches = [kept for kept in shelf if fnmatch.fnmatchcase(kept.name, one)]
+        elif not matches:  # the newest finding against a source, one that was not released before others
+            of_path = [kept for kept in shelf if kept.path == one]
+            matches = sorted(of_path, key=lambda kept: kept.released is not None)[:1]
         if not matches:
             near = difflib.get_close_matches(one, [kept.name for kept in shelf], n=1)
             hint = f"; did you mean {near[0]}?" if near else "; `stoker quarantine list` shows what there is"
@@ -172,25 +158,17 @@ def _chosen(shelf: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
     return list(found.values())
 
 
-def _matches(shelf: Sequence[Kept], one: str) -> list[Kept]:
-    if exact := [kept for kept in shelf if kept.name == one]:
-        return exact
-    if _is_pattern(one):
-        return [kept for kept in shelf if fnmatch.fnmatchcase(kept.name, one)]
-    of_path = [kept for kept in shelf if kept.path == one]
-    standing = [kept for kept in of_path if kept.released is None]
-    return (standing or of_path)[:1]
-
-
 def _is_pattern(one: str) -> bool:
     return any(sign in one for sign in "*?[")
 
 
-def _several(shelf: Sequence[Kept], ids: Sequence[str], everything: bool, yes: bool) -> list[Kept]:
-    """As _chosen, and everything; more than was named one by one wants a --yes."""
+def _several(
+    shelf: Sequence[Kept], ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
+) -> list[Kept]:
+    """As _chosen, or everything that `may`; more than was named one by one wants a --yes."""
     if everything == bool(ids):
         raise UsageError("name what is meant, or say --all; `stoker quarantine list` shows what there is")
-    chosen = list(shelf) if everything else _chosen(shelf, ids)
+    chosen = [kept for kept in shelf if may(kept)] if everything else _chosen(shelf, ids)
     names = {kept.name for kept in shelf} | {kept.path for kept in shelf}
     if not yes and (everything or any(_is_pattern(one) and one not in names for one in ids)):
         listed = "".join(f"\n  {kept.name}" for kept in chosen)
@@ -200,7 +178,13 @@ def _several(shelf: Sequence[Kept], ids: Sequence[str], everything: bool, yes: b
 
 # Asking
 
-Act = Callable[[Pipeline, Kept, Any], dict[str, Any]]
+
+def _release(pipeline: Pipeline, chosen: Sequence[Kept], force: bool, as_json: bool) -> int:
+    from stoker.cli.data import quarantine_acts
+    from stoker.shards.audit.recheck import RELEASE
+
+    args = {"force": force}
+    return _ask_each(pipeline, chosen, RELEASE, args, quarantine_acts.release, _release_words, as_json)
 
 
 def _ask_each(
@@ -208,97 +192,70 @@ def _ask_each(
     chosen: Sequence[Kept],
     verb: str,
     args: Mapping[str, Any],
-    act: Act,
-    *,
-    told: Callable[[Kept, Mapping[str, Any]], str],
+    act: Callable[..., dict[str, Any]],
+    words: Callable[[Kept, Mapping[str, Any]], str],
     as_json: bool,
 ) -> int:
     """Have it done for one after the other; the exit code of the worst that came of it."""
-    from stoker.cli.ask_daemon import see_to
-    from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
-
     codes, outcomes = [0], []
     for kept in chosen:
         daemon = TRAIN_SUPERVISOR if kept.kind == "checkpoint" and verb.startswith("drop") else STAGE_SHARD
-        outcome = see_to(
-            pipeline,
-            daemon,
-            verb,
-            {"name": kept.name, **args},
-            condition={"sha256": kept.sha256} if kept.sha256 else None,
-            do_it=functools.partial(act, pipeline, kept),
-            quiet=as_json,
-        )
+        condition = {"sha256": kept.sha256} if kept.sha256 else None
+        do_it = functools.partial(act, pipeline, kept)
+        asked = {"name": kept.name, **args}
+        outcome = see_to(pipeline, daemon, verb, asked, condition, do_it=do_it, quiet=as_json)
         outcomes.append({"name": kept.name, "kind": kept.kind, "path": kept.path, **outcome})
-        codes.append(_code(outcome))
+        if "refused" in outcome:
+            refused = EXIT_AGAIN if outcome.get("again") else EXIT_REFUSED
+            codes.append(EXIT_FINDING if outcome.get("finding") else refused)
         if not as_json:
-            click.echo(told(kept, outcome), err=codes[-1] != 0)
+            click.echo(words(kept, outcome), err="refused" in outcome)
     if as_json:
         print_json(outcomes)
     return EXIT_FINDING if EXIT_FINDING in codes else max(codes)
 
 
-def _code(outcome: Mapping[str, Any]) -> int:
-    if "refused" not in outcome:
-        return 0
-    if outcome.get("finding"):
-        return EXIT_FINDING
-    return EXIT_AGAIN if outcome.get("again") else EXIT_REFUSED
-
-
-def _told_of_release(kept: Kept, outcome: Mapping[str, Any]) -> str:
+def _release_words(kept: Kept, outcome: Mapping[str, Any]) -> str:
+    path = one_line(kept.path)
     if "refused" in outcome:
-        return f"stoker: {one_line(kept.path) or kept.name} is not released: {one_line(outcome['refused'])}"
+        return f"stoker: {path or kept.name} is not released: {one_line(outcome['refused'])}"
     if "fetching" in outcome:
-        return f"{one_line(kept.path)}: {outcome['why']}"
-    before = "was released before" if outcome.get("already") else "released"
-    return f"{one_line(kept.path)}: {before}: {outcome.get('why')}"
+        return f"{path}: {outcome['why']}"
+    return f"{path}: {'was released before' if outcome.get('already') else 'released'}: {outcome.get('why')}"
 
 
-def _told_of_drop(kept: Kept, outcome: Mapping[str, Any]) -> str:
+def _drop_words(kept: Kept, outcome: Mapping[str, Any]) -> str:
     if "refused" in outcome:
         return f"stoker: {kept.name} is not dropped: {outcome['refused']}"
     return f"{kept.name}: dropped, {outcome['bytes']:,} bytes"
 
 
-# Telling
+# Showing
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
-    body = kept.body
     return {
         "name": _utf8(kept.name),
         "kind": kept.kind,
         "path": _utf8(kept.path),
         "reason": kept.reason,
-        "row_group": body.get("row_group"),
-        "column": body.get("column"),
-        "detail": body.get("detail"),
+        **{name: kept.body.get(name) for name in ("row_group", "column", "detail", "revalidated")},
         "time": kept.when,
         "bytes": kept.bytes,
         "kept": bool(kept.things),
-        "revalidated": body.get("revalidated"),
-        "revalidations": body.get("revalidations", 0),
+        "revalidations": kept.body.get("revalidations", 0),
         "released": kept.released,
         "dropped": kept.dropped,
     }
 
 
-def _place(kept: Kept) -> str:
-    """Where in the file the flaw is; empty where the whole file is meant."""
-    named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
-    return ", ".join(f"{what} {one_line(value)}" for what, value in named.items() if value is not None)
-
-
 def _state(kept: Kept) -> str:
     """What became of it, in a few words."""
     words = [f"{kept.bytes:,} bytes kept" if kept.things else "nothing kept"]
-    if kept.released is not None:
-        words.append(f"released {kept.released.get('time')}: {kept.released.get('why')}")
-    if kept.dropping is not None:
-        words.append(f"being dropped: {kept.dropping.get('why')}")
-    elif kept.dropped is not None:
-        words.append(f"dropped {kept.dropped.get('time')}: {kept.dropped.get('why')}")
+    marks = {"released": kept.released, "being dropped": kept.dropping, "dropped": kept.dropped}
+    for what, mark in marks.items():
+        if mark is not None:
+            words.append(f"{what} {mark.get('time', 'now')}: {mark.get('why')}")
     if "revalidated" in kept.body:
         words.append(
             f"still bad {kept.body['revalidated']}, looked at {kept.body.get('revalidations')} times"

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.shards.format.identity import KEY_NAME_DIGITS
-from stoker.shards.format.manifest import MANIFEST, SUMS, Manifest, ManifestInvalid, beside, parse_sums
+from stoker.shards.format.inspection import inspect_set
+from stoker.shards.format.manifest import MANIFEST, Manifest, beside
 from stoker.store.errors import DataError, UnavailableError, UsageError, storage_errors
 
 PIECE_TOKENS = 1 << 20  # read, and handed on, at once
-_SET_NAME = re.compile(rf"[0-9a-f]{{{KEY_NAME_DIGITS}}}")
+UNLISTED = "in no list of this set"  # a finding that says nothing against the set
+_SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory, even one that was emptied
+_SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 Numbers = npt.NDArray[Any]
 
@@ -38,16 +40,19 @@ class OfferedSet:
 
         Raises DataError where that cannot be true, UnavailableError where it lies in none of the places.
         """
-        for place in places:
-            try:
-                with storage_errors("read", place):
-                    manifest, sums = (place / MANIFEST).read_bytes(), (place / SUMS).read_bytes()
-            except FileNotFoundError:
-                continue
-            return cls(places, *_agreed(place, manifest, sums))
-        if places[0].is_dir():
-            raise DataError(f"{places[0]}: no whole shard set: {MANIFEST} or {SUMS} is missing")
-        raise UnavailableError(f"{' and '.join(map(str, places))}: not there; see that the disk is mounted")
+        place = next((place for place in places if (place / MANIFEST).exists()), places[0])
+        if not place.is_dir():
+            raise UnavailableError(
+                f"{' and '.join(map(str, places))}: not there; see that the disk is mounted"
+            )
+        found = inspect_set(place)
+        wrong = [str(place / finding) for finding in found.findings if not finding.endswith(UNLISTED)]
+        name = place.resolve().name
+        if found.manifest is not None and _SET_NAME.fullmatch(name) and found.manifest.key[:16] != name:
+            wrong.append(f"{place}: it holds the shard set {found.manifest.key[:16]}")
+        if found.manifest is None or found.manifest_sha256 is None or wrong:
+            raise DataError(f"{'; '.join(wrong)}: no whole shard set; restore it")
+        return cls(places, found.manifest, found.manifest_sha256)
 
     def tokens(self, split: str) -> int:
         """How many a split has."""
@@ -91,23 +96,28 @@ class SetFile:
     """
 
     def __init__(self, one: OfferedSet, name: str, kind: str) -> None:
-        self._told = one.manifest.files[name]
-        self._dtype = np.dtype(kind).newbyteorder("<")
-        self._digest, self._size = hashlib.sha256(), 0
-        self.path, self._descriptor = self._open(one, name)
+        self._told, self._dtype = one.manifest.files[name], np.dtype(kind).newbyteorder("<")
+        self._digest = hashlib.sha256()
+        # It may have moved to the next place meanwhile.
+        self.path = next(
+            (place / name for place in one.places if (place / name).exists()), one.places[0] / name
+        )
+        try:
+            with storage_errors("open", self.path):
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DataError(f"{self.path}: missing; restore this shard set") from None
 
     def take(self, count: int) -> Numbers:
         """The next numbers."""
-        wanted = count * self._dtype.itemsize
-        data = bytearray(wanted)
-        view, got = memoryview(data), 0
+        data = bytearray(count * self._dtype.itemsize)
+        view = memoryview(data)
         with storage_errors("read", self.path):
-            while got < wanted and (more := os.readv(self._descriptor, [view[got:]])):
-                got += more
-        if got < wanted:
-            raise self._wrong(f"it ends at byte {self._size + got} of {self._told.size}")
-        self._digest.update(view)
-        self._size += wanted
+            while view and (more := os.readv(self._descriptor, [view])):
+                view = view[more:]
+        if view:
+            raise self._wrong("it is shorter")
+        self._digest.update(data)
         return np.frombuffer(data, self._dtype)
 
     def __enter__(self) -> SetFile:
@@ -117,55 +127,33 @@ class SetFile:
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                if self._size != self._told.size or os.read(self._descriptor, 1):
-                    raise self._wrong(f"it does not hold {self._told.size} bytes")
-                if self._digest.hexdigest() != self._told.sha256:
-                    raise self._wrong(
-                        f"sha256 {self._digest.hexdigest()[:16]} is not {self._told.sha256[:16]}"
-                    )
+            if kind is None and os.read(self._descriptor, 1):
+                raise self._wrong("it is longer")
+            if kind is None and self._digest.hexdigest() != self._told.sha256:
+                raise self._wrong("its sha256 is another")
         finally:
             os.close(self._descriptor)
 
     def _wrong(self, what: str) -> DataError:
         return DataError(
-            f"{self.path}: {what}, as {MANIFEST} says: nothing is exported of a shard set that is not whole; "
-            f"see `stoker verify shards {self.path.parent}`, and restore it"
+            f"{self.path}: {what} than {MANIFEST} says ({self._told.size} bytes, {self._told.sha256[:16]}): "
+            "nothing is exported of a shard set that is not whole; see `stoker verify shards "
+            f"{self.path.parent}`, and restore it"
         )
-
-    @staticmethod
-    def _open(one: OfferedSet, name: str) -> tuple[Path, int]:
-        for place in one.places:
-            with storage_errors("open", place / name):
-                try:
-                    return place / name, os.open(place / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    continue  # it may have moved to the next place meanwhile
-        raise DataError(f"{one.places[0] / name}: missing; restore this shard set")
 
 
 def find_sets(path: Path) -> list[Path]:
     """The directory itself where it is a set, whole or not, else every set below it, by name.
 
-    Raises UsageError where there is none.
+    Raises UsageError where it is no directory.
     """
     if not path.is_dir():
-        raise UsageError(f"{path}: no directory and no pipeline file; name a shard set, or what holds some")
-    found = list(_below(path))
-    if not found:
-        raise UsageError(
-            f"{path} holds no shard set; name one, or a directory such as <hot>/shards/<dataset>"
-        )
-    return found
-
-
-def _below(path: Path) -> Iterator[Path]:
-    if _SET_NAME.fullmatch(path.resolve().name) or (path / MANIFEST).exists() or (path / SUMS).exists():
-        yield path
-        return
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-            yield from _below(entry)
+        raise UsageError(f"{path} is not a directory; a shard set is one")
+    entries = sorted(path.iterdir())
+    if _SET_NAME.fullmatch(path.resolve().name) or any(_SET_FILE.fullmatch(entry.name) for entry in entries):
+        return [path]
+    below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return [found for entry in below for found in find_sets(entry)]
 
 
 def agree(sets: Sequence[OfferedSet]) -> None:
@@ -182,17 +170,3 @@ def agree(sets: Sequence[OfferedSet]) -> None:
                     f"{one.places[0]}: {what} {mine[:16]}, but {first.places[0]} has {theirs[:16]}: what two "
                     "builds made does not belong into one export; name a pipeline file, or one set"
                 )
-
-
-def _agreed(place: Path, manifest: bytes, sums: bytes) -> tuple[Manifest, str]:
-    digest = hashlib.sha256(manifest).hexdigest()
-    try:
-        parsed, listed = Manifest.parse(manifest, place / MANIFEST), parse_sums(sums)
-    except ManifestInvalid as error:
-        raise DataError(f"{place}: {error}; restore this shard set") from error
-    if listed != {MANIFEST: digest, **{name: file.sha256 for name, file in parsed.files.items()}}:
-        raise DataError(f"{place}: {SUMS} and {MANIFEST} do not agree; restore this shard set")
-    name = place.resolve().name
-    if _SET_NAME.fullmatch(name) and not parsed.key.startswith(name):
-        raise DataError(f"{place}: holds the shard set {parsed.key[:16]}; put it where it belongs")
-    return parsed, digest

@@ -1,34 +1,49 @@
 """The import of one place: recognised, surveyed, claimed, copied, sealed and published as a shard set.
 
 Nothing is written before everything was read once and found right. The copy is the set's own: a hard link
-would leave its bytes in other hands, and whoever prepares their data anew writes into the same file.
+would leave its bytes in other hands, and a program that prepares its data again writes into the same file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stoker.corpus.staging.durable_copy import insist_on_room
+from stoker.shards.exchange.array_writer import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
-from stoker.shards.exchange.import_tokens import Stream, Survey, conclude, pieces, survey
-from stoker.shards.exchange.import_writing import SetIdentity, SplitWriter, seal
+from stoker.shards.exchange.import_tokens import Progress, Stream, Survey, Tokens, conclude, pieces, survey
 from stoker.shards.format.heartbeat import heartbeat
 from stoker.shards.format.identity import dtype_for, set_key
-from stoker.shards.format.manifest import SPLITS, Manifest
+from stoker.shards.format.manifest import (
+    BUILD_NOTE,
+    MANIFEST,
+    SPLITS,
+    SUMS,
+    DataFile,
+    EndOfText,
+    Imported,
+    ImportedBooks,
+    Manifest,
+    data_name,
+    sums_text,
+)
 from stoker.shards.format.proof import prove_set
 from stoker.store.errors import StorageError
-from stoker.store.files import make_dir, publish_dir, remove_tree
+from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
+from stoker.store.hashing import hash_file
 from stoker.store.names import new_id, utc_now
 
 if TYPE_CHECKING:
     from stoker.shards.build.builder import Reporter
 
-# Told what was found, gives the path under which it is on record now; None where another has its set.
+# Gets what was found, gives the path under which it is on record now; None where another has its set.
 Claim = Callable[[Survey, Found], str | None]
 
 
@@ -55,10 +70,6 @@ class ImportTask:
         paths = {name: Path(values[name]) for name in ("place", "building", "shards")}
         return cls(**{**values, **paths})
 
-    def target(self, content: Survey) -> Path:
-        """Where the set of a content belongs."""
-        return self.shards / set_key(content.sha256, self.build_id)[:16]
-
 
 def import_place(task: ImportTask, report: Reporter, claim: Claim) -> dict[str, Any]:
     """Import it. `status` in the result is published, existed, on_record or target_invalid.
@@ -66,94 +77,140 @@ def import_place(task: ImportTask, report: Reporter, claim: Claim) -> dict[str, 
     Raises ImportRefused for what is not taken over, StorageError where a disk does not do what it should.
     """
     found = look_at(task.place, dtype_for(task.vocab_size))
-    refusal = tokenizer_refusal(
+    if refusal := tokenizer_refusal(
         task.tokenizer_sha256, found.tokenizer, task.stated_tokenizer, trusted=task.trust_tokenizer
-    )
-    if refusal is not None:
+    ):
         raise ImportRefused(f"{task.place}: {refusal}")
-    told = heartbeat(report, task.place.name)
+    beat = heartbeat(report, task.place.name)
 
     def progress(done: int) -> None:
         report.raise_if_stopping()
-        told(done)
+        beat(done)
 
     content = survey(found, vocab_size=task.vocab_size, eot=task.eot, progress=progress)
     report("phase", phase="surveyed")
     path = claim(content, found)
     if path is None:
         return {"status": "on_record"}
-    if os.path.lexists(task.target(content)):
-        return _examine(task, content, report)
+    key = set_key(content.sha256, task.build_id)
+    target = task.shards / key[:16]
+    if os.path.lexists(target):
+        return _examine(target, key, beat)
     make_dir(task.building)
     insist_on_room(task.building, content.size, task.floor)
     building = task.building / f"import-{new_id()}"
     make_dir(building)
     try:
         report("phase", phase="copy")
-        writers = _copy(task, found, content, building, progress)
+        shards = _copy(task, found, content, building, progress)
         report("phase", phase="seal")
-        note = _note(task, path, found)
-        manifest = seal(
-            building,
-            _identity(task, content),
-            writers,
-            end_of_text=content.end_of_text,
-            note=note,
-            progress=progress,
-        )
+        manifest = _seal(task, content, shards, building, _note(path, task.place, found), progress)
         report("phase", phase="publish")
         make_dir(task.shards)
-        publish_dir(building, task.target(content))
-    except FileExistsError:
-        remove_tree(building)
-        return _examine(task, content, report)
-    except BaseException:
+        publish_dir(building, target)
+    except BaseException as error:
         with contextlib.suppress(StorageError):  # the first error matters; the next start sweeps what is left
             remove_tree(building)
+        if isinstance(error, FileExistsError):
+            return _examine(target, key, beat)
         raise
     report("phase", phase="published")
-    return _result("published", manifest, found)
+    return _result("published", manifest, found.notes)
 
 
-def _copy(
-    task: ImportTask, found: Found, content: Survey, building: Path, progress: Callable[[int], None]
-) -> dict[str, SplitWriter]:
+class Shard:
+    """One shard being written: its tokens, and the end offset of each document in them."""
+
+    def __init__(self, directory: Path, split: str, number: int, most: int) -> None:
+        self.sinks = [Sink(directory / data_name(split, number, kind)) for kind in ("bin", "idx")]
+        self.full, self._most, self._end = False, most, 0
+        self.tokens = self.documents = 0
+
+    def append(self, piece: Tokens, eot: int, end_of_text: EndOfText | None) -> int:
+        """Take tokens until the shard is full; returns how many.
+
+        It is full with the first document that ends behind `most` tokens, or with exactly so many where
+        documents are not known: the cut depends on the tokens alone, not on the files they came in.
+        """
+        ends: Any = np.flatnonzero(piece == eot) if end_of_text else np.empty(0, np.int64)
+        ends = ends + 1 if end_of_text == "after" else ends[ends + self.tokens > 0]
+        cuts = ends[ends + self.tokens >= self._most] if end_of_text else [self._most - self.tokens]
+        self.full = len(cuts) > 0 and cuts[0] <= piece.size
+        taken = int(cuts[0]) if self.full else piece.size
+        self._index((ends[ends <= taken] + self.tokens).astype("<u8"))
+        self.sinks[0].write(piece[:taken].data)
+        self.tokens += taken
+        return taken
+
+    def finish(self) -> None:
+        """End the shard: tokens behind its last end of text are a document too, one that was cut off."""
+        if self._end != self.tokens:
+            self._index(np.array([self.tokens], "<u8"))
+        for sink in self.sinks:
+            sink.settle()
+            sink.close()
+
+    def _index(self, ends: Any) -> None:
+        if ends.size:
+            self.sinks[1].write(ends.data)
+            self.documents, self._end = self.documents + ends.size, int(ends[-1])
+
+
+Shards = dict[str, list[Shard]]
+
+
+def _copy(task: ImportTask, found: Found, content: Survey, building: Path, progress: Progress) -> Shards:
     """Read everything once more, into a set's files; refused unless it is what was surveyed."""
-    cut = {"shard_tokens": task.shard_tokens, "eot": task.eot}
-    writers = {
-        split: SplitWriter(building, split, end_of_text=content.end_of_text, **cut) for split in SPLITS
-    }
     streams = {split: Stream() for split in SPLITS}
-    try:
-        for split, piece in pieces(found, task.vocab_size, progress):
-            streams[split].see(piece, task.eot)
-            writers[split].append(piece)
-        for writer in writers.values():
-            writer.finish()
-    finally:
-        for writer in writers.values():
-            writer.close()
+    shards: Shards = {}
+    for split, stream in streams.items():
+        read = stream.see(pieces(found, split, task.vocab_size, progress), task.eot)
+        shards[split] = list(_write_split(task, split, read, content.end_of_text, building))
     if conclude(streams, eot=task.eot, dtype=dtype_for(task.vocab_size)) != content:
-        raise ImportRefused(f"{task.place}: it changed while it was read; import it when it is at rest")
-    return writers
+        raise ImportRefused(
+            f"{task.place}: it changed while it was read; import it when nothing writes to it"
+        )
+    return shards
 
 
-def _examine(task: ImportTask, content: Survey, report: Reporter) -> dict[str, Any]:
-    """The verdict on a set that stands at the target already.
+def _write_split(
+    task: ImportTask, split: str, read: Iterator[Tokens], end_of_text: EndOfText | None, building: Path
+) -> Iterator[Shard]:
+    """The finished shards of a split; one without tokens has an empty one."""
+    number, shard = 0, Shard(building, split, 0, task.shard_tokens)
+    for piece in read:
+        while piece.size:
+            if shard.full:
+                shard.finish()
+                yield shard
+                number += 1
+                shard = Shard(building, split, number, task.shard_tokens)
+            piece = piece[shard.append(piece, task.eot, end_of_text) :]
+    shard.finish()
+    yield shard
 
-    Raises StorageError where it cannot be read now: that is no verdict.
+
+def _seal(
+    task: ImportTask, content: Survey, shards: Shards, building: Path, note: object, progress: Progress
+) -> Manifest:
+    """Read back what was written, then write manifest, build note and sums.
+
+    Raises StorageError where the disk gives back other bytes.
     """
-    target, key = task.target(content), set_key(content.sha256, task.build_id)
-    proof = prove_set(target, key=key, progress=heartbeat(report, target.name))
-    if proof.verdict == "unreadable":
-        raise StorageError(f"{target}: {proof.reason}; check the disk and try again")
-    if proof.manifest is None:
-        return {"status": "target_invalid", "reason": proof.reason}
-    return _result("existed", proof.manifest, None)
-
-
-def _identity(task: ImportTask, content: Survey) -> SetIdentity:
-    return SetIdentity(
+    known = content.end_of_text is not None
+    files: dict[str, DataFile] = {}
+    for shard in (shard for of_split in shards.values() for shard in of_split):
+        counts = ((shard.tokens, shard.documents if known else None), (None, None))
+        for sink, told in zip(shard.sinks, counts, strict=True):
+            back = hash_file(sink.path, progress=progress)
+            if (back.size, back.sha256) != (sink.size, sink.sha256):
+                raise StorageError(
+                    f"{sink.path}: the disk gives back other bytes than were written; check this disk and "
+                    "this machine's memory"
+                )
+            files[sink.path.name] = DataFile(sink.size, sink.sha256, *told)
+    documents = {split: sum(one.documents for one in of_split) for split, of_split in shards.items()}
+    manifest = Manifest(
         dataset=task.dataset,
         key=set_key(content.sha256, task.build_id),
         build_id=task.build_id,
@@ -162,30 +219,44 @@ def _identity(task: ImportTask, content: Survey) -> SetIdentity:
         tokenizer_sha256=task.tokenizer_sha256,
         vocab_size=task.vocab_size,
         eot=task.eot,
+        dtype=dtype_for(task.vocab_size),
+        books=ImportedBooks(documents if known else dict.fromkeys(SPLITS), content.tokens),
+        files=files,
+        imported=Imported(content.end_of_text),
     )
+    Manifest.parse(manifest.to_bytes())  # what a reader would refuse is not published
+    write_atomic(building / MANIFEST, manifest.to_bytes())
+    write_atomic(building / BUILD_NOTE, canonical_json(note) + b"\n")
+    hashes = {name: file.sha256 for name, file in files.items()} | {MANIFEST: manifest.sha256}
+    write_atomic(building / SUMS, sums_text(hashes))
+    return manifest
 
 
-def _note(task: ImportTask, path: str, found: Found) -> dict[str, Any]:
+def _examine(target: Path, key: str, progress: Progress) -> dict[str, Any]:
+    """The verdict on a set that is at the target already.
+
+    Raises StorageError where it cannot be read now: that is no verdict.
+    """
+    proof = prove_set(target, key=key, progress=progress)
+    if proof.verdict == "unreadable":
+        raise StorageError(f"{target}: {proof.reason}; check the disk and try again")
+    if proof.manifest is None:
+        return {"status": "target_invalid", "reason": proof.reason}
+    return _result("existed", proof.manifest, ())
+
+
+def _note(path: str, place: Path, found: Found) -> dict[str, Any]:
     """Where it came from: for people, not part of the set's identity."""
-    return {
-        "v": 1,
-        "source": path,
-        "time": utc_now(),
-        "imported": {
-            "from": found.form,
-            "place": str(task.place),
-            "files": len(found.files),
-            "tokenizer": found.tokenizer,
-            "notes": list(found.notes),
-        },
-    }
+    told = {"from": found.form, "place": str(place), "files": len(found.files)}
+    told |= {"tokenizer": found.tokenizer, "notes": list(found.notes)}
+    return {"v": 1, "source": path, "time": utc_now(), "imported": told}
 
 
-def _result(status: str, manifest: Manifest, found: Found | None) -> dict[str, Any]:
+def _result(status: str, manifest: Manifest, notes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "status": status,
         "key": manifest.key,
         "books": manifest.books.to_mapping(),
         "manifest_sha256": manifest.sha256,
-        "notes": [] if found is None else list(found.notes),
+        "notes": list(notes),
     }

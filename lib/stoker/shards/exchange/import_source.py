@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,11 +57,6 @@ class Found:
     tokenizer: str | None = None
     notes: tuple[str, ...] = field(default=())
 
-    @property
-    def size(self) -> int:
-        """Bytes of tokens as they lie there."""
-        return sum(file.tokens * TOKEN_BYTES[file.dtype] for file in self.files)
-
 
 def look_at(place: Path, dtype: str) -> Found:
     """Recognise what is there; raw files of nanoGPT have `dtype`. Raises ImportRefused, OSError."""
@@ -88,7 +83,7 @@ def tokenizer_refusal(pinned: str, said: str | None, stated: str | None, *, trus
         return None
     if stated is not None and stated.lower() != pinned:
         return f"they are stated to be of tokenizer {stated}, this pipeline's is {pinned}"
-    if said is not None and not _same(said.lower(), pinned):
+    if said is not None and not (len(said) >= LEAST_HASH_DIGITS and pinned.startswith(said.lower())):
         return (
             f"their place says tokenizer {said}, this pipeline's is {pinned}; if it is the same one by "
             "another hash, say --trust-tokenizer"
@@ -101,75 +96,64 @@ def tokenizer_refusal(pinned: str, said: str | None, stated: str | None, *, trus
     return None
 
 
-def _same(said: str, pinned: str) -> bool:
-    return len(said) >= LEAST_HASH_DIGITS and pinned.startswith(said)
-
-
 def _predecessor(place: Path, names: list[str]) -> Found:
-    body = _note(place / PREDECESSOR_MANIFEST)
+    where = place / PREDECESSOR_MANIFEST
+    body = _note(where)
     files: list[TokenFile] = []
     try:
         for split in SPLITS:
             told = body.get(split) or {"total_tokens": 0, "shards": []}
-            for shard in told["shards"]:
-                files.append(_predecessor_file(place, split, str(shard["path"]), _count(shard["tokens"])))
-            total = sum(file.tokens for file in files if file.split == split)
-            if total != _count(told["total_tokens"]):
+            mine = [_shard(place, split, str(one["path"]), int(one["tokens"])) for one in told["shards"]]
+            if (total := sum(file.tokens for file in mine)) != told["total_tokens"]:
                 raise ImportRefused(
-                    f"{place / PREDECESSOR_MANIFEST}: {split}.total_tokens is {told['total_tokens']}, its "
-                    f"shards have {total}"
+                    f"{where}: {split}.total_tokens is {told['total_tokens']}, its shards have {total}"
                 )
-        said = body.get("tokenizer_hash")
+            files += mine
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ImportRefused(
-            f"{place / PREDECESSOR_MANIFEST}: not a manifest of token shards: {error!r}"
-        ) from error
+        raise ImportRefused(f"{where}: not a manifest of token shards: {error!r}") from error
     listed = {file.path.name for file in files}
     if len(listed) != len(files):
-        raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: names a shard twice")
+        raise ImportRefused(f"{where}: names a shard twice")
     spare = [name for name in names if name.endswith(".bin") and name not in listed]
-    notes = (
-        (f"{len(spare)} .bin files that {PREDECESSOR_MANIFEST} does not name: {spare[0]}",) if spare else ()
-    )
-    return Found("predecessor", tuple(files), None if said is None else str(said), notes)
+    notes = (f"{len(spare)} .bin files that {where.name} does not name: {spare[0]}",) if spare else ()
+    return Found("predecessor", tuple(files), body.get("tokenizer_hash"), notes)
 
 
-def _predecessor_file(place: Path, split: str, told: str, tokens: int) -> TokenFile:
+def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
     """A shard by its last name: folders of shards were moved about, so what is before it says nothing."""
     name = told.rpartition("/")[2]
     match = _PREDECESSOR_FILE.fullmatch(name)
     if match is None or match[1] != split:
         raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: {told!r} is no name of a shard of {split}")
     size = _size(place / name)
-    for dtype, width in TOKEN_BYTES.items():
-        if size == tokens * width:
-            return TokenFile(place / name, split, dtype, tokens)
-    raise ImportRefused(
-        f"{place / name}: {size} bytes cannot hold the {tokens} tokens that the manifest says"
-    )
+    dtype = next((dtype for dtype, width in TOKEN_BYTES.items() if size == tokens * width), None)
+    if dtype is None:
+        raise ImportRefused(
+            f"{place / name}: {size} bytes cannot hold the {tokens} tokens that the manifest says"
+        )
+    return TokenFile(place / name, split, dtype, tokens)
 
 
 def _nanogpt(place: Path, names: list[str], dtype: str) -> Found:
-    note = _export_note(place) if EXPORT_NOTE in names else {}
+    note = _note(place / EXPORT_NOTE) if EXPORT_NOTE in names else {}
+    if note.get("format") != "nanogpt" or note.get("dtype") not in TOKEN_BYTES:
+        note = {"dtype": dtype}  # another program's meta.json says nothing to us
     bins = [name for name in names if name.endswith(".bin")]
     if not bins:
         raise ImportRefused(f"{place}: no {PREDECESSOR_MANIFEST} and no .bin file; is this the directory?")
-    files = [
-        _nanogpt_file(place / name, str(note.get("dtype", dtype)), note.get("files", {})) for name in bins
-    ]
-    if missing := sorted(set(note.get("files", {})) - set(bins)):
+    told = note.get("files", {})
+    files = [_nanogpt_file(place / name, note["dtype"], told.get(name, {})) for name in bins]
+    if missing := sorted(set(told) - set(bins)):
         raise ImportRefused(f"{place / missing[0]}: missing, {EXPORT_NOTE} names it")
-    said = note.get("tokenizer_sha256")
     ordered = tuple(file for split in SPLITS for file in files if file.split == split)
-    return Found("nanogpt", ordered, None if said is None else str(said))
+    return Found("nanogpt", ordered, note.get("tokenizer_sha256"))
 
 
 def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
     splits = set(_SPLIT.findall(path.name.lower()))
     if not path.name.endswith(".bin") or len(splits) != 1:
         raise ImportRefused(f"{path}: neither train nor val is in its name; call it train.bin, say")
-    split = splits.pop()
-    size = _size(path)
+    split, size = splits.pop(), _size(path)
     header = _header(path, size)
     if header is not None:
         return TokenFile(path, split, *header, offset=HEADER_BYTES)
@@ -178,19 +162,16 @@ def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
         raise ImportRefused(
             f"{path}: {size} bytes are no whole number of {dtype}; it is truncated, or another kind"
         )
-    about = told.get(path.name, {})
-    if about and (about.get("size"), about.get("tokens")) != (size, tokens):
-        raise ImportRefused(f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {about}")
-    return TokenFile(path, split, dtype, tokens, sha256=about.get("sha256"))
+    if told and (told.get("size"), told.get("tokens")) != (size, tokens):
+        raise ImportRefused(f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {told}")
+    return TokenFile(path, split, dtype, tokens, sha256=told.get("sha256"))
 
 
 def _header(path: Path, size: int) -> tuple[str, int] | None:
     """Token type and number by the header, None where there is none; one that lies is refused."""
     with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
         head = os.pread(descriptor, 12, 0)
-    if len(head) < 12:
-        return None
-    magic, version, tokens = struct.unpack("<3i", head)
+    magic, version, tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
     if magic not in {known for known, _ in HEADERS}:
         return None
     dtype = HEADERS.get((magic, version))
@@ -203,21 +184,12 @@ def _header(path: Path, size: int) -> tuple[str, int] | None:
     return dtype, tokens
 
 
-def _export_note(place: Path) -> dict[str, Any]:
-    """The note of an export; another meta.json says nothing to us."""
-    body = _note(place / EXPORT_NOTE)
-    if body.get("format") != "nanogpt" or body.get("dtype") not in TOKEN_BYTES:
-        return {}
-    files = body.get("files")
-    return body if isinstance(files, dict) and all(isinstance(one, dict) for one in files.values()) else {}
-
-
 def _note(path: Path) -> dict[str, Any]:
-    size = _size(path)
-    if size > MOST_NOTE_BYTES:
+    """A JSON object beside the tokens."""
+    if (size := _size(path)) > MOST_NOTE_BYTES:
         raise ImportRefused(f"{path}: {size} bytes, which is no note of a few shards")
-    with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
-        data = b"".join(_chunks(descriptor))
+    with storage_errors("read", path):
+        data = path.read_bytes()
     try:
         body = parse_json(data)
     except ValueError as error:
@@ -225,11 +197,6 @@ def _note(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ImportRefused(f"{path}: no object of JSON")
     return body
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    while chunk := os.read(descriptor, 1 << 20):
-        yield chunk
 
 
 def _size(path: Path) -> int:
@@ -242,9 +209,3 @@ def _size(path: Path) -> int:
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
         raise ImportRefused(f"{path}: {kind}; put the file itself there")
     return found.st_size
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value

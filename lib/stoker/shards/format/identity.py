@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2  # 2: row numbers beside the document ends
 VAL_SALT = 0x57_0C_E2  # never changes within a format version: another salt is another split
-KEY_NAME_DIGITS = 16
 
 
 @dataclass(frozen=True)
