@@ -142,7 +142,7 @@ def test_a_folders_files_are_to_be_hashed_until_they_are(
     write_fineweb(data.source / "a.parquet", 200)
     assert dry_run(data) == 0
     lines = told(capsys.readouterr().out)
-    assert lines["to be hashed"].startswith("1 file, ") and "MB/s" in lines["rate"]
+    assert lines["to be hashed"].startswith("1 file, ")
     assert not (tmp_path / "p" / "state").exists()
     once(data)
     assert dry_run(data) == 0

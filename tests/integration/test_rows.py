@@ -1,4 +1,4 @@
-"""`stoker rows`: the first rows of a source in one file, and no more of it than that takes."""
+"""`stoker rows`: the first rows of a source in one file, and no more files of it than that takes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def beside(out: Path) -> list[str]:
     return sorted(each.name for each in out.parent.iterdir())
 
 
-def test_the_first_rows_of_a_hubs_files_come_in_listing_order_and_little_else_does(
+def test_the_first_rows_of_a_hubs_files_come_in_listing_order_and_no_further_file_does(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = put_parquet(hub, 3, 2000)
@@ -55,7 +55,6 @@ def test_the_first_rows_of_a_hubs_files_come_in_listing_order_and_little_else_do
     out.parent.mkdir()
     assert rows(data, 60, out) == 0
     assert pq.read_table(out).equals(first_rows(files, 60))
-    assert hub.served() < files[0].stat().st_size / 2
     assert "60 rows of 1 file" in capsys.readouterr().out
     assert hub.served("001") == hub.served("002") == 0
     over = tmp_path / "out" / "over.parquet"
@@ -87,23 +86,23 @@ def test_urls_without_sizes_will_do_and_a_broken_off_answer_is_gone_on_with(
 ) -> None:
     files = put_parquet(hub, 2, 400, below="urls")
     data = urls_pipeline(tmp_path / "p", [hub.url(f"data/{file.name}") for file in files])
-    hub.fault("reset", on="url", path="000", skip=2, after=20_000)
+    hub.fault("reset", on="url", path="000", after=20_000)
     hub.fault("status", on="url", path="001", code=503)
     assert rows(data, 10_000, tmp_path / "all.parquet") == 0
     assert pq.read_table(tmp_path / "all.parquet").equals(first_rows(files, 800))
     assert "there are no more" in capsys.readouterr().out
 
 
-def test_a_server_without_ranges_is_told_of(
+def test_wrong_content_is_no_preview(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = put_parquet(hub, 1, 2000, below="urls")
-    data = urls_pipeline(tmp_path / "p", [hub.url(f"data/{file.name}") for file in files])
-    hub.fault("no_range", on="url", times=-1)
+    put_parquet(hub, 1, 2000)
+    data = hub_pipeline(tmp_path / "p", hub)
+    hub.fault("wrong", path="000", times=-1)
     out = tmp_path / "out" / "look.parquet"
     out.parent.mkdir()
-    assert rows(data, 10, out) == 69
-    assert "sends no parts" in capsys.readouterr().err
+    assert rows(data, 10, out) == 75
+    assert "has the sum" in capsys.readouterr().err
     assert beside(out) == []
 
 
@@ -165,13 +164,13 @@ def test_a_stop_in_the_middle_leaves_nothing(
 ) -> None:
     put_parquet(hub, 1, 2000)
     data = hub_pipeline(tmp_path / "p", hub)
-    hub.fault("stall", path="000", skip=2)
+    hub.fault("stall", path="000")
     out = tmp_path / "out" / "look.parquet"
     out.parent.mkdir()
     command = [*stoker_command(), "rows", str(data.file), "--max-rows", "2000", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len([each for each in hub.requests("000") if each["status"] == 206]) == 3)
+        wait_until(lambda: [each for each in hub.requests("000") if each["status"] == 200])
         children = children_tree(process.pid)
         process.send_signal(signum)
         assert process.wait(LONG_S) == {signal.SIGTERM: 143, signal.SIGINT: 130}[signum]

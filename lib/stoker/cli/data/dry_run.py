@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from stoker.cli.data.list_source import Listed, list_source
-from stoker.cli.data.rate_probe import Measured, measure_fetching, measure_reading
-from stoker.cli.data.source_state import Survey, survey_folder, survey_remote
+from stoker.cli.data.list_source import FINAL, Listed, list_source
+from stoker.cli.options import plural
+from stoker.cli.worker_jobs import Job, WorkerFailed, work
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
-from stoker.corpus.records.receipts import read_receipts
+from stoker.corpus.fetch.selection import VOUCHED, Wanted, speaks_of
+from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.source.arrivals import file_of
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.store.errors import UnavailableError
+from stoker.store.names import inside
 
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69
+PROBE_S, PROBE_QUIET_S = 5.0, 60.0
+KINDS = ("here, verified", "released", "given up", "to be hashed", "to be fetched")
+
+
+@dataclass
+class Pile:
+    """Files of one kind: how many, the bytes that are known of them, and how many sizes are not."""
+
+    files: int = 0
+    bytes: int = 0
+    unsized: int = 0
+
+    def add(self, size: int | None) -> None:
+        """One more; None where only the server knows its size."""
+        self.files += 1
+        self.bytes += size or 0
+        self.unsized += size is None
+
+    def __str__(self) -> str:
+        more = f" and {self.unsized:,} of unknown size" if self.unsized else ""
+        return f"{plural(self.files, 'file')}, {format_bytes(self.bytes)}{more}"
 
 
 def dry_run_of(pipeline: Pipeline) -> int:
@@ -27,92 +53,104 @@ def dry_run_of(pipeline: Pipeline) -> int:
     Raises UnavailableError where nothing is listed.
     """
     listed = list_source(pipeline)
-    if not listed.wanted and not listed.seen:
-        raise _nothing(pipeline, listed)
+    if not (listed.seen or listed.wanted):
+        for line in _refusals(listed):
+            click.echo(line)
+        globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
+        raise UnavailableError(
+            f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
+        )
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
-    is_folder = pipeline.dataset.source.kind == "folder"
-    survey = (survey_folder if is_folder else survey_remote)(pipeline, listed, receipts)
-    for line in told(pipeline, listed, survey):
-        click.echo(line)
-    if not (survey.to_read if is_folder else survey.open):
-        left = "nothing has to be fetched" if survey.to_hash.files else "nothing is left to do"
-        click.echo(left)
-        return 0
-    found = measure_reading(pipeline, survey) if is_folder else measure_fetching(pipeline, listed, survey)
-    for line in time_told(survey, found, pipeline.download.bandwidth):
-        click.echo(line)
-    return EXIT_UNAVAILABLE if found.final else 0
+    piles: dict[str, Pile] = defaultdict(Pile)
+    missing: list[Wanted] = []
+    root = str(pipeline.source_root)
+    for file in listed.seen:
+        receipt = receipts.get(file.path)
+        same = receipt is not None and receipt.etag == file.etag and receipt.file == file_of(root, file.path)
+        is_known = receipt is not None and same and receipt.usable
+        piles["here, verified" if is_known else "to be hashed"].add(file.size)
+    for wanted in listed.wanted:
+        kind, size = _standing(pipeline, wanted, receipts.get(wanted.path))
+        piles[kind].add(size)
+        if kind == "to be fetched":
+            missing.append(wanted)
+    click.echo("\n".join([*_report(pipeline, listed, piles), *_refusals(listed)]))
+    if missing:
+        return _measure(pipeline, listed, piles["to be fetched"], missing)
+    click.echo("nothing has to be fetched" if piles["to be hashed"].files else "nothing is left to do")
+    return 0
 
 
-def _nothing(pipeline: Pipeline, listed: Listed) -> UnavailableError:
-    """A source without a file that is meant is a mistake mostly."""
-    for line in _refusals(listed):
-        click.echo(line)
-    globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
-    return UnavailableError(
-        f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
-    )
+def _standing(pipeline: Pipeline, wanted: Wanted, receipt: Receipt | None) -> tuple[str, int | None]:
+    """The kind of a file that is fetched, by its receipt or by what is in the landing without one."""
+    if receipt is not None and receipt.state in VOUCHED and speaks_of(receipt, wanted):
+        kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
+        return kinds.get(receipt.state, "released"), receipt.size if wanted.size is None else wanted.size
+    try:
+        lies = inside(pipeline.source_root, wanted.path).lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return "to be fetched", wanted.size
+    return ("to be hashed", lies) if wanted.size in (None, lies) else ("to be fetched", wanted.size)
 
 
-def told(pipeline: Pipeline, listed: Listed, survey: Survey) -> Iterator[str]:
+def _report(pipeline: Pipeline, listed: Listed, piles: dict[str, Pile]) -> Iterator[str]:
     """What there is and what is here, a line each."""
     yield f"source          {listed.origin}" + (f", {listed.revision[:12]}" if listed.revision else "")
-    limit = pipeline.dataset.limit
-    bounds = [f"{name}: {most:,}" for name, most in limit if most is not None]
-    yield f"listed          {survey.all.told()}" + (
-        f" (dataset.limit: {', '.join(bounds)})" if bounds else ""
+    whole = Pile(
+        *(sum(getattr(pile, name) for pile in piles.values()) for name in ("files", "bytes", "unsized"))
     )
+    limit = pipeline.dataset.limit
+    bounds = ", ".join(f"{name}: {most:,}" for name, most in limit if most is not None)
+    yield f"listed          {whole}" + (f" (dataset.limit: {bounds})" if bounds else "")
     if limit.rows or limit.tokens:
         yield "                fewer will be needed: how much a file holds is known once it is built"
-    yield f"here, verified  {survey.here.told()}"
-    for name, pile in (
-        ("released", survey.released),
-        ("given up", survey.given_up),
-        ("to be hashed", survey.to_hash),
-    ):
-        if pile.files:
-            yield f"{name:<15} {pile.told()}"
-    if not listed.seen and survey.to_fetch.files:
-        saved = f", {format_bytes(survey.saved)} of it here" if survey.saved else ""
-        yield f"to be fetched   {survey.to_fetch.told()}{saved}"
-        free = _free(pipeline.source_root)
-        yield f"into            {pipeline.source_root}, {format_bytes(free)} free"
-    yield from _refusals(listed)
+    for kind in KINDS:
+        if piles[kind].files or kind == KINDS[0]:
+            yield f"{kind:<15} {piles[kind]}"
+    if piles["to be fetched"].files:
+        place = pipeline.source_root
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        found = os.statvfs(place)
+        yield f"into            {pipeline.source_root}, {format_bytes(found.f_bavail * found.f_frsize)} free"
 
 
-def _refusals(listed: Listed) -> Iterable[str]:
+def _refusals(listed: Listed) -> Iterator[str]:
     for path, reason in listed.refused[:SHOWN_REFUSED]:
         yield f"refused         {path}: {reason}"
     if (more := listed.refused_in_all - min(SHOWN_REFUSED, len(listed.refused))) > 0:
         yield f"refused         {more:,} more"
 
 
-def _free(place: Path) -> int:
-    """Free bytes of the disk that a place will be on; it need not be there yet."""
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    found = os.statvfs(place)
-    return found.f_bavail * found.f_frsize
-
-
-def time_told(survey: Survey, found: Measured, bandwidth: int | None) -> Iterator[str]:
-    """How long the rest takes; of files whose size nobody told by what the first of them have."""
-    if found.trouble or not found.rate:
-        yield f"rate            {found.trouble or 'nothing came while it was measured'}"
-        return
-    at_once = f"{found.files} file{'s' * (found.files != 1)} at once"
-    yield f"rate            {found.rate / 1e6:,.1f} MB/s, measured over {found.seconds:.1f} s with {at_once}"
-    rate = found.rate
-    if survey.to_fetch.files and bandwidth is not None and bandwidth < rate:
+def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wanted]) -> int:
+    """Read the first files for some seconds, as many at once as the watchdog would; say how long all take."""
+    first = missing[: pipeline.download.files_at_once]
+    files = [wanted.remote(listed.repo, listed.revision).to_fields() for wanted in first]
+    task: dict[str, Any] = {"files": files, "seconds": PROBE_S, **listed.access}
+    job = Job("stoker.corpus.source.probe_worker", task, PROBE_QUIET_S)
+    try:
+        found = work(job, "the rate cannot be measured")
+    except WorkerFailed as failure:
+        click.echo(f"rate            {failure}")
+        return 0
+    if found["status"] == "failed":
+        click.echo(f"rate            the rate cannot be measured: {found['reason']}")
+        return EXIT_UNAVAILABLE if found["class"] in FINAL else 0
+    if not found["bytes"]:
+        click.echo("rate            nothing came while it was measured")
+        return 0
+    rate, sizes = found["bytes"] / max(found["seconds"], 1e-3), found["sizes"]
+    at_once = f"measured over {found['seconds']:.1f} s with {plural(len(first), 'file')} at once"
+    click.echo(f"rate            {rate / 1e6:,.1f} MB/s, {at_once}")
+    bandwidth = pipeline.download.bandwidth
+    if bandwidth is not None and bandwidth < rate:
         rate = bandwidth
-        yield f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s"
-    fetched = bool(survey.to_fetch.files)
-    pile = survey.to_fetch if fetched else survey.to_hash
-    if pile.unsized and found.mean_size is None:
-        yield "time            not known: the server tells no sizes"
-        return
-    guessed = pile.unsized * (found.mean_size or 0.0)
-    left = pile.bytes + guessed - survey.saved
-    if guessed:
-        yield f"                about {format_bytes(left)}, if all are as large as the first ones"
-    yield f"time            about {format_duration(left / rate)}"
+        click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
+    if pile.unsized and not sizes:
+        click.echo("time            not known: the server tells no sizes")
+        return 0
+    left = pile.bytes + (pile.unsized * sum(sizes) / len(sizes) if pile.unsized else 0)
+    if pile.unsized:
+        click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
+    click.echo(f"time            about {format_duration(left / rate)}")
+    return 0

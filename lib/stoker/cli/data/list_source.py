@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -35,6 +35,12 @@ class Listed:
     refused: tuple[tuple[str, str], ...]
     refused_in_all: int
     repo: HubRepo | None = None
+    token_file: str | None = None
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """What a worker needs to ask for these files."""
+        return {"hub": None if self.repo is None else asdict(self.repo), "token_file": self.token_file}
 
 
 def list_source(pipeline: Pipeline) -> Listed:
@@ -67,6 +73,7 @@ def list_source(pipeline: Pipeline) -> Listed:
         refused=tuple((str(path), str(reason)) for path, reason in result["refused"]),
         refused_in_all=result["refused_in_all"],
         repo=repo_of(source),
+        token_file=None if source.token_file is None else str(source.token_file),
     )
 
 

@@ -113,7 +113,9 @@ def drop(
         _shelf(pipeline), ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS
     )
     args = {"reason_too": reason_too}
-    return _ask_each(pipeline, chosen, DROP, args, quarantine_acts.drop, _drop_words, as_json)
+    return _ask_each(
+        pipeline, chosen, DROP, args, act=quarantine_acts.drop, words=_drop_words, as_json=as_json
+    )
 
 
 @quarantine.command(epilog="Example: stoker quarantine revalidate /etc/stoker/fineweb.yaml")
@@ -184,7 +186,9 @@ def _release(pipeline: Pipeline, chosen: Sequence[Kept], force: bool, as_json: b
     from stoker.shards.audit.recheck import RELEASE
 
     args = {"force": force}
-    return _ask_each(pipeline, chosen, RELEASE, args, quarantine_acts.release, _release_words, as_json)
+    return _ask_each(
+        pipeline, chosen, RELEASE, args, act=quarantine_acts.release, words=_release_words, as_json=as_json
+    )
 
 
 def _ask_each(
@@ -192,6 +196,7 @@ def _ask_each(
     chosen: Sequence[Kept],
     verb: str,
     args: Mapping[str, Any],
+    *,
     act: Callable[..., dict[str, Any]],
     words: Callable[[Kept, Mapping[str, Any]], str],
     as_json: bool,

@@ -9,20 +9,19 @@ from typing import Any
 import click
 
 from stoker.cli.data.list_source import FINAL, Listed, list_source
-from stoker.cli.options import PATH, pipeline_file
+from stoker.cli.options import PATH, pipeline_file, plural
 from stoker.cli.worker_jobs import Job, tidy_on_term, work
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
-from stoker.corpus.fetch.selection import Wanted, speaks_of
+from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
 from stoker.kit.status_line import Footer
 from stoker.kit.workers.parent import Worker
-from stoker.store.errors import DataError, StokerError, Transient, UnavailableError, UsageError
-from stoker.store.files import move_durably, temporary_beside, unlink_durably
+from stoker.store.errors import DataError, Transient, UnavailableError, UsageError
+from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside
 
-CONNECT_S, READ_S = 20.0, 30.0
 MOST_ROWS = 10**9
 
 
@@ -30,12 +29,12 @@ MOST_ROWS = 10**9
 @pipeline_file
 @click.option("--max-rows", type=click.IntRange(1, MOST_ROWS), required=True, help="How many at most.")
 @click.argument("out", type=PATH)
-def rows(file: Path, max_rows: int, out: Path) -> int:
+def rows(file: Path, max_rows: int, out: Path) -> None:
     """Write the first rows of FILE's source, in listing order, to the new parquet file OUT.
 
-    What is here already is read here; of anything else only the parts that hold these rows come over the
-    network, and they are held against no sum. Quarantined files are passed over. Locks nothing, and writes
-    nothing but OUT. Exit codes: 65 a file is no parquet; 69 the source cannot be had; 75 not now.
+    What is here already is read here; any other file is fetched whole, beside OUT, until there are rows
+    enough. Quarantined files are passed over. Locks nothing, and keeps nothing but OUT. Exit codes: 65 a file
+    is no parquet; 69 the source cannot be had; 75 not now.
     """
     pipeline = load_pipeline(file)
     if out.exists() or out.is_symlink():
@@ -46,28 +45,31 @@ def rows(file: Path, max_rows: int, out: Path) -> int:
     temporary = temporary_beside(out)
     with tidy_on_term():
         try:
-            result = _slice(pipeline, listed, max_rows, temporary)
+            make_dir(temporary)
+            result = _preview(pipeline, listed, max_rows, temporary)
+            if result["status"] == "failed":
+                kind = result["class"]
+                error = DataError if kind == "data" else UnavailableError if kind in FINAL else Transient
+                raise error(f"{result['path']}: {result['reason']}; nothing was written")
             if not result["rows"]:
                 raise DataError(f"{listed.origin} holds no rows; nothing was written")
-            move_durably(temporary, out)
+            move_durably(temporary / "rows.parquet", out)
         except FileExistsError as error:
             raise UsageError(f"{out} exists now; name a new file") from error
         finally:
-            unlink_durably(temporary)
-    for line in _told(out, result, max_rows):
-        click.echo(line)
-    return 0
+            remove_tree(temporary)
+    came = f", {format_bytes(result['fetched'])} over the network" if result["fetched"] else ""
+    click.echo(f"{out}: {plural(result['rows'], 'row')} of {plural(result['files'], 'file')}{came}")
+    if result["rows"] < max_rows:
+        click.echo("there are no more")
 
 
-def _slice(pipeline: Pipeline, listed: Listed, max_rows: int, out: Path) -> dict[str, Any]:
-    source, repo = pipeline.dataset.source, listed.repo
+def _preview(pipeline: Pipeline, listed: Listed, max_rows: int, temporary: Path) -> dict[str, Any]:
     task = {
-        "out": str(out),
+        "out": str(temporary / "rows.parquet"),
+        "landing": str(temporary / "landing"),
         "max_rows": max_rows,
-        "hub": repo and {"repo": repo.repo, "repo_type": repo.repo_type, "endpoint": repo.endpoint},
-        "token_file": None if source.token_file is None else str(source.token_file),
-        "connect_s": CONNECT_S,
-        "read_s": READ_S,
+        **listed.access,
     }
     files, footer = _files(pipeline, listed), Footer()
 
@@ -86,48 +88,23 @@ def _slice(pipeline: Pipeline, listed: Listed, max_rows: int, out: Path) -> dict
         keep_open=True,
     )
     try:
-        result = work(job, "the rows cannot be read")
+        return work(job, "the rows cannot be read")
     finally:
         footer.clear()
-    if result["status"] == "failed":
-        raise _failure(result)
-    return result
 
 
 def _files(pipeline: Pipeline, listed: Listed) -> Iterator[dict[str, Any]]:
-    """What the worker is told of each file in turn."""
+    """What the worker needs to know of each file in turn."""
     dataset, root = pipeline.dataset.name, pipeline.source_root
     receipts, sources = read_receipts(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
-
-    def is_bad(path: str) -> bool:
-        return path in sources and sources[path].state == "quarantined"
-
-    def here(wanted: Wanted) -> str | None:
-        receipt = receipts.get(wanted.path)
-        if receipt is None or not receipt.usable or not speaks_of(receipt, wanted):
-            return None
-        return receipt.file if Path(receipt.file).is_file() else None
-
+    bad = {path for path, source in sources.items() if source.state == "quarantined"}
     for seen in listed.seen:
-        if not is_bad(seen.path):
-            yield {"path": seen.path, "here": str(root / seen.path), "remote": None}
+        if seen.path not in bad:
+            yield {"path": seen.path, "here": str(root / seen.path)}
     for wanted in listed.wanted:
-        if not is_bad(wanted.path):
+        receipt = receipts.get(wanted.path)
+        is_here = receipt is not None and receipt.usable and speaks_of(receipt, wanted)
+        here = receipt.file if receipt is not None and is_here and Path(receipt.file).is_file() else None
+        if wanted.path not in bad:
             remote = wanted.remote(listed.repo, listed.revision).to_fields()
-            yield {"path": wanted.path, "here": here(wanted), "remote": remote}
-
-
-def _failure(result: Mapping[str, Any]) -> StokerError:
-    said = f"{result['path']}: {result['reason']}; nothing was written"
-    kind = str(result["class"])
-    if kind == "data":
-        return DataError(said)
-    return UnavailableError(said) if kind in FINAL else Transient(said)
-
-
-def _told(out: Path, result: Mapping[str, Any], max_rows: int) -> Iterator[str]:
-    count, files = result["rows"], result["files"]
-    came = f", {format_bytes(result['fetched'])} over the network" if result["fetched"] else ""
-    yield (f"{out}: {count:,} row{'s' * (count != 1)} of {files:,} file{'s' * (files != 1)}{came}")
-    if count < max_rows:
-        yield "there are no more"
+            yield {"path": wanted.path, "here": here, "remote": remote}

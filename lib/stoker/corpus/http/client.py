@@ -75,16 +75,12 @@ class Caller:
         self._asked_at: float | None = None
 
     @contextlib.contextmanager
-    def open(
-        self, url: str, offset: int = 0, validator: str = "", *, end: int | None = None
-    ) -> Iterator[Body]:
+    def open(self, url: str, offset: int = 0, validator: str = "") -> Iterator[Body]:
         """Ask for the bytes from `offset` on, if they are still of the content with that validator.
 
-        `end` is the first byte not wanted; a server without ranges sends it all the same. Raises FetchFailed
-        when there is no answer with a body in the end.
+        Raises FetchFailed when there is no answer with a body in the end.
         """
-        last = "" if end is None else str(end - 1)
-        headers = {"Range": f"bytes={offset}-{last}"} if offset or last else {}
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
         if offset and validator:
             headers["If-Range"] = validator
         seen: list[str] = []

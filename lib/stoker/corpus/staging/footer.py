@@ -72,12 +72,6 @@ def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
     return _open(lambda: reader(path), footer_bytes)
 
 
-def open_parquet_stream(stream: Any, size: int) -> pq.ParquetFile:
-    """The same for something to seek and read in; what its reads raise comes out as it is."""
-    footer_bytes = _check_ends(stream, size)
-    return _open(lambda: pa.PythonFile(stream, mode="r"), footer_bytes)
-
-
 def _open(source: Callable[[], Any], footer_bytes: int) -> pq.ParquetFile:
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
         file = pq.ParquetFile(

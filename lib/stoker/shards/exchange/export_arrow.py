@@ -1,7 +1,7 @@
 """Tokens out as `datasets.load_from_disk` reads them: Arrow streams, and two files of JSON beside them.
 
 A row is `length` tokens of the split's stream, set after set, or with length None one document. Each record
-batch is small and has offsets of its own, or none: so there is no number of values that a column could not hold.
+batch is small and has offsets of its own, or none, so there is no number of values that is too large for it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _write_notes(
     }
     write_json(directory / "dataset_info.json", info)
     identity = {"sets": [one.manifest_sha256 for one in sets], "split": split, "row": length}
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
         "_fingerprint": hashlib.sha256(canonical_json(identity)).hexdigest()[:16],
         "_format_columns": None,

@@ -104,7 +104,8 @@ def import_place(task: ImportTask, report: Reporter, claim: Claim) -> dict[str, 
         report("phase", phase="copy")
         shards = _copy(task, found, content, building, progress)
         report("phase", phase="seal")
-        manifest = _seal(task, content, shards, building, _note(path, task.place, found), progress)
+        manifest = _seal(task, content, shards, building, progress)
+        write_atomic(building / BUILD_NOTE, canonical_json(_note(path, task.place, found)) + b"\n")
         report("phase", phase="publish")
         make_dir(task.shards)
         publish_dir(building, target)
@@ -179,21 +180,20 @@ def _write_split(
     """The finished shards of a split; one without tokens has an empty one."""
     number, shard = 0, Shard(building, split, 0, task.shard_tokens)
     for piece in read:
-        while piece.size:
+        left = piece
+        while left.size:
             if shard.full:
                 shard.finish()
                 yield shard
                 number += 1
                 shard = Shard(building, split, number, task.shard_tokens)
-            piece = piece[shard.append(piece, task.eot, end_of_text) :]
+            left = left[shard.append(left, task.eot, end_of_text) :]
     shard.finish()
     yield shard
 
 
-def _seal(
-    task: ImportTask, content: Survey, shards: Shards, building: Path, note: object, progress: Progress
-) -> Manifest:
-    """Read back what was written, then write manifest, build note and sums.
+def _seal(task: ImportTask, content: Survey, shards: Shards, building: Path, progress: Progress) -> Manifest:
+    """Read back what was written, then write manifest and sums.
 
     Raises StorageError where the disk gives back other bytes.
     """
@@ -226,7 +226,6 @@ def _seal(
     )
     Manifest.parse(manifest.to_bytes())  # what a reader would refuse is not published
     write_atomic(building / MANIFEST, manifest.to_bytes())
-    write_atomic(building / BUILD_NOTE, canonical_json(note) + b"\n")
     hashes = {name: file.sha256 for name, file in files.items()} | {MANIFEST: manifest.sha256}
     write_atomic(building / SUMS, sums_text(hashes))
     return manifest
