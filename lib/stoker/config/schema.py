@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -328,17 +329,17 @@ class Pipeline(Section):
         """What the owner locks of its directories say."""
         return f"pipeline {self.name} (state {self.state})"
 
-    @property
+    @cached_property
     def layout(self) -> StateLayout:
         """Where everything lies in the state directory."""
         return StateLayout(self.state)
 
-    @property
+    @cached_property
     def hot_layout(self) -> HotLayout:
         """Where everything lies on the hot disk."""
         return HotLayout(self.hot)
 
-    @property
+    @cached_property
     def warm_layout(self) -> WarmLayout | None:
         """Where everything lies on the warm disk; None for a pipeline without one."""
         return None if self.warm is None else WarmLayout(self.warm)

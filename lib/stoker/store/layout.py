@@ -24,25 +24,30 @@ OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
 _SHARED_MODE = 0o2770  # members of the group file requests, and what they file belongs to the group
 
 
-@dataclass(frozen=True)
 class StateLayout:
     """The state directory of one pipeline; making paths touches no disk, only create() does."""
 
-    state: Path
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.locks = state / "locks"
+        self.run_lock = self.locks / "run.lock"  # of `stoker run`
+        # Shared while sets are being named in a plan, exclusive while they are evicted.
+        self.shard_sets_lock = self.locks / "shard-sets.lock"
+        self.requests_done = state / "requests" / "done"
+        self.receipts = state / "receipts"
+        self.sources = state / "sources"
+        self.datasets = state / "datasets"
+        self.quarantine = state / "quarantine"
+        self.runs = state / "runs"
+        self.demand = state / "ledger" / "demand.json"  # what the stage-shard loop wants of the landing
+        self.owner_lock = state / ".stoker-owner.lock"  # names the pipeline whose state this is
 
     def create(self) -> None:
         """Make what is missing of the tree, durably."""
         make_dir(self.state)
         for directory in (
-            self.locks,
-            self.receipts,
-            self.receipts / "listings",
-            self.sources,
-            self.datasets,
-            self.datasets / "tokenizers",
-            self.quarantine,
-            self.state / "ledger",
-            self.runs,
+            *(self.locks, self.receipts, self.receipts / "listings", self.sources, self.datasets),
+            *(self.datasets / "tokenizers", self.quarantine, self.state / "ledger", self.runs),
             self.state / "events",
         ):
             make_dir(directory)
@@ -60,55 +65,23 @@ class StateLayout:
             *runs,
         ]
 
-    @property
-    def locks(self) -> Path:
-        return self.state / "locks"
-
     def lock(self, daemon: str) -> Path:
         """The lock a daemon holds for its life."""
         return self.locks / f"{_known(daemon)}.lock"
 
-    @property
-    def run_lock(self) -> Path:
-        """The lock of `stoker run`."""
-        return self.locks / "run.lock"
-
-    @property
-    def shard_sets_lock(self) -> Path:
-        """Shared while sets are being named in a plan, exclusive while they are evicted."""
-        return self.locks / "shard-sets.lock"
-
     def requests(self, daemon: str) -> Path:
         """Where others ask this daemon for something."""
         return self.state / "requests" / _known(daemon)
-
-    @property
-    def requests_done(self) -> Path:
-        return self.state / "requests" / "done"
-
-    @property
-    def receipts(self) -> Path:
-        return self.state / "receipts"
 
     def listing(self, dataset: str) -> Path:
         """The record of what the source holds."""
         return self.receipts / "listings" / f"{dataset}.json"
 
     def receipt(self, dataset: str, path: str) -> Path:
-        """The receipt record of a dataset's file."""
         return self.receipts / f"{record_name(dataset, path)}.json"
 
-    @property
-    def sources(self) -> Path:
-        return self.state / "sources"
-
     def source(self, dataset: str, path: str) -> Path:
-        """The source record of a dataset's file."""
         return self.sources / f"{record_name(dataset, path)}.json"
-
-    @property
-    def datasets(self) -> Path:
-        return self.state / "datasets"
 
     def dataset(self, name: str) -> Path:
         """The record that pins a dataset's build."""
@@ -118,31 +91,12 @@ class StateLayout:
         """The tokenizer.json frozen for a dataset's version."""
         return self.datasets / "tokenizers" / f"{dataset}-v{version}.json"
 
-    @property
-    def quarantine(self) -> Path:
-        return self.state / "quarantine"
-
     def ledger(self, daemon: str) -> Path:
         """What this daemon claims of each file system."""
         return self.state / "ledger" / f"{_known(daemon)}.json"
 
-    @property
-    def demand(self) -> Path:
-        """Which fetched files the stage-shard loop needs no more, and which it misses."""
-        return self.state / "ledger" / "demand.json"
-
-    @property
-    def runs(self) -> Path:
-        return self.state / "runs"
-
     def run(self, name: str) -> RunLayout:
-        """A run's own directory."""
         return RunLayout(self.runs / name)
-
-    @property
-    def owner_lock(self) -> Path:
-        """Names the pipeline whose state this is."""
-        return self.state / ".stoker-owner.lock"
 
     def ballast(self, daemon: str) -> Path:
         """Room that this daemon keeps for a full disk."""
@@ -153,153 +107,74 @@ class StateLayout:
         return self.state / "events" / f"{_known(daemon)}.jsonl"
 
 
-@dataclass(frozen=True)
 class RunLayout:
     """One run's directory."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.record = root / "run.json"
+        self.launch = root / "launch.json"  # what the supervisor tells the trainer of its current launch
+        self.plan = root / "plan.jsonl"
+        self.timelines = root / "timelines.jsonl"
+        self.consumed = root / "consumed.json"
+        self.launches = root / "launches.jsonl"  # from which step each launch went, and with which settings
+        self.mirror = root / "mirror.json"  # what the mirror of the checkpoints held at the last look
+        self.waiting = root / "waiting.json"  # how long the plan has waited for files that are missing
+        self.heldout = root / "heldout.bin"
+        self.checkpoints = root / "checkpoints"
+        self.abandoned = root / "abandoned"  # checkpoints past the fork of a rollback
+        self.log = root / "log"
+        self.metrics = self.log / "metrics.jsonl"
+        self.trainer_lock = (
+            root / "trainer.lock"
+        )  # held from before a launch until the trainer's tree is gone
+        self.rank0_lock = root / "rank0.lock"  # opened by path and held by rank 0 itself
 
     def create(self) -> None:
         """Make what is missing of the run's directories, durably."""
         for directory in (self.root, self.checkpoints, self.abandoned, self.log):
             make_dir(directory)
 
-    @property
-    def record(self) -> Path:
-        return self.root / "run.json"
 
-    @property
-    def launch(self) -> Path:
-        """What the supervisor tells the trainer of its current launch."""
-        return self.root / "launch.json"
+class _DiskLayout:
+    """What hot and warm have both. Only workers touch them."""
 
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.jsonl"
-
-    @property
-    def timelines(self) -> Path:
-        return self.root / "timelines.jsonl"
-
-    @property
-    def consumed(self) -> Path:
-        return self.root / "consumed.json"
-
-    @property
-    def launches(self) -> Path:
-        """The log of launches: from which step, and with which settings."""
-        return self.root / "launches.jsonl"
-
-    @property
-    def mirror(self) -> Path:
-        """What the mirror of the checkpoints held at the last look."""
-        return self.root / "mirror.json"
-
-    @property
-    def waiting(self) -> Path:
-        """How long the plan has waited for files that are missing."""
-        return self.root / "waiting.json"
-
-    @property
-    def heldout(self) -> Path:
-        return self.root / "heldout.bin"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def abandoned(self) -> Path:
-        """Checkpoints past the fork of a rollback."""
-        return self.root / "abandoned"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def metrics(self) -> Path:
-        return self.log / "metrics.jsonl"
-
-    @property
-    def trainer_lock(self) -> Path:
-        """Held from before a launch until the trainer's whole tree is gone."""
-        return self.root / "trainer.lock"
-
-    @property
-    def rank0_lock(self) -> Path:
-        """Opened by path and held by rank 0 itself."""
-        return self.root / "rank0.lock"
-
-
-@dataclass(frozen=True)
-class HotLayout:
-    """The fast disk: parquet in work and shard sets in use. Only workers touch it."""
-
-    hot: Path
-
-    @property
-    def parquet(self) -> Path:
-        return self.hot / "parquet"
-
-    @property
-    def building(self) -> Path:
-        return self.hot / ".building"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.trash = root / ".trash"  # shard sets that were given up: renamed here at once, deleted later
+        self.owner_lock = root / DISK_LOCK  # keeps two pipelines off one directory
 
     def landing(self, dataset: str) -> Path:
-        """Where a dataset's downloads land in a pipeline without a warm disk."""
-        return self.hot / "landing" / dataset
+        """Where a dataset's downloads land; on hot in a pipeline without a warm disk."""
+        return self.root / "landing" / dataset
 
     def shards(self, dataset: str) -> Path:
-        """The shard sets of a dataset."""
-        return self.hot / "shards" / dataset
+        """The shard sets of a dataset, or their copies."""
+        return self.root / "shards" / dataset
 
     def shard_set(self, dataset: str, key: str) -> Path:
         """The directory of one shard set; key is the whole 64 hex."""
         return self.shards(dataset) / key[:16]
 
-    @property
-    def trash(self) -> Path:
-        """Shard sets that were given up: renamed here at once, deleted later."""
-        return self.hot / ".trash"
 
-    @property
-    def owner_lock(self) -> Path:
-        """Keeps two pipelines off one directory."""
-        return self.hot / DISK_LOCK
+class HotLayout(_DiskLayout):
+    """The fast disk: parquet in work and shard sets in use."""
+
+    def __init__(self, hot: Path) -> None:
+        super().__init__(hot)
+        self.hot, self.parquet, self.building = hot, hot / "parquet", hot / ".building"
 
 
-@dataclass(frozen=True)
-class WarmLayout:
-    """The big slow disk: copies of proven shard sets and of checkpoints. Only workers touch it."""
+class WarmLayout(_DiskLayout):
+    """The big slow disk: copies of proven shard sets and of checkpoints."""
 
-    warm: Path
-
-    def landing(self, dataset: str) -> Path:
-        """Where a dataset's downloads land."""
-        return self.warm / "landing" / dataset
-
-    def shards(self, dataset: str) -> Path:
-        """The copies of a dataset's shard sets."""
-        return self.warm / "shards" / dataset
-
-    def shard_set(self, dataset: str, key: str) -> Path:
-        """The copy of one shard set; key is the whole 64 hex."""
-        return self.shards(dataset) / key[:16]
+    def __init__(self, warm: Path) -> None:
+        super().__init__(warm)
+        self.warm = warm
 
     def checkpoints(self, run: str) -> Path:
         """The mirror of a run's checkpoints."""
-        return self.warm / "checkpoints" / run
-
-    @property
-    def trash(self) -> Path:
-        """Copies that were given up: renamed here at once, deleted later."""
-        return self.warm / ".trash"
-
-    @property
-    def owner_lock(self) -> Path:
-        """Keeps two pipelines off one directory."""
-        return self.warm / DISK_LOCK
+        return self.root / "checkpoints" / run
 
 
 @dataclass(frozen=True)

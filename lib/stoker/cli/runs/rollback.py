@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.checkpoints.select import candidates, find_checkpoints
-from stoker.cli.ask_daemon import become_owner
-from stoker.cli.options import json_option, pipeline_file, print_json
+from stoker.cli.ask_daemon import POLL_S, see_to
+from stoker.cli.options import json_option, pipeline_file, plural, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.sources import read_sources
-from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process.process_id import processes_with_environment
 from stoker.plan.log import Plan, read_plan
@@ -26,7 +26,7 @@ from stoker.plan.timelines import ancestry, read_timelines
 from stoker.shards.format.identity import set_key
 from stoker.store.errors import DataError, LockHeld, StorageError, Transient, UnavailableError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
+from stoker.store.requests import Request
 from stoker.supervise.mirror.fetch import fetch_step
 from stoker.supervise.rollback.apply import finish, prove_target, restore_lost, roll_back, standing
 from stoker.supervise.rollback.decide import (
@@ -42,7 +42,8 @@ from stoker.supervise.rollback.decide import (
 from stoker.supervise.rollback.lost_sets import by_key, require_lost
 from stoker.supervise.run.record import RunRecord, reset_record
 
-POLL_S = 0.2
+EXIT_REFUSED = 65
+DONE = {"rollback": "rolled back", "skip_set": "given up"}
 TRAINER_PATIENCE_S = 20.0  # a daemon that starts meanwhile waits 30 s for a command
 
 
@@ -76,13 +77,7 @@ def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json
     A trainer that runs is stopped first. The checkpoints of the steps given up are moved to abandoned/. With
     the train supervisor down it is done at once, and shows at its next start.
     """
-    pipeline = load_pipeline(file)
-    run = pipeline.layout.run(pipeline.train.run)
-    args = {"to": step, "skip": spans, "reason": reason}
-    condition = {"timeline": read_timelines(run.timelines).current}
-    return _tell(
-        _see_to(pipeline, "rollback", args, condition, quiet=as_json), "rolled back", as_json=as_json
-    )
+    return _ask(file, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
 
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
@@ -96,64 +91,34 @@ def skip_set(file: Path, key: str, reason: str | None, as_json: bool) -> int:
     Refused while it can be restored. The run goes on from its newest checkpoint, and passes over what is left
     of the planned entries that name the set; their other sets are read again in the next epoch.
     """
+    return _ask(file, "skip_set", {"key": key} | ({"reason": reason} if reason else {}), as_json=as_json)
+
+
+def _ask(file: Path, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
+    """Have it done by the supervisor, or do it where there is none; UsageError for a run that has not begun."""
     pipeline = load_pipeline(file)
     run = pipeline.layout.run(pipeline.train.run)
+    if not run.root.exists():
+        read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun
     condition = {"timeline": read_timelines(run.timelines).current}
-    args = {"key": key} if reason is None else {"key": key, "reason": reason}
-    return _tell(_see_to(pipeline, "skip_set", args, condition, quiet=as_json), "given up", as_json=as_json)
-
-
-def _tell(outcome: Mapping[str, Any], what: str, *, as_json: bool) -> int:
+    do_it = partial(_do_it, pipeline)
+    outcome = see_to(pipeline, TRAIN_SUPERVISOR, verb, args, condition, do_it=do_it, quiet=as_json)
     if as_json:
         print_json(outcome)
-    if "refused" in outcome:
-        if not as_json:
-            click.echo(f"stoker: not {what}: {outcome['refused']}", err=True)
-        return 65
-    if not as_json:
-        moved, windows = len(outcome["moved"]), outcome["skipped_windows"]
+    elif "refused" in outcome:
+        click.echo(f"stoker: not {DONE[verb]}: {outcome['refused']}", err=True)
+    else:
+        windows = outcome["skipped_windows"]
         passed = f", {windows} windows are passed over" if windows else ""
         click.echo(
             f"rolled back to step {outcome['from']}: timeline {outcome['timeline']}{passed}, "
-            f"{moved} checkpoint{'s' * (moved != 1)} moved to abandoned/t{outcome['left']}"
+            f"{plural(len(outcome['moved']), 'checkpoint')} moved to abandoned/t{outcome['left']}"
         )
-    return 0
+    return EXIT_REFUSED if "refused" in outcome else 0
 
 
-def _see_to(
-    pipeline: Pipeline, verb: str, args: Mapping[str, Any], condition: Mapping[str, Any], *, quiet: bool
-) -> dict[str, Any]:
-    """Have it done by the supervisor, or do it where there is none; returns the outcome.
-
-    A supervisor that ends before it has answered leaves the request to us. Raises UsageError for a run that
-    has not begun.
-    """
-    if not pipeline.layout.run(pipeline.train.run).root.exists():
-        read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun
-    become_owner(pipeline)
-    asked: str | None = None
-    while True:
-        if asked is not None and (outcome := read_outcome(pipeline.layout, asked)) is not None:
-            return outcome
-        try:
-            lock = Lock.acquire(pipeline.layout.lock(TRAIN_SUPERVISOR), purpose=COMMAND_PURPOSE)
-        except LockHeld:
-            if asked is None:
-                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, verb, args, condition)
-                if not quiet:
-                    click.echo(f"asked the train supervisor (request {asked}); waiting for it", err=True)
-            time.sleep(POLL_S)
-            continue
-        with lock:
-            if asked is None:
-                asked = file_request(pipeline.layout, TRAIN_SUPERVISOR, verb, args, condition)
-            for request in pending_requests(pipeline.layout, TRAIN_SUPERVISOR):
-                if request.id == asked:
-                    _do_it(pipeline, request)
-
-
-def _do_it(pipeline: Pipeline, request: Request) -> None:
-    """The supervisor's work, with its lock held; the request is answered as it would be by it."""
+def _do_it(pipeline: Pipeline, request: Request) -> dict[str, Any]:
+    """The supervisor's work, with its lock held; returns the outcome."""
     run = pipeline.layout.run(pipeline.train.run)
     with _nothing_alive(pipeline):
         try:
@@ -161,7 +126,7 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
             restore_lost(run)
             finish(run, pipeline.quarantine)
             plan = read_plan(run.plan, record.identity.run_id)
-            ask = _ask(pipeline, request, plan)
+            ask = _parsed(pipeline, request, plan)
             fork = already(ask, read_timelines(run.timelines))
             moved: tuple[str, ...] = ()
             if fork is None:
@@ -170,13 +135,12 @@ def _do_it(pipeline: Pipeline, request: Request) -> None:
                 prove_target(run, fork.from_step)
                 reset_record(run.record, ask.to, write=True)
                 moved = roll_back(run, fork, pipeline.quarantine).names
-            outcome = outcome_of(fork, plan, moved)
+            return outcome_of(fork, plan, moved)
         except (RollbackRefused, DataError) as refusal:
-            outcome = {"refused": str(refusal)}
-    finish_request(pipeline.layout, TRAIN_SUPERVISOR, request, outcome)
+            return {"refused": str(refusal)}
 
 
-def _ask(pipeline: Pipeline, request: Request, plan: Plan) -> Ask:
+def _parsed(pipeline: Pipeline, request: Request, plan: Plan) -> Ask:
     """What the request asks for; RollbackRefused for a shard set that is not lost."""
     if request.verb == "rollback":
         return parse_ask(request.args, request.condition, request.id)
