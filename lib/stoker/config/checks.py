@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stoker.config.apart import nested
@@ -19,82 +19,91 @@ class Fault:
     text: str
 
 
+Rule = tuple[object, str, str]  # true where something is wrong, the dotted key, what is wrong with it
+
 # The key that each kind of source cannot do without, and what to write there.
 _SOURCE_KEYS = {
     "hub": ("repo", "name the repository, as owner/name"),
     "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
     "folder": ("path", "name the directory that holds the parquet"),
 }
-_HUB_ALONE = ("endpoint", "token_file", "repo_type", "revision")
+_HUB_ALONE = {"endpoint", "token_file", "repo_type", "revision"}
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
     """Every contradiction in a pipeline whose keys are each right; touches no disk."""
+    stem = f"make them equal (the file is then {pipeline.name}.yaml)"
+    name = f"{pipeline.name!r} is not the file's name {file_stem!r}; {stem}"
     return [
-        *_places(pipeline, file_stem),
-        *_source(pipeline),
-        *_tokenizer(pipeline),
-        *_training(pipeline),
-        *_release(pipeline),
-        *_ports(pipeline),
-        *_not_yet(pipeline),
+        *_broken([(pipeline.name != file_stem, "name", name)]),
+        *_places(pipeline),
+        *_broken(_source(pipeline.dataset.source)),
+        *_broken(_data(pipeline)),
+        *_broken(_training(pipeline)),
+        *_broken(_not_yet(pipeline)),
     ]
 
 
-def _places(pipeline: Pipeline, file_stem: str) -> Iterator[Fault]:
-    if pipeline.name != file_stem:
-        yield Fault(
-            ("name",),
-            f"{pipeline.name!r} is not the file's name {file_stem!r}; "
-            f"make them equal (the file is then {pipeline.name}.yaml)",
-        )
+def notes(pipeline: Pipeline) -> list[Fault]:
+    """What is allowed but may surprise; `config check` says it."""
+    checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
+    warmup, horizon = pipeline.train.schedule.warmup_steps, pipeline.train.horizon
+    return _broken(
+        [
+            (
+                pipeline.warm is None and checkpoint.mirror and "mirror" in checkpoint.model_fields_set,
+                "train.checkpoint.mirror",
+                "there is no warm to copy checkpoints to: they are on the state's disk alone",
+            ),
+            (
+                pipeline.plan.order == "arrival" and (limit.rows or limit.tokens),
+                "plan.order",
+                "a limit of rows or tokens is counted in listing order, so the plan follows the listing",
+            ),
+            (
+                warmup >= horizon,
+                "train.schedule.warmup_steps",
+                f"{warmup} is not below the run's {horizon} steps; the rate only ever rises",
+            ),
+        ]
+    )
+
+
+def _broken(rules: Iterable[Rule]) -> list[Fault]:
+    return [Fault(tuple(key.split(".")), text) for is_wrong, key, text in rules if is_wrong]
+
+
+def _places(pipeline: Pipeline) -> Iterator[Fault]:
     places = {"state": pipeline.state, "hot": pipeline.hot, "warm": pipeline.warm}
-    given = [(key, path) for key, path in places.items() if path is not None]
-    for key, path in given:
-        if path == path.parent:
+    known = {key: path for key, path in places.items() if path is not None and path != path.parent}
+    for key, path in places.items():
+        if path is not None and key not in known:
             yield Fault((key,), "is the root of the file system; name a directory of its own")
-    known = [(key, path) for key, path in given if path != path.parent]
-    for index, (key, path) in enumerate(known):
-        for other, other_path in known[:index]:
+    for index, (key, path) in enumerate(known.items()):
+        for other, other_path in list(known.items())[:index]:
             if path == other_path:
                 yield Fault((key,), f"is the same directory as {other}; give each its own")
             elif path in other_path.parents or (other_path in path.parents and other != "state"):
                 inner, outer = (key, other) if other_path in path.parents else (other, key)
                 yield Fault((key,), f"{inner} lies inside {outer}; give each a directory of its own")
-    source = pipeline.dataset.source.path
-    if pipeline.dataset.source.kind == "folder" and source is not None:
-        yield from (Fault(*found) for found in nested(source, dict(known)))
-
-
-def _source(pipeline: Pipeline) -> Iterator[Fault]:
     source = pipeline.dataset.source
-    at: KeyPath = ("dataset", "source")
+    if source.kind == "folder" and source.path is not None:
+        yield from (Fault(*found) for found in nested(source.path, known))
+
+
+def _source(source: Source) -> Iterator[Rule]:
     needed, means = _SOURCE_KEYS[source.kind]
-    if getattr(source, needed) is None:
-        yield Fault((*at, needed), f"is required for kind: {source.kind}; {means}")
-    if source.follow and source.kind != "hub":
-        yield Fault((*at, "follow"), "new_commits means something for kind: hub only; remove it")
     foreign = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
-    for key in sorted(foreign | (set(_HUB_ALONE) if source.kind != "hub" else set())):
-        if getattr(source, key) != Source.model_fields[key].default:
-            yield Fault((*at, key), f"means nothing for kind: {source.kind}; remove it")
-    yield from _origin(source, at)
-    memory = pipeline.shard.memory
-    if memory.soft > memory.hard:
-        yield Fault(
-            ("shard", "memory", "soft"), f"{memory.soft} bytes are above hard ({memory.hard}); lower it"
-        )
-    filters = pipeline.dataset.filters
-    if filters.max_chars is not None and (filters.min_chars or 0) > filters.max_chars:
-        yield Fault(
-            ("dataset", "filters", "max_chars"),
-            f"{filters.max_chars} is below min_chars {filters.min_chars}: no row is left; change one",
-        )
-
-
-def _origin(source: Source, at: KeyPath) -> Iterator[Fault]:
-    """What a hub, or a glob, could only answer with an error."""
+    foreign |= _HUB_ALONE if source.kind != "hub" else set()
+    has_foreign = {key for key in foreign if getattr(source, key) != Source.model_fields[key].default}
     told = {
+        needed: "" if getattr(source, needed) else f"is required for kind: {source.kind}; {means}",
+        **dict.fromkeys(sorted(has_foreign), f"means nothing for kind: {source.kind}; remove it"),
+    }
+    if source.follow and source.kind != "hub":
+        told["follow"] = "new_commits means something for kind: hub only; remove it"
+    # What a hub, or a glob, could only answer with an error.
+    answers = {
         "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
         "revision": revision_fault(source.revision),
         "endpoint": endpoint_fault(source.endpoint) if source.endpoint else "",
@@ -102,125 +111,74 @@ def _origin(source: Source, at: KeyPath) -> Iterator[Fault]:
         "include": next(filter(None, map(glob_fault, source.include)), ""),
         "exclude": next(filter(None, map(glob_fault, source.exclude)), ""),
     }
-    yield from (Fault((*at, key), fault) for key, fault in told.items() if fault)
+    for key, text in (*told.items(), *answers.items()):
+        yield text, f"dataset.source.{key}", text
 
 
-def _tokenizer(pipeline: Pipeline) -> Iterator[Fault]:
-    tokenizer = pipeline.tokenizer
-    if tokenizer.train is not None and tokenizer.file is not None:
-        yield Fault(("tokenizer", "file"), "train and file exclude each other; keep one of the two")
-    if tokenizer.train is None and tokenizer.file is None:
-        yield Fault(("tokenizer",), "needs train or file; write one of the two, or leave tokenizer out")
+def _data(pipeline: Pipeline) -> list[Rule]:
+    memory, filters, tokenizer = pipeline.shard.memory, pipeline.dataset.filters, pipeline.tokenizer
+    release, without_warm = pipeline.shard.release, pipeline.warm is None
+    least, most = filters.min_chars or 0, filters.max_chars
+    too_few = f"{most} is below min_chars {least}: no row is left; change one"
+    above = f"{memory.soft} bytes are above hard ({memory.hard}); lower it"
+    after_proof = "after_proof is for a pipeline without warm; with one, write after_sync or never"
+    after_sync = "after_sync needs warm; set warm, or write after_proof or never"
+    evict = "shard sets leave hot for warm only, and there is none; set warm, or remove it"
+    both = tokenizer.train is not None and tokenizer.file is not None
+    neither = tokenizer.train is None and tokenizer.file is None
+    return [
+        (memory.soft > memory.hard, "shard.memory.soft", above),
+        (most is not None and least > most, "dataset.filters.max_chars", too_few),
+        (both, "tokenizer.file", "train and file exclude each other; keep one of the two"),
+        (neither, "tokenizer", "needs train or file; write one of the two, or leave tokenizer out"),
+        (release == "after_proof" and not without_warm, "shard.release", after_proof),
+        (release == "after_sync" and without_warm, "shard.release", after_sync),
+        (without_warm and pipeline.evict != Evict(), "evict", evict),
+    ]
 
 
-def _training(pipeline: Pipeline) -> Iterator[Fault]:
-    train = pipeline.train
-    if train.steps is None and train.tokens is None:
-        yield Fault(("train", "steps"), "is required; write how many steps the run takes (or train.tokens)")
-    elif train.steps is not None and train.tokens is not None:
-        yield Fault(("train", "tokens"), "steps and tokens exclude each other; keep one of the two")
-    elif train.tokens is not None and train.tokens < train.seq_len * train.global_batch:
-        batch = train.seq_len * train.global_batch
-        yield Fault(("train", "tokens"), f"{train.tokens} tokens do not fill one batch of {batch}; raise it")
+def _training(pipeline: Pipeline) -> Iterator[Rule]:
+    train, model, backoff = pipeline.train, pipeline.train.model, pipeline.supervise.backoff
+    steps, tokens, batch = train.steps, train.tokens, train.seq_len * train.global_batch
+    no_end = "is required; write how many steps the run takes (or train.tokens)"
+    yield steps is None and tokens is None, "train.steps", no_end
+    two_ends = "steps and tokens exclude each other; keep one of the two"
+    yield steps is not None and tokens is not None, "train.tokens", two_ends
+    too_few = f"{tokens} tokens do not fill one batch of {batch}; raise it"
+    yield steps is None and tokens is not None and tokens < batch, "train.tokens", too_few
     micro = train.micro_batch
-    if isinstance(micro, int) and train.global_batch % micro:
-        yield Fault(
-            ("train", "micro_batch"),
-            f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors",
-        )
-    if train.checkpoint.every is None and train.checkpoint.every_steps is None:
-        yield Fault(
-            ("train", "checkpoint", "every"), "every and every_steps are both off; set one of the two"
-        )
-    if pipeline.supervise.backoff.most < pipeline.supervise.backoff.first:
-        yield Fault(("supervise", "backoff", "most"), "is shorter than first; raise it")
-    yield from _model(pipeline)
-
-
-def _model(pipeline: Pipeline) -> Iterator[Fault]:
-    model = pipeline.train.model
-    at: KeyPath = ("train", "model")
-    if model.width % model.heads:
-        yield Fault(
-            (*at, "heads"), f"{model.heads} does not divide width {model.width}; change one of the two"
-        )
-    elif model.width // model.heads % 2:
-        yield Fault((*at, "heads"), f"width / heads is {model.width // model.heads}; RoPE needs it even")
-    if model.heads % model.kv_heads:
-        yield Fault(
-            (*at, "kv_heads"), f"{model.kv_heads} does not divide heads {model.heads}; change one of the two"
-        )
-
-
-def _release(pipeline: Pipeline) -> Iterator[Fault]:
-    release = pipeline.shard.release
-    if release == "after_proof" and pipeline.warm is not None:
-        yield Fault(
-            ("shard", "release"),
-            "after_proof is for a pipeline without warm; with one, write after_sync or never",
-        )
-    if release == "after_sync" and pipeline.warm is None:
-        yield Fault(("shard", "release"), "after_sync needs warm; set warm, or write after_proof or never")
-    if pipeline.warm is None and pipeline.evict != Evict():
-        yield Fault(
-            ("evict",), "shard sets leave hot for warm only, and there is none; set warm, or remove it"
-        )
-
-
-def _ports(pipeline: Pipeline) -> Iterator[Fault]:
+    odd = f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors"
+    yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
+    every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
+    off = "every and every_steps are both off; set one of the two"
+    yield every is None and every_steps is None, "train.checkpoint.every", off
+    yield backoff.most < backoff.first, "supervise.backoff.most", "is shorter than first; raise it"
+    heads = f"{model.heads} does not divide width {model.width}; change one of the two"
+    yield model.width % model.heads, "train.model.heads", heads
+    half = model.width // model.heads
+    rope = f"width / heads is {half}; RoPE needs it even"
+    yield not model.width % model.heads and half % 2, "train.model.heads", rope
+    kv_heads = f"{model.kv_heads} does not divide heads {model.heads}; change one of the two"
+    yield model.heads % model.kv_heads, "train.model.kv_heads", kv_heads
     taken: dict[int, str] = {}
     for key, port in pipeline.metrics.ports.model_dump().items():
-        if port and port in taken:
-            yield Fault(
-                ("metrics", "ports", key),
-                f"{port} is also {taken[port]}'s; choose another, or 0 for any",
-            )
-        taken.setdefault(port, key)
+        other = taken.setdefault(port, key)
+        clash = f"{port} is also {other}'s; choose another, or 0 for any"
+        yield port and other != key, f"metrics.ports.{key}", clash
 
 
-def _not_yet(pipeline: Pipeline) -> Iterator[Fault]:
+def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     """A value that asks for what is not built is refused here, never passed over in silence."""
     train = pipeline.train
-    if train.launcher.processes > 1:
-        yield _later(("train", "launcher", "processes"), "trains in one process only; write 1")
-    if train.launcher.devices != "auto":
-        yield _later(("train", "launcher", "devices"), "does not choose devices yet; write auto")
-    if train.command is not None:
-        yield _later(("train", "command"), "starts its own trainer only; write null")
-    if train.on_checkpoint is not None:
-        yield _later(("train", "on_checkpoint"), "runs no command at a checkpoint yet; write null")
-    if pipeline.notify:
-        yield _later(("notify",), "sends no notifications yet; write []")
-
-
-def _later(path: KeyPath, text: str) -> Fault:
-    return Fault(path, f"this version {text}")
-
-
-def notes(pipeline: Pipeline) -> list[Fault]:
-    """What is allowed but may surprise; `config check` says it."""
-    found = []
-    checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
-    if pipeline.warm is None and checkpoint.mirror and "mirror" in checkpoint.model_fields_set:
-        found.append(
-            Fault(
-                ("train", "checkpoint", "mirror"),
-                "there is no warm to copy checkpoints to: they are on the state's disk alone",
-            )
-        )
-    if pipeline.plan.order == "arrival" and (limit.rows or limit.tokens):
-        found.append(
-            Fault(
-                ("plan", "order"),
-                "a limit of rows or tokens is counted in listing order, so the plan follows the listing",
-            )
-        )
-    warmup = pipeline.train.schedule.warmup_steps
-    if warmup >= pipeline.train.horizon:
-        found.append(
-            Fault(
-                ("train", "schedule", "warmup_steps"),
-                f"{warmup} is not below the run's {pipeline.train.horizon} steps; the rate only ever rises",
-            )
-        )
-    return found
+    for asks, key, text in (
+        (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
+        (
+            train.launcher.devices != "auto",
+            "train.launcher.devices",
+            "does not choose devices yet; write auto",
+        ),
+        (train.command is not None, "train.command", "starts its own trainer only; write null"),
+        (train.on_checkpoint, "train.on_checkpoint", "runs no command at a checkpoint yet; write null"),
+        (pipeline.notify, "notify", "sends no notifications yet; write []"),
+    ):
+        yield asks, key, f"this version {text}"
