@@ -121,8 +121,8 @@ def test_an_audit_has_the_mirror_on_record_and_looks_at_it_when_told_to(
     one = mirrored()
     pipeline = one.train.data.pipeline
     quick, deep = audit_run(pipeline), audit_run(pipeline, deep=True)
-    assert (quick.mirrored, quick.on_record, quick.findings) == (3, ("checkpoint mirror",), ())
-    assert (deep.mirrored, deep.on_record, deep.findings) == (3, (), ())
+    assert (quick.checkpoints["mirrored"], quick.on_record, quick.findings) == (3, ("checkpoint mirror",), ())
+    assert (deep.checkpoints["mirrored"], deep.on_record, deep.findings) == (3, (), ())
     flip(one.copy_of(NEWEST) / "model-00001.safetensors")
     shutil.rmtree(one.copy_of("step-000000040"))
     flip(next(one.mirror.glob("heldout-*.bin")))

@@ -95,7 +95,7 @@ def skip_set(file: Path, key: str, reason: str | None, as_json: bool) -> int:
 
 
 def _ask(file: Path, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
-    """Have it done by the supervisor, or where there is none do it. UsageError for a run that has not begun."""
+    """Have it done by the supervisor, or do it where there is none; UsageError before the run has begun."""
     pipeline = load_pipeline(file)
     run = pipeline.layout.run(pipeline.train.run)
     if not run.root.exists():

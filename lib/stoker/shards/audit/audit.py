@@ -33,16 +33,14 @@ MOVING_S = 2.0  # from the end of a set's move to its record
 class DataAudit:
     """The books summed over every published set, and what disagrees, each finding naming file and figure.
 
-    `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` tells of
+    `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` says of
     those that were taken over what is counted in them, and in how many documents are not known. `changed` are
-    the files that were edited after their set was built, which stays beside that of the edit,
-    `unproven` those that came without a length or a sum to hold them against. `recounted`
-    is what was found on disk, `on_record` what only records say; with `published` 0 there is nothing to
-    balance, which is a finding too.
+    the files that were edited after their set was built, which stays beside that of the edit; `unproven` came
+    without a length or a sum to hold them against. `recounted` is what was found on disk,
+    `on_record` what only records say; with nothing published there is nothing to balance: a finding too.
     """
 
     sources: Mapping[str, int]
-    published: int
     rows: int
     documents: int
     dropped: Mapping[str, int]
@@ -53,20 +51,11 @@ class DataAudit:
     recounted: tuple[str, ...]
     on_record: tuple[str, ...]
     findings: tuple[str, ...]
-    deep: bool
 
     def figures(self) -> dict[str, Any]:
         """The data's part of `stoker audit --json`."""
-        return {
-            "sources": dict(self.sources),
-            "rows": self.rows,
-            "documents": self.documents,
-            "dropped": dict(self.dropped),
-            "tokens": dict(self.tokens),
-            "imported": dict(self.imported),
-            "changed": list(self.changed),
-            "unproven": list(self.unproven),
-        }
+        others = ("recounted", "on_record", "findings")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
 
 def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
@@ -148,7 +137,6 @@ class _Look:
                 "quarantined": counts["quarantined"],
                 "duplicate": counts["duplicate"],
             },
-            published=len(published),
             rows=self.totals.rows,
             documents=self.totals.documents,
             dropped=dict(sorted(self.totals.dropped.items())),
@@ -161,7 +149,6 @@ class _Look:
             recounted=self._recounted(),
             on_record=self._on_record(len(published)),
             findings=tuple(self.findings),
-            deep=self.deep,
         )
 
     def _recounted(self) -> tuple[str, ...]:

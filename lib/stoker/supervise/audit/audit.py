@@ -6,8 +6,8 @@ Reads only; a pipeline that has not begun to train has nothing to find here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from stoker.supervise.audit.audit_identity import (
 from stoker.supervise.audit.audit_mirror import audit_mirror
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_log import read_launches
-from stoker.supervise.run.record import RunRecord
 
 LOOKS = 3  # at a run that keeps changing
 MOST_ROW_FINDINGS = 20  # one wrong row shows in those behind it
@@ -49,32 +48,15 @@ class RunAudit:
 
     plan: Books
     entries: int
-    checkpoints_proven: int
-    checkpoints_quarantined: int
-    checkpoints_abandoned: int
+    checkpoints: Mapping[str, int]
     findings: tuple[str, ...]
-    deep: bool
-    mirrored: int = 0
-    on_record: tuple[str, ...] = ()
+    on_record: tuple[str, ...]
 
     def figures(self) -> dict[str, dict[str, int]]:
         """The run's part of `stoker audit --json`."""
-        plan = {
-            "entries": self.entries,
-            "windows": self.plan.windows,
-            "applied": self.plan.applied,
-            "skipped": self.plan.skipped,
-            "remainder": self.plan.remainder,
-            "ahead": self.plan.ahead,
-            "tail_tokens": self.plan.tail_tokens,
-        }
-        checkpoints = {
-            "proven": self.checkpoints_proven,
-            "quarantined": self.checkpoints_quarantined,
-            "abandoned": self.checkpoints_abandoned,
-            "mirrored": self.mirrored,
-        }
-        return {"plan": plan, "checkpoints": checkpoints}
+        names = ("windows", "applied", "skipped", "remainder", "ahead", "tail_tokens")
+        plan = {"entries": self.entries, **{name: getattr(self.plan, name) for name in names}}
+        return {"plan": plan, "checkpoints": dict(self.checkpoints)}
 
 
 def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
@@ -106,20 +88,18 @@ def _stamps(layout: RunLayout) -> list[tuple[str, int, int]]:
 def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     # What the trainer writes is read before the plan, which is always ahead of it.
     proofs = _proofs(layout, deep)
-    rows, findings = read_rows(layout.metrics)
-    view = _View.of(pipeline, layout)
-    view.findings += [f"{layout.metrics}: {finding}" for finding in findings]
-    proven = {name: proof.body for name, proof in proofs.items() if proof.body is not None}
-    view.findings += [
-        f"{layout.checkpoints / name}: {proof.verdict}: {proof.reason}"
-        for name, proof in proofs.items()
-        if proof.verdict != "proven"
-    ]
-    view.findings += [
-        f"{layout.checkpoints / name / extra}: in no list of this checkpoint"
-        for name, proof in proofs.items()
-        for extra in proof.extra
-    ]
+    rows, damaged_rows = read_rows(layout.metrics)
+    view = _View(pipeline, layout)
+    proven: dict[str, CheckpointBody] = {}
+    view.add(layout.metrics, damaged_rows)
+    for name, proof in proofs.items():
+        if proof.body is not None:
+            proven[name] = proof.body
+        if proof.verdict != "proven":
+            view.add(layout.checkpoints / name, [f"{proof.verdict}: {proof.reason}"])
+        view.findings += [
+            f"{layout.checkpoints / name / extra}: in no list of this checkpoint" for extra in proof.extra
+        ]
     view.findings += run_findings(layout, view.identity, view.pin)
     view.findings += _plan_findings(view)
     view.findings += fork_findings(layout, rows, view.plan, view.timelines)
@@ -128,80 +108,68 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     view.findings += launch_findings(layout, rows, view.timelines, launches, damage)
     for name, body in proven.items():
         where = layout.checkpoints / name
-        wrong = [f"{where}: {finding}" for finding in _checkpoint_findings(where, body, view)]
+        wrong = list(_checkpoint_findings(where, body, view))
         if where.exists():  # else pruned while we looked
-            view.findings += wrong
+            view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
     ground = Ground(view.plan, view.timelines, sealed, view.global_batch, view.log_every, launches)
-    wrong = [f"{layout.metrics}: {finding}" for finding in row_findings(rows, ground)]
-    view.findings += wrong[:MOST_ROW_FINDINGS]
-    if len(wrong) > MOST_ROW_FINDINGS:
-        view.findings.append(f"{layout.metrics}: {len(wrong) - MOST_ROW_FINDINGS} more findings")
+    wrong = row_findings(rows, ground)
+    if (more := len(wrong) - MOST_ROW_FINDINGS) > 0:
+        wrong[MOST_ROW_FINDINGS:] = [f"{more} more findings"]
+    view.add(layout.metrics, wrong)
     newest = _newest(proven, view.timelines)
     view.findings += need_of_records(layout, view.record, view.consumed, newest)
     view.findings += _record_findings(newest, proven, view)
     mirror = audit_mirror(pipeline, view.record, deep=deep)
-    return RunAudit(
-        plan=_books(proven[newest] if newest else None, view),
-        entries=len(view.plan.entries),
-        checkpoints_proven=len(proven),
-        checkpoints_quarantined=len(quarantined(pipeline.layout.quarantine)),
-        checkpoints_abandoned=sum(1 for _ in layout.abandoned.glob("t*/step-*")),
-        findings=(*view.findings, *mirror.findings),
-        deep=deep,
-        mirrored=mirror.copies,
-        on_record=mirror.on_record,
-    )
+    counts = {
+        "proven": len(proven),
+        "quarantined": len(quarantined(pipeline.layout.quarantine)),
+        "abandoned": sum(1 for _ in layout.abandoned.glob("t*/step-*")),
+        "mirrored": mirror.copies,
+    }
+    account = _books(proven[newest] if newest else None, view)
+    findings = (*view.findings, *mirror.findings)
+    return RunAudit(account, len(view.plan.entries), counts, findings, mirror.on_record)
 
 
-@dataclass
 class _View:
     """What the state directory says of the run; what cannot be read is a finding, and empty here."""
 
-    layout: RunLayout
-    plan: Plan
-    timelines: Timelines
-    record: Mapping[str, Any]
-    launch: Mapping[str, Any]
-    consumed: Mapping[str, Any]
-    sources: Mapping[str, Source]
-    identity: RunRecord | None
-    pin: DatasetPin | None
-    horizon: int
-    global_batch: int
-    log_every: int
-    findings: list[str] = field(default_factory=list)
-
-    @staticmethod
-    def of(pipeline: Pipeline, layout: RunLayout) -> _View:
-        findings: list[str] = []
-        timelines, plan = Timelines(), NO_PLAN
+    def __init__(self, pipeline: Pipeline, layout: RunLayout) -> None:
+        self.layout = layout
+        self.findings: list[str] = []
+        self.timelines, self.plan = Timelines(), NO_PLAN
         try:
-            timelines = read_timelines(layout.timelines)
-            plan = read_plan(layout.plan)
+            self.timelines = read_timelines(layout.timelines)
+            self.plan = read_plan(layout.plan)
         except DataError as problem:
-            findings.append(str(problem))
+            self.findings.append(str(problem))
         # After the plan: a set is on record before an entry names it.
-        launch, record = _record(layout.launch, findings), _record(layout.record, findings)
-        return _View(
-            layout=layout,
-            plan=plan,
-            timelines=timelines,
-            record=record,
-            launch=launch,
-            consumed=_record(layout.consumed, findings),
-            sources=read_sources(pipeline.layout, pipeline.dataset.name),
-            identity=read_run_record(layout.record, record, findings),
-            pin=_pin(pipeline),
-            horizon=int(launch.get("steps", pipeline.train.horizon)),
-            global_batch=int(launch.get("global_batch", pipeline.train.global_batch)),
-            log_every=int(launch.get("log_every", 1)),
-            findings=findings,
+        launch, self.record, self.consumed = map(
+            self._record, (layout.launch, layout.record, layout.consumed)
         )
+        self.sources = read_sources(pipeline.layout, pipeline.dataset.name)
+        self.identity = read_run_record(layout.record, self.record, self.findings)
+        self.pin: DatasetPin | None = None
+        with contextlib.suppress(DataError):  # the audit of the data says so
+            self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
+        self.horizon = int(launch.get("steps", pipeline.train.horizon))
+        self.global_batch = int(launch.get("global_batch", pipeline.train.global_batch))
+        self.log_every = int(launch.get("log_every", 1))
+        self.finished = self.record.get("finished") if self.record.get("state") == "finished" else None
 
-    @property
-    def finished(self) -> str | None:
-        return self.record.get("finished") if self.record.get("state") == "finished" else None
+    def add(self, where: Path, findings: Iterable[str]) -> None:
+        """Findings about one file."""
+        self.findings += [f"{where}: {finding}" for finding in findings]
+
+    def _record(self, path: Path) -> dict[str, Any]:
+        try:
+            return read_record(path)
+        except FileNotFoundError:
+            return {}
+        except DataError as problem:
+            self.findings.append(str(problem))
+            return {}
 
 
 def _proofs(layout: RunLayout, deep: bool) -> dict[str, Proof]:
@@ -212,23 +180,6 @@ def _proofs(layout: RunLayout, deep: bool) -> dict[str, Proof]:
             continue  # pruned while we looked
         proofs[found.path.name] = proof
     return proofs
-
-
-def _record(path: Path, findings: list[str]) -> dict[str, Any]:
-    try:
-        return read_record(path)
-    except FileNotFoundError:
-        return {}
-    except DataError as problem:
-        findings.append(str(problem))
-        return {}
-
-
-def _pin(pipeline: Pipeline) -> DatasetPin | None:
-    try:
-        return read_pin(pipeline.layout, pipeline.dataset.name)
-    except DataError:
-        return None  # the audit of the data says so
 
 
 def _plan_findings(view: _View) -> Iterator[str]:
