@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,6 @@ import click
 from stoker.cli.options import json_option, pipeline_file, print_json, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from stoker.cli.runs.set_index import Library, SegmentMap
     from stoker.cli.runs.step_history import Step
     from stoker.config.schema import Pipeline
@@ -65,13 +63,13 @@ def batch(  # noqa: PLR0917 - click passes one an option
         click.echo("\n".join(report_lines(report)))
 
 
+Decode = Callable[[Sequence[int]], str]
+
+
 def _windows(
-    made: Step,
-    entries: Sequence[Any],
-    library: Library,
-    decode: Callable[[Sequence[int]], str] | None,
+    made: Step, entries: Sequence[Any], library: Library, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
-    """Every window of a step in order: where it stands in the plan, and what it holds."""
+    """Every window of a step in order: where it is in the plan, and what it holds."""
     import numpy as np
 
     from stoker.cli.runs.set_index import SegmentMap
@@ -85,22 +83,13 @@ def _windows(
         windows = permute(segment.key, segment.windows, np.asarray(offsets, dtype=np.int64))
         for offset, window in zip(offsets, windows.tolist(), strict=True):
             first = window * segment.seq_len
-            yield {
-                "entry": entry,
-                "epoch": segment.epoch,
-                "offset": offset,
-                "window": window,
-                "tokens": [first, first + segment.seq_len + 1],
-                **_contents(maps[entry], first, first + segment.seq_len + 1, library, decode),
-            }
+            stop = first + segment.seq_len + 1
+            told = {"entry": entry, "epoch": segment.epoch, "offset": offset, "window": window}
+            yield {**told, "tokens": [first, stop], **_contents(maps[entry], first, stop, library, decode)}
 
 
 def _contents(
-    layout: SegmentMap,
-    first: int,
-    stop: int,
-    library: Library,
-    decode: Callable[[Sequence[int]], str] | None,
+    layout: SegmentMap, first: int, stop: int, library: Library, decode: Decode | None
 ) -> dict[str, Any]:
     """The sets, documents and, with a decoder, the text of a range of an entry's tokens."""
     sets, ids = [], []
@@ -115,21 +104,16 @@ def _contents(
             }
             for document in stream.documents(low, high)
         ]
+        told = {"set": key, "source": None if source is None else source.path, "place": found.place}
         sets.append(
-            {
-                "set": key,
-                "source": None if source is None else source.path,
-                "place": found.place,
-                "tokens": [low, high],
-                "documents": documents if found.documents_known else None,
-            }
+            {**told, "tokens": [low, high], "documents": documents if found.documents_known else None}
         )
         if decode is not None:
             ids += stream.read(low, high).tolist()
     return {"sets": sets, **({} if decode is None else {"text": decode(ids)})}
 
 
-def decoder(pipeline: Pipeline, identity: Identity) -> Callable[[Sequence[int]], str]:
+def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
     """From ids to text, end-of-text included, by the tokenizer that the run's dataset is frozen to.
 
     Raises DataError where it is not that one any more.

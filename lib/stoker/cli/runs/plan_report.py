@@ -15,7 +15,7 @@ from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.observe.status import read_status
 from stoker.plan import growth
 from stoker.plan.consumption import Holdings, read_holdings
-from stoker.plan.growth import PlanSource, horizon_windows
+from stoker.plan.growth import PlanSource
 from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
 from stoker.plan.positions import Accounts, at, books, left_after
 from stoker.plan.residency import Floors, ShardSet, due_s, next_use, planned, to_evict, urgency
@@ -24,6 +24,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.run.gates import DataInView, start_gate
 from stoker.supervise.run.plan_settings import gate_wants, growth_policy
 
+ACCOUNTED = ("applied", "skipped", "remainder", "ahead")
 WITHOUT_WARM = "without a warm store nothing leaves hot"
 
 
@@ -70,13 +71,7 @@ def _progress(history: History, mine: Holdings) -> dict[str, Any]:
         "timeline": history.timeline,
         "position": last.position.as_list(),
         "epoch": next(here, 0),
-        "windows": {
-            "planned": account.windows,
-            "applied": account.applied,
-            "skipped": account.skipped,
-            "remainder": account.remainder,
-            "ahead": account.ahead,
-        },
+        "windows": {"planned": account.windows, **{name: getattr(account, name) for name in ACCOUNTED}},
         "tokens": {"applied": account.tokens, "ahead": tokens - account.tokens, "tail": account.tail_tokens},
         "ended": plan.ended,
         "windows_per_s": mine.windows_per_s,
@@ -100,20 +95,14 @@ def _waits_for(
         gate = start_gate(in_view(pin, sources), gate_wants(pipeline))
         if gate.state != "open":
             return f"the start gate: {gate.why}"
-    skipped = plan.windows - last.windows - left_after(plan, last.position, history.skips)
+    to_come = max(0, history.steps - last.step) * history.global_batch
     decision = growth.decide(
         plan,
         [_standing(path, sources.get(path)) for path in pin.listing],
         complete=pin.complete,
         whole=pin.whole,
         consumed=last.windows,
-        horizon=horizon_windows(
-            consumed=last.windows,
-            step=last.step,
-            steps=history.steps,
-            global_batch=history.global_batch,
-            skipped_ahead=skipped,
-        ),
+        horizon=plan.windows - left_after(plan, last.position, history.skips) + to_come,
         policy=growth_policy(pipeline),  # by now a file that was ever overtaken has waited long enough
         now=time.monotonic(),
     )
@@ -152,28 +141,19 @@ def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str
         if isinstance(entry, Segment):
             read = min(max(0, last.windows - plan.starts[entry.n]), entry.windows)
             due = due_s(plan, last.position, entry.n, windows_per_s, history.skips)
+            names = ("n", "epoch", "seq_len", "windows", "tail_tokens")
             yield {
-                "n": entry.n,
-                "epoch": entry.epoch,
+                **{name: getattr(entry, name) for name in names},
                 "sets": [key for key, _ in entry.sets],
-                "seq_len": entry.seq_len,
-                "windows": entry.windows,
                 "read": read,
                 "tokens": entry.windows * entry.seq_len,
-                "tail_tokens": entry.tail_tokens,
-                "state": _state(read, entry),
+                "state": "read" if read == entry.windows else "reading" if read else "ahead",
                 "due_s": None if read else due,
             }
         elif isinstance(entry, Passed):
             yield {"n": entry.n, "passed": [entry.path, entry.reason]}
         else:
             yield {"n": entry.n, "end": entry.reason}
-
-
-def _state(read: int, segment: Segment) -> str:
-    if read == segment.windows:
-        return "read"
-    return "reading" if read else "ahead"
 
 
 def _sets(
@@ -206,7 +186,7 @@ def _sets(
                 "set": one.key,
                 "source": published[one.key].path,
                 "bytes": one.bytes,
-                "place": _place(published[one.key]),
+                "place": "hot" if one.hot else "warm" if published[one.key].evicted else "leaving",
                 "on_warm": one.warm,
                 "planned": one.key in kept,
                 "wanted": wants.index(one.key) + 1 if one.key in wants else None,
@@ -216,9 +196,3 @@ def _sets(
         ],
         "why_they_stay": why,
     }
-
-
-def _place(source: Source) -> str:
-    if source.evicted:
-        return "warm"
-    return "leaving" if source.evicting else "hot"

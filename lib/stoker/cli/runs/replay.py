@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import PATH, json_option, pipeline_file, print_json
+from stoker.cli.options import PATH, json_option, pipeline_file, plural, print_json
 
 if TYPE_CHECKING:
     from stoker.supervise.health.trainer_protocol import TrainerView
@@ -38,6 +38,7 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
     The pipeline may be running or not, and is not disturbed. OUT is a new directory; a replay that was
     stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
     """
+    from stoker.cli.which_run import read_identity
     from stoker.config.load import load_pipeline
     from stoker.supervise.replay.replay_copies import take_up
     from stoker.supervise.replay.replay_trial import Stopped, Trial
@@ -47,16 +48,16 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
         click.echo(line, err=as_json)
 
     pipeline = load_pipeline(file)
+    read_identity(pipeline.layout, run)  # says so where it has not begun
     out = out.absolute()
     site, lock = take_up(pipeline, run, out, to)
     with lock, tempfile.TemporaryDirectory() as short:
         environ = dict(os.environ)
         if refuse_other_machine(site) == "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
-        progress = _Progress(site.to, say)
+        progress = _progress(site.to, say)
         trial = Trial(site, pipeline, environ, socket=Path(short) / "s", say=say, progress=progress)
-        phases = f"{len(trial.phases)} phase{'' if len(trial.phases) == 1 else 's'}"
-        say(f"run {run} again in {out}: {site.to:,} steps in {phases}")
+        say(f"run {run} again in {out}: {site.to:,} steps in {plural(len(trial.phases), 'phase')}")
         try:
             trial.run()
         except Stopped:
@@ -65,32 +66,29 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
         verdict = compare(site)
         site.finish(verdict.body())
     if as_json:
-        print_json(_report(site, verdict, len(trial.phases)))
+        told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
+        report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **verdict.body()}
+        print_json(report)
     else:
         click.echo("\n".join(_lines(site, verdict)))
     return 0 if verdict.identical else EXIT_DIFFERENT
 
 
-class _Progress:
+def _progress(to: int, say: Callable[[str], None]) -> Callable[[TrainerView], None]:
     """A line every few seconds while steps are made."""
+    last = (time.monotonic(), -1)
 
-    def __init__(self, to: int, say: Any) -> None:
-        self._to, self._say = to, say
-        self._told_at, self._step = time.monotonic(), -1
-
-    def __call__(self, view: TrainerView) -> None:
+    def progress(view: TrainerView) -> None:
+        nonlocal last
         now = time.monotonic()
-        if view.step is None or view.step == self._step or now - self._told_at < TELL_EVERY_S:
+        if view.step is None or view.step == last[1] or now - last[0] < TELL_EVERY_S:
             return
-        self._told_at, self._step = now, view.step
+        last = (now, view.step)
         loss = "" if view.loss is None else f", loss {view.loss:.4f}"
         speed = "" if view.tokens_per_s is None else f", {view.tokens_per_s:,.0f} tokens/s"
-        self._say(f"step {view.step:,} of {self._to:,}{loss}{speed}")
+        say(f"step {view.step:,} of {to:,}{loss}{speed}")
 
-
-def _report(site: Site, verdict: Verdict, phases: int) -> dict[str, Any]:
-    told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
-    return {"v": 1, **told, "out": str(site.root), "phases": phases, **verdict.body()}
+    return progress
 
 
 def _lines(site: Site, verdict: Verdict) -> Iterator[str]:

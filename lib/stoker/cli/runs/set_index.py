@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,9 +16,9 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.plan.log import Segment
 from stoker.shards.format.identity import set_key
-from stoker.shards.format.manifest import Manifest
 from stoker.shards.format.reader import ShardSet
 from stoker.store.errors import DataError, UnavailableError
+from stoker.store.layout import HotLayout, WarmLayout
 
 Place = Literal["hot", "warm"]
 Split = Literal["train", "val"]
@@ -90,27 +90,17 @@ class Stream:
         )
 
 
-@dataclass(frozen=True)
 class OpenSet:
     """A shard set that was found, on hot or else on warm; mapped, so that it may leave while it is read."""
 
-    key: str
-    place: Place
-    manifest: Manifest
-    train: Stream
-    val: Stream
-
-    @property
-    def documents_known(self) -> bool:
-        """Whether its streams tell documents; where they are not known they show one a file."""
-        imported = self.manifest.imported
-        return imported is None or imported.end_of_text is not None
-
-    @classmethod
-    def at(cls, path: Path, key: str, place: Place) -> OpenSet:
-        """Open the set there; raises FileNotFoundError where it is not, or not any more."""
+    def __init__(self, path: Path, place: Place) -> None:
+        """Open it; raises FileNotFoundError where it is not there, or not any more."""
         shards = ShardSet(path)
-        return cls(key, place, shards.manifest, Stream(shards, "train"), Stream(shards, "val"))
+        self.path, self.place, self.manifest = path, place, shards.manifest
+        self.train, self.val = Stream(shards, "train"), Stream(shards, "val")
+        imported = self.manifest.imported
+        # Where documents are not known its streams show one a file.
+        self.documents_known = imported is None or imported.end_of_text is not None
 
 
 class Library:
@@ -119,7 +109,10 @@ class Library:
     def __init__(
         self, pipeline: Pipeline, dataset: str, build_id: str, sources: Mapping[str, Source]
     ) -> None:
-        self._pipeline, self._dataset, self._build_id = pipeline, dataset, build_id
+        disks: dict[Place, HotLayout | WarmLayout | None]
+        disks = {"hot": pipeline.hot_layout, "warm": pipeline.warm_layout}
+        self._folders = {place: disk.shards(dataset) for place, disk in disks.items() if disk is not None}
+        self._build_id = build_id
         self._by_key: dict[str, Source] = {}
         for source in sources.values():
             key = self.key_of(source)
@@ -143,7 +136,7 @@ class Library:
         found = self._open.get(key) or self._find(key)
         if found.manifest.key != key or manifest_sha256 not in (None, found.manifest.sha256):
             raise DataError(
-                f"{dict(self._places(key))[found.place]}: not the set that the plan names; prove it with "
+                f"{found.path}: not the set that the plan names; prove it with "
                 "`stoker verify shards`, and see in `stoker events` whether it is being restored"
             )
         self._open[key] = found
@@ -157,36 +150,24 @@ class Library:
         return self.open(key, manifest_sha256).train.tokens
 
     def _find(self, key: str) -> OpenSet:
-        places = self._places(key)
-        for place, path in (*places, places[0]):  # hot again: it may have come back from warm meanwhile
-            try:
-                return OpenSet.at(path, key, place)
-            except FileNotFoundError:
-                continue
+        places: list[Place] = [*self._folders, "hot"]  # again: it may have come back from warm meanwhile
+        for place in places:
+            with contextlib.suppress(FileNotFoundError):
+                return OpenSet(self._folders[place] / key[:16], place)
         source = self._by_key.get(key)
         of = "which no source on record has any more" if source is None else f"{source.path} ({source.state})"
         raise UnavailableError(
-            f"shard set {key[:16]} of {of} is not in "
-            f"{', nor in '.join(str(path.parent) for _, path in places)}; "
-            + ("see that warm is mounted, or " if len(places) > 1 else "")
+            f"shard set {key[:16]} of {of} is not in {', nor in '.join(map(str, self._folders.values()))}; "
+            + ("see that warm is mounted, or " if "warm" in self._folders else "")
             + "try again when `stoker plan` shows it on hot"
         )
-
-    def _places(self, key: str) -> list[tuple[Place, Path]]:
-        hot, warm = self._pipeline.hot_layout, self._pipeline.warm_layout
-        places: list[tuple[Place, Path]] = [("hot", hot.shard_set(self._dataset, key))]
-        if warm is not None:
-            places.append(("warm", warm.shard_set(self._dataset, key)))
-        return places
 
 
 class SegmentMap:
     """Where the sets of a plan entry lie in its stream of tokens."""
 
     def __init__(self, segment: Segment, library: Library) -> None:
-        self.segment = segment
-        self._library = library
-        self._sets = tuple(segment.sets)
+        self._library, self._sets = library, tuple(segment.sets)
         lengths = (library.train_tokens(key, digest) for key, digest in self._sets)
         self._starts = list(accumulate(lengths, initial=0))
         wanted = segment.windows * segment.seq_len + segment.tail_tokens

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from stoker.store.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.cli.runs.set_index import Document, Library
-    from stoker.cli.runs.step_history import Use
     from stoker.config.schema import Pipeline
     from stoker.corpus.records.sources import Source
     from stoker.plan.log import Segment
@@ -57,18 +57,26 @@ def parse(source_row: str) -> tuple[str, int]:
 
 def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     """All that is known of a row: what became of it, and in each run the windows that hold it."""
+    from stoker.cli.runs.set_index import Library
     from stoker.corpus.records.pin import read_pin
     from stoker.corpus.records.sources import PUBLISHED, read_sources
 
-    sources = read_sources(pipeline.layout, pipeline.dataset.name)
+    dataset = pipeline.dataset.name
+    sources = read_sources(pipeline.layout, dataset)
     source = sources.get(path)
     if source is None:
-        raise UsageError(_unknown(pipeline, path, sources))
-    twin = _twin(source, sources)
+        near = difflib.get_close_matches(path, sources, n=1)
+        hint = "sources are named by their path in the dataset, as `stoker batch` shows them"
+        hint = f"did you mean {near[0]}?" if near else hint
+        raise UsageError(f"{path!r} is no source of {dataset} on record; {hint}")
+    twin = None
+    if source.state == "duplicate":  # the source whose shard set holds its content
+        same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
+        twin = next(same, None)
     report: dict[str, Any] = {
         "v": 1,
         "pipeline": pipeline.name,
-        "dataset": pipeline.dataset.name,
+        "dataset": dataset,
         "source": path,
         "row": row,
         "source_state": source.state,
@@ -76,43 +84,13 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
         "twin": None if twin is None else twin.path,
     }
     origin = twin or source
-    pin = read_pin(pipeline.layout, pipeline.dataset.name)
-    libraries = _Libraries(pipeline, sources)
+    pin = read_pin(pipeline.layout, dataset)
+    library_of = functools.cache(lambda build_id: Library(pipeline, dataset, build_id, sources))
     if origin.state in PUBLISHED and pin is not None:
-        report |= _fate(libraries[pin.build_id], origin, row)[0]
+        report |= _fate(library_of(pin.build_id), origin, row)[0]
     else:
-        report |= {"fate": "quarantined" if origin.state == "quarantined" else "not_built"}
-    return {**report, "runs": list(_runs(pipeline, origin, row, libraries))}
-
-
-class _Libraries(dict[str, "Library"]):
-    """One library for each build, made when it is asked for."""
-
-    def __init__(self, pipeline: Pipeline, sources: Mapping[str, Source]) -> None:
-        super().__init__()
-        self._pipeline, self._sources = pipeline, sources
-
-    def __missing__(self, build_id: str) -> Library:
-        from stoker.cli.runs.set_index import Library
-
-        self[build_id] = Library(self._pipeline, self._pipeline.dataset.name, build_id, self._sources)
-        return self[build_id]
-
-
-def _unknown(pipeline: Pipeline, path: str, sources: Mapping[str, Source]) -> str:
-    told = f"{path!r} is no source of {pipeline.dataset.name} on record"
-    near = difflib.get_close_matches(path, sources, n=1)
-    if near:
-        return f"{told}; did you mean {near[0]}?"
-    return f"{told}; sources are named by their path in the dataset, as `stoker batch` shows them"
-
-
-def _twin(source: Source, sources: Mapping[str, Source]) -> Source | None:
-    """The source whose shard set holds a duplicate's content."""
-    if source.state != "duplicate":
-        return None
-    same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
-    return next(same, None)
+        report["fate"] = "quarantined" if origin.state == "quarantined" else "not_built"
+    return {**report, "runs": list(_runs(pipeline, origin, row, library_of))}
 
 
 def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], Document | None]:
@@ -130,7 +108,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     if row >= books.rows:
         has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"
         raise UsageError(f"{source.path} has no row {row}; {has}")
-    told: dict[str, Any] = {"set": found.key, "place": found.place}
+    told: dict[str, Any] = {"set": found.manifest.key, "place": found.place}
     for stream, fate in ((found.train, "train"), (found.val, "held_out")):
         document = stream.of_row(row)
         if document is not None:
@@ -140,7 +118,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
 
 
 def _runs(
-    pipeline: Pipeline, source: Source, row: int, libraries: Mapping[str, Library]
+    pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
     """For each run over this dataset the windows that hold a row, by the build the run began with."""
     from stoker.cli.runs.step_history import History, configured
@@ -151,17 +129,16 @@ def _runs(
         if identity.dataset != pipeline.dataset.name:
             continue
         history = History(pipeline.layout.run(name), run_id=identity.run_id, **configured(pipeline, name))
-        library = libraries[identity.build_id]
+        library = library_of(identity.build_id)
         key = library.key_of(source)
         naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]
         document = _fate(library, source, row)[1] if naming else None
         windows: list[dict[str, Any]] = []
         tails: list[int] = []
-        if document is not None:
-            for segment in naming:
-                found = list(_windows(segment, key, document, library))
-                tails += [] if found else [segment.n]
-                windows += [{**one, **_told(history.use(segment.n, one["offset"]))} for one in found]
+        for segment in naming:
+            found = [] if document is None else list(_windows(segment, key, document, library))
+            tails += [] if found or document is None else [segment.n]
+            windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
         yield {
             "run": name,
             "timeline": history.timeline,
@@ -189,10 +166,6 @@ def _windows(segment: Segment, key: str, document: Document, library: Library) -
         offsets = invert(segment.key, segment.windows, windows).tolist() if windows.size else []
         for window, offset in zip(windows.tolist(), offsets, strict=True):
             yield {"entry": segment.n, "epoch": segment.epoch, "window": window, "offset": offset}
-
-
-def _told(use: Use) -> dict[str, Any]:
-    return {"state": use.state, "step": use.step, "timeline": use.timeline, "sealed": use.sealed}
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
 from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import RunLayout
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import read_record, write_record
 from stoker.supervise.replay.replay_site import COMPARED, Site
 
 LOCK = "replay.lock"
@@ -35,25 +35,31 @@ def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Si
     while another process works there.
     """
     recorded = pipeline.layout.run(run)
-    record = _run_record(recorded, run)
-    if _usable(out, record, to) is None:
+    record = read_record(recorded.record)
+    if _begun(out, record, to) is None:
         _last_step(recorded, to)  # before anything is made
     make_dir(out)
     lock = Lock.acquire(out / LOCK, purpose="stoker replay")
     try:
-        told = _usable(out, record, to)  # as the lock's last holder left it
-        return (_begin(pipeline, recorded, record, out, to) if told is None else Site(out, told)), lock
+        told = _begun(out, record, to)  # as the lock's last holder left it
+        return Site(out, told or _begin(pipeline, recorded, record, out, to)), lock
     except BaseException:
         lock.release()
         raise
 
 
-def _usable(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, Any] | None:
-    """What replay.json says of a replay to go on with; None where one may begin."""
-    told = _replay_record(out)
-    if told is None and _is_taken(out):
-        raise UsageError(f"{out} is there already and no unfinished replay; name a new directory")
-    if told is None or (told["state"], told["run_id"]) == ("preparing", record["run_id"]):
+def _begun(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, Any] | None:
+    """What replay.json says of a replay to go on with; None where one may begin.
+
+    A directory with the lock and without replay.json is one whose preparation was cut off.
+    """
+    try:
+        told = read_record(out / "replay.json")
+    except (FileNotFoundError, NotADirectoryError):
+        if out.exists() and not (out / LOCK).exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(
+                f"{out} is there already and no unfinished replay; name a new directory"
+            ) from None
         return None
     if told["run_id"] != record["run_id"]:
         raise UsageError(
@@ -68,11 +74,6 @@ def _usable(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, A
     return told
 
 
-def _is_taken(out: Path) -> bool:
-    """Whether something lies there that is not ours."""
-    return out.exists() and (not out.is_dir() or any(entry.name != LOCK for entry in out.iterdir()))
-
-
 def _last_step(recorded: RunLayout, to: int | None) -> tuple[int, int]:
     """The last step of a replay and the newest that the run has sealed; UsageError for one beyond that."""
     newest = _sealed(recorded, read_timelines(recorded.timelines))[0].step
@@ -84,25 +85,22 @@ def _last_step(recorded: RunLayout, to: int | None) -> tuple[int, int]:
 
 def _begin(
     pipeline: Pipeline, recorded: RunLayout, record: Mapping[str, Any], out: Path, wanted: int | None
-) -> Site:
+) -> dict[str, Any]:
     timelines = read_timelines(recorded.timelines)
     to, newest = _last_step(recorded, wanted)
     site = Site(out, {})
     site.run.create()
-    # Until all is here: whoever finds this begins anew.
-    write_record(
-        out / "replay.json", {"v": 1, "state": "preparing", "run": record["run"], "run_id": record["run_id"]}
-    )
     site.metrics.parent.mkdir(exist_ok=True)
     body = _copy_checkpoint(recorded, timelines, to, site)
     # The log after the checkpoint, and the plan after both: each is ahead of what was read before it.
-    _copy_lines(recorded.metrics, site.metrics)
     for source, target in (
+        (recorded.metrics, site.metrics),
         (recorded.timelines, site.run.timelines),
         (recorded.launches, site.run.launches),
         (recorded.plan, site.run.plan),
     ):
-        _copy_lines(source, target)
+        raw = source.read_bytes() if source.exists() else b""
+        write_atomic(target, raw[: raw.rfind(b"\n") + 1])  # not the line that is being written
     made_by = site.machine.parent / COMPARED if body is not None else _sealed(recorded, timelines)[0].path
     write_atomic(site.machine, (made_by / "trainer.json").read_bytes())
     base = read_record(recorded.launch)
@@ -114,9 +112,7 @@ def _begin(
         "v": 1,
         "state": "running",
         "pipeline": pipeline.name,
-        "run": record["run"],
-        "run_id": record["run_id"],
-        "dataset": record["dataset"],
+        **{name: record[name] for name in ("run", "run_id", "dataset")},
         "from": str(recorded.root),
         "timeline": timelines.current,
         "to": to,
@@ -127,25 +123,7 @@ def _begin(
         "exhausted": to == newest and body is not None and _is_exhausted(site, body, base, timelines),
     }
     write_record(out / "replay.json", told)
-    return Site(out, told)
-
-
-def _run_record(recorded: RunLayout, run: str) -> Mapping[str, Any]:
-    try:
-        return read_record(recorded.record)
-    except FileNotFoundError:
-        names = sorted(path.name for path in recorded.root.parent.glob("*") if (path / "run.json").exists())
-        known = f"there is {', '.join(names)}" if names else "there is none"
-        raise UsageError(f"{recorded.root}: no run {run!r} has begun; {known}") from None
-
-
-def _replay_record(out: Path) -> dict[str, Any] | None:
-    try:
-        return read_record(out / "replay.json")
-    except FileNotFoundError:
-        return None
-    except RecordDamaged as error:
-        raise DataError(f"{error}; remove {out}, or name another directory") from error
+    return told
 
 
 def _sealed(recorded: RunLayout, timelines: Timelines) -> list[Found]:
@@ -192,19 +170,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-
-
-def _copy_lines(source: Path, target: Path) -> None:
-    """Copy a log without the line that may be in the middle of being written."""
-    try:
-        raw = source.read_bytes()
-    except FileNotFoundError:
-        raw = b""
-    write_atomic(target, raw[: raw.rfind(b"\n") + 1])
 
 
 def _copy_tokenizer(source: Path, target: Path, sha256: str) -> None:

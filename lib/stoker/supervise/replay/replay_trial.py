@@ -73,32 +73,24 @@ class Trial:
         sweep_leftovers(self.site.run.checkpoints)
         waiter = Waiter()
         waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        try:
-            self._run(waiter)
-        finally:
-            waiter.close()
-
-    def _run(self, waiter: Waiter) -> None:
         retried_at = -1
-        while (step := self.newest_step()) < self.site.to:
-            phase = phase_of(self.phases, step + 1)
-            assert phase is not None  # the phases reach to the last step
-            self.relink()
-            end, view = self.launch(phase, step, waiter)
-            if waiter.received:
-                raise Stopped
-            if end.code == 0:
-                if self.newest_step() <= step:
-                    raise DataError(
-                        f"the trainer ended at step {step} of {phase.last}: {self.site.run.plan} ends; "
-                        "was it cut?"
-                    )
-                continue
-            # What it read may have left hot for warm meanwhile, which costs the steps since the last seal.
-            if end.code == DataError.exit_code and step != retried_at and self.relink():
+        with contextlib.closing(waiter):
+            while (step := self.newest_step()) < self.site.to:
+                phase = phase_of(self.phases, step + 1)
+                assert phase is not None  # the phases reach to the last step
+                self.relink()
+                end, view = self.launch(phase, step, waiter)
+                if waiter.received:
+                    raise Stopped
+                if end.code == 0:
+                    if self.newest_step() > step:
+                        continue
+                    ends = f"{self.site.run.plan} ends; was it cut?"
+                    raise DataError(f"the trainer ended at step {step} of {phase.last}: {ends}")
+                # What it read may have left hot for warm meanwhile: that costs the steps since the last seal.
+                if end.code != DataError.exit_code or step == retried_at or not self.relink():
+                    raise self.failure(end, view)
                 retried_at = step
-                continue
-            raise self.failure(end, view)
 
     def newest_step(self) -> int:
         """The step of the newest checkpoint of the replay's own that is proven whole; 0 without one."""
@@ -108,10 +100,8 @@ class Trial:
     def newest(self) -> Found | None:
         """It; what is not whole is removed, and made again."""
         for found in own_checkpoints(self.site):
-            if found.path.name in self._proven:
-                return found
-            proof = prove_checkpoint(found.path)
-            if proof.verdict == "proven":
+            proof = None if found.path.name in self._proven else prove_checkpoint(found.path)
+            if proof is None or proof.verdict == "proven":
                 self._proven.add(found.path.name)
                 return found
             if proof.verdict == "unreadable":
@@ -123,12 +113,11 @@ class Trial:
     def relink(self, position: Position | None = None) -> list[str]:
         """Let every link that is still needed lead to its set; returns those that were moved."""
         changed = link_sets(self.site, self.pipeline, self.site.sets_from(self.plan, position))
-        on_warm = [
-            key for key in changed if self.pipeline.hot not in (self.site.shards / key).readlink().parents
-        ]
-        if on_warm:
-            more = f" and {len(on_warm) - 1} more" if len(on_warm) > 1 else ""
-            self.say(f"shard set {on_warm[0]}{more} left the hot disk: it is read from warm")
+        hot = self.pipeline.hot
+        if on_warm := [key for key in changed if hot not in (self.site.shards / key).readlink().parents]:
+            self.say(
+                f"shard sets {', '.join(on_warm[:3])} left the hot disk ({len(on_warm)}): read from warm"
+            )
         return changed
 
     def launch(self, phase: Phase, step: int, waiter: Waiter) -> tuple[GuardedEnd, TrainerView]:
@@ -182,9 +171,8 @@ class Trial:
             self.progress(view)
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
-                with contextlib.suppress(
-                    DataError
-                ):  # on its way between disks: the trainer says if it matters
+                # On its way between disks: the trainer says if it matters.
+                with contextlib.suppress(DataError):
                     self.relink(Position(*view.position) if view.position else None)
         return end, view
 
