@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,13 +27,8 @@ def _scalar(value: object, wanted: str) -> str:
         raise ValueError(f"has no value; write {wanted}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    kinds: dict[str, str] = {
-        "dict": "a mapping",
-        "list": "a list",
-        "tuple": "a list",
-        "bool": "true or false",
-    }
-    raise ValueError(f"is {kinds.get(type(value).__name__, 'not a value')}; write {wanted}")
+    kinds: dict[type, str] = {dict: "a mapping", list: "a list", tuple: "a list", bool: "true or false"}
+    raise ValueError(f"is {kinds.get(type(value), 'not a value')}; write {wanted}")
 
 
 def _no_clock_time(text: str) -> str:
@@ -58,11 +54,9 @@ def read_flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
     text = _scalar(value, "true or false")
-    if text.lower() in _YES:
-        return True
-    if text.lower() in _NO:
-        return False
-    raise ValueError(f"{text!r} is not true or false; write one of the two")
+    if text.lower() not in _YES | _NO:
+        raise ValueError(f"{text!r} is not true or false; write one of the two")
+    return text.lower() in _YES
 
 
 def read_count(value: object) -> int:
@@ -107,44 +101,31 @@ def read_path(value: object, info: ValidationInfo) -> Path:
 
 def read_auto_or_count(value: object) -> int | str:
     """`auto`, or a whole number of at least one."""
-    if value == "auto":
-        return "auto"
-    count = read_count(value)
-    if count < 1:
+    if value != "auto" and (count := read_count(value)) < 1:
         raise ValueError("must be auto, or 1 or more")
-    return count
+    return "auto" if value == "auto" else count
 
 
 def read_devices(value: object) -> tuple[int, ...] | str:
     """`auto`, or a list of device numbers."""
-    if value == "auto":
-        return "auto"
-    if isinstance(value, list | tuple):
-        return tuple(read_count(item) for item in value)
-    raise ValueError("must be auto, or a list of device numbers like [0, 1]")
+    if value != "auto" and not isinstance(value, list | tuple):
+        raise ValueError("must be auto, or a list of device numbers like [0, 1]")
+    return "auto" if value == "auto" else tuple(read_count(item) for item in value)
 
 
 def read_epochs(value: object) -> int | None:
     """A number of epochs of at least one; `unlimited` is None."""
-    if value is None or value == "unlimited":
-        return None
-    count = read_count(value)
-    if count < 1:
+    count = None if value in (None, "unlimited") else read_count(value)
+    if count is not None and count < 1:
         raise ValueError("must be unlimited, or 1 or more")
     return count
 
 
 def read_follow(value: object) -> object:
     """`false` or the word `new_commits`."""
-    if value == "new_commits":
-        return value
-    try:
-        follows = read_flag(value)
-    except ValueError:
-        follows = True
-    if follows:
+    if value != "new_commits" and str(value).lower() not in _NO:
         raise ValueError(f"{value!r} is neither false nor new_commits; write one of the two")
-    return False
+    return value if value == "new_commits" else False
 
 
 def read_precision(value: object) -> object:
@@ -153,29 +134,27 @@ def read_precision(value: object) -> object:
     return short.get(value, value) if isinstance(value, str) else value
 
 
-def read_name(value: object) -> str:
-    """A name that is safe as a directory, a systemd instance and a metric's label."""
-    text = read_text(value)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,40}", text):
-        raise ValueError(
-            f"{text!r} is not a name; use at most 41 of a-z, 0-9, _ and -, and begin with a-z or 0-9"
-        )
-    return text
+def _named(pattern: str, otherwise: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = read_text(value)
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not a {otherwise}")
+        return text
+
+    return read
 
 
-def read_dataset_name(value: object) -> str:
-    """A name that is safe as a directory."""
-    text = read_text(value)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", text):
-        raise ValueError(
-            f"{text!r} is not a dataset's name; use letters, digits, . _ and -, at most 80 of them"
-        )
-    return text
-
+# Safe as a directory; the first also as a systemd instance and a metric's label.
+_name = _named(
+    r"[a-z0-9][a-z0-9_-]{0,40}", "name; use at most 41 of a-z, 0-9, _ and -, and begin with a-z or 0-9"
+)
+_dataset_name = _named(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", "dataset's name; use letters, digits, . _ and -, at most 80 of them"
+)
 
 Text = Annotated[str, BeforeValidator(read_text)]
-Name = Annotated[str, BeforeValidator(read_name)]
-DatasetName = Annotated[str, BeforeValidator(read_dataset_name)]
+Name = Annotated[str, BeforeValidator(_name)]
+DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 Flag = Annotated[bool, BeforeValidator(read_flag)]
 FilePath = Annotated[Path, BeforeValidator(read_path)]
 Natural = Annotated[int, BeforeValidator(read_count), Field(ge=0)]

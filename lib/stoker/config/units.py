@@ -8,27 +8,12 @@ from fractions import Fraction
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
-SIZE_UNITS = {
-    "": 1,
-    "B": 1,
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+SIZE_UNITS = {"": 1, "B": 1, "kB": 1000}
+SIZE_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
+SIZE_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
 COUNT_UNITS = {"": 1, "K": 10**3, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-DURATION_UNITS = {
-    "ms": Fraction(1, 1000),
-    "s": Fraction(1),
-    "m": Fraction(60),
-    "h": Fraction(3600),
-    "d": Fraction(86400),
-}
+DURATION_UNITS: dict[str, int | Fraction]
+DURATION_UNITS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _exactly(text: str, units: dict[str, int], what: str, hint: str) -> int:
@@ -59,18 +44,10 @@ def parse_count(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Seconds from `30s`, `90m`, `2d`, `1h30m` or `500ms`; raises ValueError saying what to write."""
-    if text == "0":
-        return 0.0
-    seconds = Fraction(0)
-    end = 0
-    for part in _DURATION_PART.finditer(text):
-        if part.start() != end:
-            break
-        seconds += Fraction(part[1]) * DURATION_UNITS[part[2]]
-        end = part.end()
-    if end == 0 or end != len(text):
+    parts = _DURATION_PART.findall(text)
+    if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
         raise ValueError(f"{text!r} is not a duration; write one with its unit, like 30s, 90m, 12h30m or 2d")
-    return float(seconds)
+    return float(sum(Fraction(number) * DURATION_UNITS[unit] for number, unit in parts))
 
 
 def format_bytes(size: float) -> str:

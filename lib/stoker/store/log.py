@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,58 +44,78 @@ def read_log(path: Path, *, rotated: bool = False) -> LogReading:
     rotated=True is for logs written with rotate_bytes: the older file is read first, and what the first line
     chains to is not asked, for it was rotated away.
     """
-    scan = LogScan(path, rotated=rotated)
-    entries, hashes = [], []
-    for entry, digest in scan:
-        entries.append(entry)
-        hashes.append(digest)
-    return LogReading(tuple(entries), tuple(hashes), scan.head, scan.torn, scan.damage)
+    return LogScan(path, rotated=rotated).reading()
 
 
 def read_log_data(data: bytes) -> LogReading:
     """Read a log that was never rotated from its bytes."""
-    chain = _Chain(head=GENESIS)
-    entries, hashes = [], []
-    for line in data.split(b"\n"):
-        entry = chain.take(line)
-        if entry is not None:
-            entries.append(entry)
-            hashes.append(chain.head or GENESIS)
-    return LogReading(tuple(entries), tuple(hashes), chain.head or GENESIS, chain.torn_lines, chain.findings)
+    return LogScan(data).reading()
 
 
 class LogScan:
     """Goes once through a log, giving each valid entry with its hash and keeping none.
 
-    `line` is the number of the line just given; `head`, `torn` and `damage` (see LogReading) are those of
-    the lines behind it, of the whole log once it is through.
+    `line` is the number of the line just given, `last` its bytes; `head`, `torn` and `damage` (see
+    LogReading) are those of the lines behind it, of the whole log once it is through.
     """
 
-    def __init__(self, path: Path, *, rotated: bool = False) -> None:
-        self._files = _files(path, rotated)
-        self._chain = _Chain(head=None if rotated else GENESIS)
+    def __init__(self, log: Path | bytes, *, rotated: bool = False) -> None:
+        self._lines = log.split(b"\n") if isinstance(log, bytes) else _lines(_files(log, rotated))
+        self._head = None if rotated else GENESIS  # None: believe what the first line says it chains to
+        self.line = 0
+        self.last: bytes | None = None
+        self._torn = self._unparsed = 0  # _unparsed: lines that do not parse, since the last one that does
+        self._damage: list[str] = []
+        self._ended = False  # whether the last line that came was empty: it is behind the last newline
+        self._zeros = False  # whether the last line that did not parse has some: a power cut left them
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
-        for line in _lines(self._files):
-            entry = self._chain.take(line)
+        for line in self._lines:
+            entry = self._take(line)
             if entry is not None:
+                self.last = line
                 yield entry, self.head
 
-    @property
-    def line(self) -> int:
-        return self._chain.number
+    def reading(self) -> LogReading:
+        """The whole log at once."""
+        found = list(self)
+        entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
+        return LogReading(entries, hashes, self.head, self.torn, self.damage)
 
     @property
     def head(self) -> str:
-        return self._chain.head or GENESIS
+        return self._head or GENESIS
 
     @property
     def torn(self) -> int:
-        return self._chain.torn_lines
+        return self._torn + (0 if self._ended and not self._zeros else self._unparsed)
 
     @property
     def damage(self) -> tuple[str, ...]:
-        return self._chain.findings
+        if not (self._ended and self._unparsed) or self._zeros:
+            return tuple(self._damage)
+        changed = f"line {self.line - 1} does not parse, and is whole: it was changed or overwritten"
+        return (*self._damage, changed)
+
+    def _take(self, line: bytes) -> dict[str, Any] | None:
+        self.line += 1
+        self._ended = not line
+        entry = _parse(line) if line else None
+        if entry is None:
+            self._unparsed += bool(line)
+            self._zeros = b"\0" in line if line else self._zeros
+            return None
+        if self._head is None or entry["prev"] == self._head:
+            self._torn += self._unparsed
+        else:
+            behind = f" (behind {self._unparsed} that do not parse)" if self._unparsed else ""
+            self._damage.append(
+                f"line {self.line}{behind} chains to {entry['prev'][:16]}, but the line before it is "
+                f"{self._head[:16]}: lines were changed or lost"
+            )
+        self._unparsed = 0
+        self._head = _hash(line)
+        return entry
 
 
 class ChainedLog:
@@ -169,14 +189,10 @@ class ChainedLog:
         return descriptor
 
     def _read(self, descriptor: int) -> None:
-        rotated = self._rotate_bytes is not None
-        chain = _Chain(head=None if rotated else GENESIS)
-        self._last_line = None
-        for line in _lines(_files(self.path, rotated)):
-            if chain.take(line) is not None:
-                self._last_line = line
-        self.head = chain.head or GENESIS
-        self.damage = chain.findings
+        scan = LogScan(self.path, rotated=self._rotate_bytes is not None)
+        for _ in scan:
+            pass
+        self._last_line, self.head, self.damage = scan.last, scan.head, scan.damage
         self._size = os.fstat(descriptor).st_size
         self._ends_in_newline = self._size == 0 or os.pread(descriptor, 1, self._size - 1) == b"\n"
         if self._size == 0:
@@ -195,56 +211,6 @@ class ChainedLog:
             self.close()
             os.rename(self.path, _older(self.path))
             self._open()
-
-
-@dataclass
-class _Chain:
-    """Follows a log line by line; head None means: believe what the first line says it chains to."""
-
-    head: str | None
-    torn: int = 0
-    unparsed: int = 0  # lines that do not parse, since the last one that does
-    number: int = 0
-    damage: list[str] = field(default_factory=list)
-    ended: bool = False  # whether the last line that came was empty: what stands behind the last newline is
-    zeros: bool = False  # whether the last line that did not parse has some: a power cut left its blocks out
-
-    @property
-    def torn_lines(self) -> int:
-        return self.torn + (0 if self.ended and not self.zeros else self.unparsed)
-
-    @property
-    def findings(self) -> tuple[str, ...]:
-        if not (self.ended and self.unparsed) or self.zeros:
-            return tuple(self.damage)
-        return (
-            *self.damage,
-            f"line {self.number - 1} does not parse, and is whole: it was changed or overwritten",
-        )
-
-    def take(self, line: bytes) -> dict[str, Any] | None:
-        self.number += 1
-        self.ended = not line
-        if not line:
-            return None
-        entry = _parse(line)
-        if entry is None:
-            self.unparsed += 1
-            self.zeros = b"\0" in line
-            return None
-        if self.head is None or entry["prev"] == self.head:
-            self.torn += self.unparsed
-        else:
-            where = f"line {self.number}"
-            if self.unparsed:
-                where += f" (behind {self.unparsed} that do not parse)"
-            self.damage.append(
-                f"{where} chains to {entry['prev'][:16]}, but the line before it is {self.head[:16]}: "
-                "lines were changed or lost"
-            )
-        self.unparsed = 0
-        self.head = _hash(line)
-        return entry
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

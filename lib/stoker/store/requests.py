@@ -46,14 +46,8 @@ def file_request(
 ) -> str:
     """Ask a daemon for something, durably; returns the id under which the outcome will stand in done/."""
     request_id = new_id()
-    body = {
-        "v": 1,
-        "id": request_id,
-        "verb": verb,
-        "args": dict(args),
-        "if": None if condition is None else dict(condition),
-        "by": f"uid {os.getuid()}",
-    }
+    body = {"v": 1, "id": request_id, "verb": verb, "args": dict(args), "by": f"uid {os.getuid()}"}
+    body["if"] = None if condition is None else dict(condition)
     write_record(layout.requests(daemon) / f"{request_id}.json", body)
     return request_id
 
@@ -68,8 +62,7 @@ def pending_requests(
     """
     stuck = {} if stuck is None else stuck
     directory = layout.requests(daemon)
-    with storage_errors("list", directory):
-        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    names = _names(directory)
     for name in stuck.keys() - set(names):
         del stuck[name]
     requests = []
@@ -90,10 +83,8 @@ def pending_requests(
 def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
     """What a daemon was asked and has not acted on, for those who ask: nothing is removed or set aside."""
     directory = layout.requests(daemon)
-    with storage_errors("list", directory):
-        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     found = []
-    for name in names:
+    for name in _names(directory):
         # What cannot be read is for its owner to judge.
         with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
             if not _done(layout, name.removesuffix(".json")).exists():
@@ -103,14 +94,8 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
 
 def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
     """Record a request's outcome and take the request away; a crash in between repeats only the latter."""
-    body = {
-        "v": 1,
-        "id": request.id,
-        "daemon": daemon,
-        "verb": request.verb,
-        "outcome": dict(outcome),
-        "time": utc_now(),
-    }
+    told = {"v": 1, "id": request.id, "daemon": daemon, "verb": request.verb, "time": utc_now()}
+    body = {**told, "outcome": dict(outcome)}
     write_record(_done(layout, request.id), body)
     # Durably: once its outcome is pruned, a request that came back would be acted on again.
     unlink_durably(layout.requests(daemon) / f"{request.id}.json")
@@ -162,6 +147,12 @@ def _read(path: Path) -> Request:
     return Request(body["id"], body["verb"], body["args"], condition, str(body.get("by", "unknown")))
 
 
+def _names(directory: Path) -> list[str]:
+    """What was filed, oldest first: an id begins with its time."""
+    with storage_errors("list", directory):
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
+
+
 def _done(layout: StateLayout, request_id: str) -> Path:
     return layout.requests_done / f"{request_id}.json"
 
@@ -169,7 +160,6 @@ def _done(layout: StateLayout, request_id: str) -> Path:
 def _prune_done(layout: StateLayout) -> None:
     directory = layout.requests_done
     with storage_errors("prune", directory):
-        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
-        for name in names[:-KEPT_DONE]:
+        for name in _names(directory)[:-KEPT_DONE]:
             with contextlib.suppress(IsADirectoryError):  # no outcome of ours
                 os.unlink(directory / name)
