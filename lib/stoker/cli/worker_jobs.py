@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ class WorkerFailed(StokerError):
 class Job:
     """One worker's work: `note` is the caller's; `hear` gets what the worker says.
 
-    quiet_s bounds the time between two words, most_rss_bytes its memory; keep_open leaves its input open.
+    quiet_s bounds the time between two messages, most_rss_bytes its memory; keep_open leaves its input open.
     """
 
     module: str
@@ -45,42 +44,22 @@ class Job:
     most_rss_bytes: int | None = None
     keep_open: bool = False
 
-    def start(self, *, warm: bool = False) -> Worker:
-        """Its process; a warm one takes another job of its module afterwards."""
-        return Worker.start(
-            self.module,
-            self.task,
-            name=self.module.rpartition(".")[2],
-            deadline_s=None,
-            quiet_deadline_s=self.quiet_s,
-            most_rss_bytes=self.most_rss_bytes,
-            keep_open=self.keep_open or warm,
-        )
 
-    def give(self, worker: Worker) -> None:
-        """Have a warm worker do it."""
-        worker.give(self.task, quiet_deadline_s=self.quiet_s, most_rss_bytes=self.most_rss_bytes)
+def work_off(jobs: Iterator[Job], at_once: int, *, warm: bool = False) -> Iterator[tuple[Job, WorkerExit]]:
+    """Do the jobs, so many at once; gives each with its end.
 
-
-def work_off(
-    jobs: Iterator[Job], at_once: int, *, for_s: float | None = None, warm: bool = False
-) -> Iterator[tuple[Job, WorkerExit]]:
-    """Do the jobs, so many at once; gives each with its end. After for_s seconds what still runs is stopped.
-
-    warm: all are of one module, which takes many tasks; who has done one gets the next. Call it from the main
-    thread; a worker that still runs when the iterator is closed is stopped.
+    warm: all are of one module, which takes many tasks; a worker that has done one gets the next. Call it
+    from the main thread; a worker that still runs when the iterator is closed is stopped.
     """
-    until = None if for_s is None else time.monotonic() + for_s
     running: list[tuple[Worker, Job]] = []
     idle: list[Worker] = []
     try:
         while True:
             while len(running) < at_once and (job := next(jobs, None)) is not None:
                 running.append((_begin(job, idle, warm=warm), job))
-            if not running or (until is not None and time.monotonic() >= until):
+            if not running:
                 return
-            left = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
-            readable(*(worker.fileno() for worker, _ in running), timeout_s=left)
+            readable(*(worker.fileno() for worker, _ in running), timeout_s=LOOK_S)
             for entry in list(running):
                 worker, job = entry
                 gone = worker.poll()
@@ -104,13 +83,15 @@ def work_off(
 
 
 def _begin(job: Job, idle: list[Worker], *, warm: bool) -> Worker:
-    """Start it, or give it to who is idle and still there."""
+    """Give the job to an idle worker that is still there, or start one."""
+    bounds: dict[str, Any] = {"quiet_deadline_s": job.quiet_s, "most_rss_bytes": job.most_rss_bytes}
     while idle:
         worker = idle.pop()
         if worker.poll() is None:
-            job.give(worker)
+            worker.give(job.task, **bounds)
             return worker
-    return job.start(warm=warm)
+    name, keep_open = job.module.rpartition(".")[2], job.keep_open or warm
+    return Worker.start(job.module, job.task, name=name, deadline_s=None, keep_open=keep_open, **bounds)
 
 
 @contextlib.contextmanager
