@@ -14,9 +14,8 @@ from stoker.observe.ledger import Claim, Disk, room
 from stoker.plan import growth, residency
 from stoker.plan.consumption import Holdings
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide, horizon_windows
-from stoker.plan.log import Entry, Plan
+from stoker.plan.log import Entry, Plan, reconcile
 from stoker.plan.positions import START, Position, after, left_after, take
-from stoker.plan.reconciliation import reconcile
 from stoker.plan.residency import Floors, ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
 from stoker.store.files import canonical_json

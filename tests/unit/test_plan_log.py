@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
-from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, segment_key
+from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, reconcile, restore, segment_key
 from stoker.plan.packed import PackedSets
-from stoker.plan.reconciliation import reconcile, restore
 from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.log import GENESIS
 from support.plan_data import fake_set, segment

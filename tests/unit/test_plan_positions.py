@@ -14,14 +14,12 @@ from stoker.plan.positions import (
     Skip,
     advance,
     after,
-    applied_before,
     at,
     books,
     left_after,
     linear,
     take,
     tokens_before,
-    windows_total,
 )
 from stoker.store.errors import DataError
 from support.plan_data import plan_of, segment
@@ -63,7 +61,7 @@ def test_batches_of_any_size_give_every_window_once_in_order(
         assert sum(len(span) for _, span in pieces) == size
         position = after(pieces, position)
         seen += offsets(pieces)
-        assert applied_before(plan, position, skips) == len(seen)
+        assert Accounts(plan, skips).applied(position) == len(seen)
         assert tokens_before(plan, position, skips) == sum(4 + entry % 2 for entry, _ in seen)
     everything = take(plan, START, left_after(plan, START, skips), skips)
     assert everything is not None
@@ -92,7 +90,7 @@ def test_the_books_balance_at_every_position(
     position = at(plan, data.draw(st.integers(0, plan.windows)))
     for exhausted in (False, True):
         account = books(plan, position, skips, exhausted=exhausted)
-        assert account.windows == windows_total(plan)
+        assert account.windows == plan.windows
         assert account.windows == account.applied + account.skipped + account.remainder + account.ahead
         assert account.tail_tokens == sum(each.tail_tokens for each in plan.segments)
 

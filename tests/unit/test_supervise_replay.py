@@ -15,10 +15,10 @@ from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.replay.replay import Phase, forbids, phase_of, phases, without_a_log
+from stoker.supervise.replay.replay import Phase, forbids, phase_of, phases
 from stoker.supervise.replay.replay_site import Site, link_sets
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
-from stoker.supervise.run.launch_log import SETTINGS, Launched
+from stoker.supervise.run.launch_log import Launched
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
@@ -108,14 +108,6 @@ def test_phases_also_end_where_a_checkpoint_is_wanted() -> None:
 def test_a_step_that_no_launch_on_record_made_is_refused() -> None:
     with pytest.raises(DataError, match="made step 1 of timeline 0"):
         phases([launched(0, 20)], Timelines(), timeline=0, to=60)
-
-
-def test_a_run_without_a_log_of_launches_is_replayed_with_the_settings_of_its_last() -> None:
-    settings = dict.fromkeys(SETTINGS, 0) | {"global_batch": 4, "shards_root": "x"}
-    forks = forked((0, 30), (1, 40))
-    launches = without_a_log(settings, forks, 2)
-    assert [(one.timeline, one.resume_step) for one in launches] == [(0, 0), (1, 30), (2, 40)]
-    assert told(phases(launches, forks, timeline=2, to=60)) == [(1, 30, 0, 4), (31, 40, 1, 4), (41, 60, 2, 4)]
 
 
 def test_only_what_decides_bits_forbids_a_comparison() -> None:

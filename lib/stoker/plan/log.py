@@ -144,7 +144,9 @@ def read_plan(path: Path, run_id: str | None = None) -> Plan:
     for body, digest in scan:
         if not trouble:
             try:
-                entries.append(_entry(body, len(entries), run_id, f"{path}, line {scan.line},"))
+                entry = parse_entry(body, f"{path}, line {scan.line},")
+                _check(entry, len(entries), run_id)
+                entries.append(entry)
             except ValueError as problem:
                 trouble = f"entry {len(entries)}, line {scan.line}: {problem}"
         hashes.append(digest)
@@ -203,25 +205,44 @@ class PlanWriter:
 
     def append(self, entry: Entry) -> Plan:
         """Append one entry and return the plan with it; raises DataError when it does not belong there."""
-        if entry.n != len(self._plan.entries):
-            raise DataError(f"plan entry n={entry.n} cannot follow {len(self._plan.entries)} entries")
         try:
-            _check_run(entry, self._run_id)
+            _check(entry, len(self._plan.entries), self._run_id)
         except ValueError as problem:
             raise DataError(f"{self._path}: entry {entry.n}: {problem}") from problem
         self._plan = self._plan.followed_by(entry, self._log.append(entry.body()))
         return self._plan
 
 
-def _entry(body: Mapping[str, Any], number: int, run_id: str | None, where: str) -> Entry:
-    entry = parse_entry(body, where)
-    if entry.n != number:
-        raise ValueError(f"it has n={entry.n}: a line is missing or doubled")
-    _check_run(entry, run_id)
-    return entry
+def reconcile(plan: Plan, copy: Plan) -> tuple[Entry, ...]:
+    """Entries of a checkpoint's copy that the plan has lost; none when the copy is a prefix of the plan.
+
+    Raises DataError when the two forked: training went by one of them, no append can tell which is right.
+    """
+    common = min(len(plan.hashes), len(copy.hashes))
+    for n in range(common):
+        if plan.hashes[n] != copy.hashes[n]:
+            raise DataError(
+                f"plan entry {n} differs from the copy in the newest proven checkpoint: two histories; "
+                "nothing is appended. Restore plan.jsonl from that checkpoint, or roll back before it"
+            )
+    return copy.entries[common:]
 
 
-def _check_run(entry: Entry, run_id: str | None) -> None:
+def restore(writer: PlanWriter, copy: Plan) -> int:
+    """Append what the plan has lost against the copy, line for line; returns how many entries came back."""
+    lost = reconcile(writer.plan, copy)
+    for entry in lost:
+        if writer.append(entry).head != copy.hashes[entry.n]:
+            raise DataError(
+                f"plan entry {entry.n} cannot be written again as the checkpoint's copy has it: "
+                "another version wrote that line; restore plan.jsonl from the checkpoint by hand"
+            )
+    return len(lost)
+
+
+def _check(entry: Entry, n: int, run_id: str | None) -> None:
+    if entry.n != n:
+        raise ValueError(f"n={entry.n} cannot follow {n} entries: a line is missing or doubled")
     if run_id and isinstance(entry, Segment) and entry.run_id not in {"", run_id}:
         raise ValueError(
             f"it is of the plan of run id {entry.run_id}, this run's id is {run_id}: a plan of another run "

@@ -77,11 +77,6 @@ def at(plan: Plan, windows: int) -> Position:
     return Position(entry, windows - plan.starts[entry])
 
 
-def windows_total(plan: Plan) -> int:
-    """All windows of the plan, skipped ones included."""
-    return plan.windows
-
-
 def take(
     plan: Plan, position: Position, count: int, skips: Sequence[Skip] = ()
 ) -> list[tuple[int, range]] | None:
@@ -145,11 +140,6 @@ class Accounts:
         if not isinstance(entry, Segment):
             return 0
         return entry.seq_len * (offset - _covered(start, start + offset, self._skipped))
-
-
-def applied_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
-    """Windows trained on before a position."""
-    return Accounts(plan, skips).applied(position)
 
 
 def tokens_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:

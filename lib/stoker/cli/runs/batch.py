@@ -40,7 +40,7 @@ def batch(  # noqa: PLR0917 - click passes one an option
 
     pipeline = load_pipeline(file)
     identity = read_identity(pipeline.layout, run)
-    history = History(pipeline.layout.run(run), timeline, run_id=identity.run_id)
+    history = History(pipeline, run, timeline, run_id=identity.run_id)
     made = history.step(step)
     sources = read_sources(pipeline.layout, identity.dataset)
     library = Library(pipeline, identity.dataset, identity.build_id, sources)

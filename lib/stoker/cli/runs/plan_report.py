@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stoker.cli.runs.step_history import History, configured
+from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin, read_pin
@@ -33,7 +33,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     sources = read_sources(pipeline.layout, pipeline.dataset.name)
     pin = read_pin(pipeline.layout, pipeline.dataset.name)
     run_id = read_identity(pipeline.layout, run).run_id if run in run_names(pipeline.layout) else None
-    history = History(pipeline.layout.run(run), run_id=run_id, **configured(pipeline, run))
+    history = History(pipeline, run, run_id=run_id)
     holdings = read_holdings(pipeline.layout)
     mine = next((one for one in holdings if one.run == run), Holdings(run, history.plan))
     return {

@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Literal, TypedDict
+from typing import Literal
 
 from stoker.checkpoints.format import BODY, CheckpointBody, read_body
 from stoker.checkpoints.select import find_checkpoints
@@ -65,21 +66,15 @@ class Use:
 class History:
     """One timeline of a run with its ancestors; `timeline` None is the one the run is on.
 
-    With `run_id` another run's plan is refused. `steps` and `global_batch` are for what is to come; without
-    them those of the last launch count. Raises UsageError for a timeline that is not there, DataError where
-    the run's files contradict each other.
+    With `run_id` another run's plan is refused. `steps` and `global_batch` of what is to come are those of
+    the pipeline file, where it is about this run, else of the last launch. Raises UsageError for a timeline
+    that is not there, DataError where the run's files contradict each other.
     """
 
     def __init__(
-        self,
-        run: RunLayout,
-        timeline: int | None = None,
-        *,
-        run_id: str | None = None,
-        steps: int | None = None,
-        global_batch: int | None = None,
+        self, pipeline: Pipeline, name: str, timeline: int | None = None, *, run_id: str | None = None
     ) -> None:
-        self.run = run
+        self.run = run = pipeline.layout.run(name)
         # The plan last: it is written before a row can speak of it.
         rows = [(row.step, row.timeline, row.position) for row in read_rows(run.metrics)[0] if row.position]
         self.timelines = read_timelines(run.timelines)
@@ -88,20 +83,22 @@ class History:
         self._line = ancestry(self.timelines, self.timeline)
         self.skips = skips(self.timelines, self.timeline)
         self._launches = read_launches(run.launches)[0]
-        made = {step: (number, place) for step, number, place in rows if self._counts(number, step)}
-        sealed = {
-            body.step: (body.timeline, Position(*body.position))
-            for body in read_checkpoints(run)
-            if self._counts(body.timeline, body.step)
-        }
-        self.sealed = max(sealed, default=0)
+        on_line = partial(on_history, self._line)
+        self.sealed, sealed = 0, dict[int, tuple[int, Position]]()
+        for body in read_checkpoints(run):
+            if on_line(body.timeline, body.step):
+                sealed[body.step] = (body.timeline, Position(*body.position))
+                self.sealed = max(self.sealed, body.step)
+        made = {step: (number, place) for step, number, place in rows if on_line(number, step)}
         self.marks = self._marks(made, sealed)
         self._reached: dict[int, int] = {}
         for step, number, _ in rows:
             self._reached[number] = max(step, self._reached.get(number, 0))
         launched = self._launches[-1].settings if self._launches else {}
-        self.global_batch = int(global_batch or launched.get("global_batch") or 1)
-        self.steps = int(steps or launched.get("steps") or 0)
+        self.global_batch = int(launched.get("global_batch") or 1)
+        self.steps = int(launched.get("steps") or 0)
+        if pipeline.train.run == name:
+            self.global_batch, self.steps = pipeline.train.global_batch, pipeline.train.horizon
         self.finished = self._finished()
         self._accounts: dict[int, Accounts] = {}
 
@@ -195,7 +192,7 @@ class History:
         others = [
             timeline
             for timeline, step in sorted(self._reached.items())
-            if step >= number and not self._counts(timeline, number)
+            if step >= number and not on_history(self._line, timeline, number)
         ]
         if others:
             return f"{told}; step {number} was made on timeline {others[-1]}: add --timeline {others[-1]}"
@@ -209,9 +206,6 @@ class History:
             return None
         over = self.plan.ended if found == DATA_EXHAUSTED else self.last.step >= self.steps
         return str(found) if found is not None and over else None
-
-    def _counts(self, timeline: int, step: int) -> bool:
-        return on_history(self._line, timeline, step)
 
     def _accounts_on(self, timeline: int) -> Accounts:
         if timeline not in self._accounts:
@@ -235,16 +229,3 @@ def _known(timelines: Timelines, timeline: int | None) -> int:
     if not 0 <= timeline <= timelines.current:
         raise UsageError(f"timeline {timeline} is not there; the run has 0 to {timelines.current}")
     return timeline
-
-
-class Configured(TypedDict, total=False):
-    """What is asked of a run's coming steps."""
-
-    steps: int
-    global_batch: int
-
-
-def configured(pipeline: Pipeline, run: str) -> Configured:
-    """What the pipeline file asks, where it speaks of this run."""
-    train = pipeline.train
-    return {"steps": train.horizon, "global_batch": train.global_batch} if train.run == run else {}

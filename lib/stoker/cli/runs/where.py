@@ -121,14 +121,14 @@ def _runs(
     pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
     """For each run over this dataset the windows that hold a row, by the build the run began with."""
-    from stoker.cli.runs.step_history import History, configured
+    from stoker.cli.runs.step_history import History
     from stoker.cli.which_run import read_identity, run_names
 
     for name in run_names(pipeline.layout):
         identity = read_identity(pipeline.layout, name)
         if identity.dataset != pipeline.dataset.name:
             continue
-        history = History(pipeline.layout.run(name), run_id=identity.run_id, **configured(pipeline, name))
+        history = History(pipeline, name, run_id=identity.run_id)
         library = library_of(identity.build_id)
         key = library.key_of(source)
         naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.run.launch_log import SETTINGS, Launched, launch_of
+from stoker.supervise.run.launch_log import Launched, launch_of
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,6 @@ def phases(
             made[-1] = replace(made[-1], last=first - 1)
         made.append(phase)
     return [part for phase in made for part in _cut(phase, sorted(set(stops)))]
-
-
-def without_a_log(settings: Mapping[str, Any], timelines: Timelines, timeline: int) -> list[Launched]:
-    """Launches as they must have been in a run without a log of them: all with the newest one's settings."""
-    kept = {name: settings[name] for name in SETTINGS}
-    history = ancestry(timelines, timeline)
-    starts = [upto or 0 for _, upto in history[1:]]
-    return [
-        Launched("", number, start, kept, "")
-        for (number, _), start in zip(reversed(history), [0, *reversed(starts)], strict=True)
-    ]
 
 
 def phase_of(parts: Sequence[Phase], step: int) -> Phase | None:

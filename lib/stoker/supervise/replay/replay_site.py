@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,61 +22,28 @@ from stoker.plan.positions import Position
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
-from stoker.store.record import read_record, write_record
-from stoker.supervise.replay.replay import Phase, phases, without_a_log
-from stoker.supervise.run.launch_log import Launched, read_launches
+from stoker.store.record import write_record
+from stoker.supervise.replay.replay import Phase, phases
+from stoker.supervise.run.launch_log import read_launches
 
 COMPARED = "checkpoint"
 
 
-@dataclass(frozen=True)
 class Site:
-    """A replay's directory; `told` is the body of replay.json."""
+    """A replay's directory; `told` is the body of replay.json, empty before there is one."""
 
-    root: Path
-    told: Mapping[str, Any]
-
-    @property
-    def run(self) -> RunLayout:
-        """The replay's own run."""
-        return RunLayout(self.root / "run")
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.run.root / "tokenizer.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The training log of the recorded run."""
-        return self.root / "recorded" / "metrics.jsonl"
-
-    @property
-    def base(self) -> Path:
-        """The launch record of the recorded run."""
-        return self.root / "recorded" / "launch.json"
-
-    @property
-    def machine(self) -> Path:
-        """What the recorded run was computed with: the trainer.json of one of its checkpoints."""
-        return self.root / "recorded" / "trainer.json"
-
-    @property
-    def compared(self) -> Path | None:
-        """The recorded checkpoint to compare with, None when there is none as early."""
-        name = self.told["checkpoint"]
-        return None if name is None else self.root / "recorded" / str(name)
-
-    @property
-    def to(self) -> int:
-        return int(self.told["to"])
-
-    @property
-    def timeline(self) -> int:
-        return int(self.told["timeline"])
+    def __init__(self, root: Path, told: Mapping[str, Any]) -> None:
+        self.root, self.told = root, told
+        self.run = RunLayout(root / "run")  # the replay's own run
+        self.shards = root / "shards"
+        self.tokenizer = self.run.root / "tokenizer.json"
+        recorded = root / "recorded"
+        self.metrics = recorded / "metrics.jsonl"
+        self.base = recorded / "launch.json"
+        self.machine = recorded / "trainer.json"  # of one of its checkpoints: what it was computed with
+        # The recorded checkpoint to compare with, None when there is none as early.
+        self.compared = recorded / str(told["checkpoint"]) if told.get("checkpoint") else None
+        self.to, self.timeline = int(told.get("to", 0)), int(told.get("timeline", 0))
 
     def plan(self) -> Plan:
         return read_plan(self.run.plan)
@@ -85,15 +51,11 @@ class Site:
     def timelines(self) -> Timelines:
         return read_timelines(self.run.timelines)
 
-    def launches(self) -> list[Launched]:
-        """The recorded launches; where there is no log of them, what the last launch record tells."""
-        found = read_launches(self.run.launches)[0]
-        return found or without_a_log(read_record(self.base), self.timelines(), self.timeline)
-
     def phases(self) -> list[Phase]:
         """What is to be trained; it stops where the recorded checkpoint stands."""
         stops = [] if self.compared is None else [int(self.told["compared_step"])]
-        return phases(self.launches(), self.timelines(), timeline=self.timeline, to=self.to, stops=stops)
+        launches = read_launches(self.run.launches)[0]
+        return phases(launches, self.timelines(), timeline=self.timeline, to=self.to, stops=stops)
 
     def sets_from(self, plan: Plan, position: Position | None = None) -> list[tuple[str, str]]:
         """Key and manifest sha256 of every set that is read from a position on, up to the last step."""
