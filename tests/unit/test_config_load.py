@@ -85,12 +85,6 @@ def test_a_learning_rate_is_read_in_every_spelling(tmp_path: Path, written: str)
     assert load_text(tmp_path, text).train.optimizer.lr == 3e-4
 
 
-def test_anchors_and_merges_share_values(tmp_path: Path) -> None:
-    text = MINIMAL.replace("steps: 10", "steps: &n 10\n  schedule: {<<: {min_ratio: 0.5}, warmup_steps: *n}")
-    schedule = load_text(tmp_path, text).train.schedule
-    assert (schedule.warmup_steps, schedule.min_ratio) == (10, 0.5)
-
-
 def test_the_environment_wins_over_the_file_and_other_variables_are_left_alone(tmp_path: Path) -> None:
     environ = {
         "STOKER_TRAIN__STEPS": "25",

@@ -7,7 +7,6 @@ it exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from typing import Any
 import yaml
 
 MOST_BYTES = 1 << 20
-MOST_NODES = 20_000
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _PREFIX = "tag:yaml.org,2002:"
-_MERGE = _PREFIX + "merge"
 _RESOLVER: Any = yaml.resolver.Resolver()
 
 KeyPath = tuple[str | int, ...]
@@ -187,8 +184,7 @@ class _Reader:
         self.with_lines = with_lines
         self.marks: dict[KeyPath, Mark] = {}
         self.problems: list[Problem] = []
-        self._open: set[int] = set()
-        self._nodes = 0
+        self._seen: set[int] = set()
 
     def mark(self, node: yaml.Node) -> Mark:
         return Mark(self.file, node.start_mark.line + 1 if self.with_lines else 0)
@@ -197,18 +193,12 @@ class _Reader:
         self.problems.append(Problem(self.mark(node), dotted(path), text))
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self._nodes += 1
-        if self._nodes > MOST_NODES:
-            raise Unreadable(self.mark(node), "expands to too many values; use fewer aliases")
-        if id(node) in self._open:
-            raise Unreadable(self.mark(node), f"{dotted(path)} contains itself through an alias")
+        if id(node) in self._seen:  # it might contain itself, or multiply
+            raise Unreadable(self.mark(node), f"{dotted(path)} is an alias; write its value out")
+        self._seen.add(id(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        self._open.add(id(node))
-        try:
-            return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._list(node, path)
-        finally:
-            self._open.discard(id(node))
+        return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._list(node, path)
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> str | None:
         text: str = node.value
@@ -231,31 +221,16 @@ class _Reader:
         return items
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
-                for source in _merged_mappings(value_node):
-                    merged = {**self.value(source, path), **merged}
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
-                continue
             if not isinstance(key_node, yaml.ScalarNode):
                 self.wrong(key_node, path, "a key must be one word")
                 continue
             key, inner = key_node.value, (*path, key_node.value)
             if key in values:
-                first = self.marks[inner]
-                self.wrong(
-                    key_node, inner, f"this key stands already in line {first.line}; keep one of the two"
-                )
+                line = self.marks[inner].line
+                self.wrong(key_node, inner, f"this key is already in line {line}; keep one of the two")
                 continue
             values[key] = self.value(value_node, inner)
             self.marks[inner] = self.mark(key_node)
-        return {**merged, **values}
-
-
-def _merged_mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    for candidate in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        if isinstance(candidate, yaml.MappingNode):
-            yield candidate
+        return values

@@ -37,7 +37,9 @@ def release(pipeline: Pipeline, kept: Kept, request: Request) -> dict[str, Any]:
         return fetch_again(layout, kept.path)
     force = request.args.get("force") is True
     receipt = read_receipts(layout, dataset).get(kept.path)
-    result = look(look_task(pipeline, kept, source, receipt, decode=not force, to_hot=False), _silent)
+    result = look(
+        look_task(pipeline, kept, source, receipt, decode=not force, to_hot=False), lambda *_, **__: None
+    )
     if result["status"] == "changed":
         args = {"path": kept.path, "sha256": kept.sha256}
         file_request(layout, DOWNLOAD_WATCHDOG, "dispute", args)
@@ -75,7 +77,3 @@ def drop(pipeline: Pipeline, kept: Kept, request: Request) -> dict[str, Any]:
             remove = remove_tree if thing.is_dir() and not thing.is_symlink() else unlink_durably
             remove(thing)
     return {"dropped": kept.name, "bytes": kept.bytes}
-
-
-def _silent(kind: str, **fields: Any) -> None:
-    """Nobody waits for a look's messages here."""

@@ -15,43 +15,35 @@ result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it ma
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
 import pyarrow as pa
 
+from stoker.corpus.source.idle_io import give_way
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Wanted, bring, why_away
 from stoker.kit.workers.child import run_worker
 from stoker.shards.format.direct_file import PastCacheFile
+from stoker.shards.format.heartbeat import heartbeat
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened
 from stoker.store.hashing import FileHash, hash_file
 
-_SAY_EVERY_S = 1.0
+Progress = Callable[[int], None]
 
 
-class Said(Protocol):
-    """Where the worker's messages go."""
-
-    def __call__(self, kind: str, **fields: Any) -> None: ...
-
-
-def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
+def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     """Find the file that was quarantined, and judge it."""
     insist_on(task)
-    say = _Ticker(report)
+    say = heartbeat(report, "quarantined file")
     origin, kept = (None if task[name] is None else Path(task[name]) for name in ("origin", "kept"))
-    there = _hash(origin, say)
-    copy = None
-    if there is None or there.sha256 != task["sha256"]:
-        copy = _hash(kept, say)
-    if there is not None and there.sha256 == task["sha256"]:
+    wanted, there = task["sha256"], _hash(origin, say)
+    if there is not None and there.sha256 == wanted:
         place, path, found = "origin", origin, there
-    elif copy is not None and copy.sha256 == task["sha256"]:
+    elif (copy := _hash(kept, say)) is not None and copy.sha256 == wanted:
         place, path, found = "kept", kept, copy
     elif there is not None:
         return {"status": "changed", "sha256": there.sha256}
@@ -72,7 +64,7 @@ def main(task: dict[str, Any], report: Said) -> dict[str, Any]:
     return {"status": "good", "place": place, "cached": found.cached}
 
 
-def _take(kept: Path, target: Path, task: dict[str, Any], say: _Ticker) -> str:
+def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> str:
     """Put a copy on hot: its own file is gone, and staging finds this one in its place."""
     make_dir(target.parent)
     if not target.exists():
@@ -84,7 +76,7 @@ def _take(kept: Path, target: Path, task: dict[str, Any], say: _Ticker) -> str:
     return "kept"
 
 
-def _hash(path: Path | None, say: _Ticker) -> FileHash | None:
+def _hash(path: Path | None, say: Progress) -> FileHash | None:
     """The file's hash; None where there is none."""
     if path is None:
         return None
@@ -94,25 +86,6 @@ def _hash(path: Path | None, say: _Ticker) -> FileHash | None:
         return None
 
 
-class _Ticker:
-    """Says that the work goes on, as often as it is worth it."""
-
-    def __init__(self, report: Said) -> None:
-        self._report, self._due = report, 0.0
-
-    def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _SAY_EVERY_S
-            self._report("progress", done=done)
-
-
-def _step_back() -> None:
-    """Everybody else's work goes first: this waits for nobody."""
-    os.nice(19)
-    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-
-
 if __name__ == "__main__":
-    _step_back()
+    give_way()
     run_worker(main, stop_anywhere=True)
