@@ -341,7 +341,7 @@ def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home:
     assert drained_with_least_free(data) >= FLOOR
     assert list(data.states().values()) == ["proven"] * 2 and not data.reasons()
     built = data.sources()["1-repeated.parquet"]
-    assert built.books is not None and built.books["tokens"] * 2 > 100 * built.size
+    assert built.books is not None and built.books.tokens * 2 > 100 * built.size
 
 
 def drained_with_least_free(data: DataPipeline) -> int:

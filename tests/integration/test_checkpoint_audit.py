@@ -17,6 +17,7 @@ import stoker.supervise.audit.audit as audit_module
 from stoker.checkpoints.format import FileEntry, read_body, read_sums, write_body, write_sums
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
@@ -30,6 +31,7 @@ from stoker.supervise.audit.audit import RunAudit, audit_run
 from stoker.supervise.run.horizon import consumed
 from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
 from stoker.supervise.run.record import Heldout, Identity, RunRecord
+from support.books import books_of
 from support.checkpoint_data import seal
 from support.plan_data import fake_set
 
@@ -157,7 +159,7 @@ def sources() -> list[Source]:
         made.append(
             Source(
                 "prose", f"{name}.parquet", 10, "00" * 32, "proven", key,
-                books={"train": {"tokens": tokens}}, manifest_sha256=manifest,
+                books=books_of(tokens), manifest_sha256=manifest,
             )
         )  # fmt: skip
     return made
@@ -177,7 +179,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         write_source(pipeline.layout, source)
     writer = PlanWriter(layout.plan)
     offered = [
-        PlanSource.of(one.path, one.state, one.key, one.manifest_sha256, (one.books or {})["train"]["tokens"])
+        PlanSource.of(one.path, one.state, one.key, one.manifest_sha256, tokens_of(one.books, "train"))
         for one in sources()
     ]
     policy = GrowthPolicy(seed=1, seq_len=SEQ, global_batch=BATCH, segment_tokens=4000, epochs=1)

@@ -571,7 +571,7 @@ def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_pat
             assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) <= 45 * 1024, status
             assert not HEAVY.search(Path(f"/proc/{pid}/maps").read_text())
         holder = read_holder(data.pipeline.layout.lock("stage_shard"))
-        tokens = sum(source.books["train"]["tokens"] for source in data.sources().values())
+        tokens = sum(source.books.train_tokens for source in data.sources().values())
 
         def told() -> bool:
             """The records come first, and memory is measured every few seconds only."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.corpus.records.books import tokens_of
 from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Plan, Segment
@@ -122,9 +123,7 @@ def windows(data: DataPipeline, pairs: list[tuple[str, str]]) -> list[list[int]]
     shards, pin = data.pipeline.hot_layout.shards("prose"), data.pin()
     sources = {source.key: source for source in data.sources().values()}
     ready = [
-        PlanSource.of(
-            str(sources[key]), "proven", key, digest, int((sources[key].books or {})["train"]["tokens"])
-        )
+        PlanSource.of(str(sources[key]), "proven", key, digest, tokens_of(sources[key].books, "train"))
         for key, digest in pairs
     ]
     policy = GrowthPolicy(seed=1, seq_len=32, global_batch=2, segment_tokens=1_000_000_000)

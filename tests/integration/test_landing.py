@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stokerd.sharding.requests import PROVE_SET
 
 from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import QuarantineShelf
@@ -22,7 +23,6 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED
 from stoker.store.hashing import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request, file_request, filed_requests, finish_request
-from stokerd.sharding.requests import PROVE_SET
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.waiting import wait_until

@@ -16,6 +16,7 @@ import numpy as np
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, write_source
 from stoker.plan.log import End, Passed, PlanWriter, Segment, segment_key
@@ -97,7 +98,7 @@ def make_site(home: Path) -> Site:
                 sha256,
                 state="proven",
                 key=task["key"],
-                books=done["books"],
+                books=Books.from_mapping(done["books"]),
                 manifest_sha256=done["manifest_sha256"],
             ),
         )

@@ -9,10 +9,9 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.corpus.records.figures import PackedBooks, packed
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import OPEN, Catalog, KeySet
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceState
-from stoker.store.files import canonical_json
 
 PATHS = ("a", "b", "c", "d", "e")
 CONTENTS = ("1" * 64, "2" * 64, "3" * 64)
@@ -45,7 +44,7 @@ def sources(draw: st.DrawFn) -> Source:
     return replace(
         plain,
         key=key_of(content),
-        books=draw(st.one_of(st.none(), books().map(packed))),
+        books=draw(st.one_of(st.none(), books().map(Books.from_mapping))),
         evicted=evicted,
         evicting=draw(st.booleans()),
         on_warm=evicted or draw(st.booleans()),
@@ -102,27 +101,5 @@ def test_what_lies_on_a_disk_is_held_against_the_records_anew_after_either_chang
 
 
 @given(body=books())
-def test_packed_books_read_like_what_they_were_made_of(body: dict[str, Any]) -> None:
-    small = packed(body)
-    assert isinstance(small, PackedBooks)
-    assert small == body
-    assert body == small
-    assert canonical_json(dict(small)) == canonical_json(body)
-    assert packed(small) is small
-    assert small.get("nothing") is None
-    assert small["train"]["tokens"] == body["train"]["tokens"]
-
-
-def test_books_that_say_more_or_do_not_know_are_left_as_they_are() -> None:
-    whole = {"rows": 1, "documents": 1, "chars": 1, "tokens": 1, "dropped": {}}
-    streams = {split: {"documents": 1, "tokens": 1} for split in ("train", "val")}
-    for odd in (
-        {**whole, **streams, "more": 1},
-        {**whole, **streams, "rows": None},
-        {**whole, **streams, "rows": -1},
-        {**whole, **streams, "dropped": None},
-        {**whole, **streams, "train": {"documents": None, "tokens": 1}},
-        {**whole, **streams, "train": {"documents": 1, "tokens": 1, "bytes": 2}},
-        {**whole, "train": streams["train"]},
-    ):
-        assert packed(odd) is odd
+def test_books_go_into_a_record_as_they_came(body: dict[str, Any]) -> None:
+    assert Books.from_mapping(body).to_mapping() == body

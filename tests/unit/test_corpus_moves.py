@@ -21,9 +21,10 @@ from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
 from stoker.corpus.staging.size_estimate import Estimate, Workload, ratio_of, set_bytes
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
+from support.books import books_of
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=9, queue_bytes=10**9, release="after_sync")
-BOOKS = {"tokens": 1000, "documents": 10, "train": {"tokens": 900, "documents": 9}}
+BOOKS = books_of(900, 100, documents=10)
 
 
 def sha(content: str) -> str:
@@ -200,7 +201,7 @@ class TestRoom:
     def test_a_set_takes_its_tokens_and_what_finds_its_documents(self) -> None:
         assert set_bytes(BOOKS, 2) - set_bytes(None, 2) == 2000 + 160
         assert ratio_of(Catalog({"a": source("a", "staged")}).sums.measured, 2) is None
-        big = replace(source("a"), size=10**6, books={**BOOKS, "tokens": 250_000})
+        big = replace(source("a"), size=10**6, books=books_of(250_000, documents=10))
         assert math.isclose(ratio_of(Catalog({"a": big}).sums.measured, 2) or 0, 0.54, abs_tol=0.01)
 
     def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self) -> None:

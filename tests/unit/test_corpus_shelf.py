@@ -14,6 +14,7 @@ from stoker.corpus.records.receipts import Receipt, receipt_shelf, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, parse_record
+from support.books import books_of
 
 PLAIN = Receipt("d", "a", "/f/a", 5, "0" * 64, "", "e", "verified")
 
@@ -161,7 +162,6 @@ class TestPatience:
 
 
 def test_sources_read_back_with_every_field(layout: StateLayout) -> None:
-    streams = {split: {"documents": 1, "tokens": 4} for split in ("train", "val")}
     source = Source(
         "d",
         "dir/ü.parquet@0123456789ab",
@@ -171,7 +171,7 @@ def test_sources_read_back_with_every_field(layout: StateLayout) -> None:
         key="2" * 64,
         attempts=2,
         reason="why",
-        books={"rows": 3, "documents": 2, "chars": 9, "tokens": 8, "dropped": {"null": 1}, **streams},
+        books=books_of(5, 3, documents=2, rows=3, dropped={"null": 1}),
         evicted=True,
         manifest_sha256="3" * 64,
         deaths=(1, 1),

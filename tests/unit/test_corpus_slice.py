@@ -10,11 +10,12 @@ import pytest
 from stoker.config.schema import Limit
 from stoker.corpus.records.limit import is_bounded, slice_of
 from stoker.corpus.records.sources import Source, SourceState
+from support.books import books_of
 
 
 def source(path: str, rows: int = 10, state: SourceState = "proven", content: str = "") -> Source:
     """A source whose set has that many rows, 5 train and 1 val tokens each."""
-    books = {"rows": rows, "train": {"tokens": 5 * rows}, "val": {"tokens": rows}}
+    books = books_of(5 * rows, rows, rows=rows)
     ended = state in ("proven", "synced", "released")
     return Source(
         "prose", path, 1, content or f"sha of {path}", state, f"key {path}", books=books if ended else None

@@ -21,6 +21,7 @@ from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stokerd.download.limit_ahead import stretch_of
+from support.books import books_of
 from support.pipelines import make_pipeline
 
 SHA, OTHER = "a" * 64, "b" * 64
@@ -182,7 +183,7 @@ class TestStretch:
             tokenizer={"train": {"train_bytes": train_bytes}},
         ).pipeline
         listing = Listing("prose", tuple((path, 10) for path in "abcdefg"), complete=False, revision="r")
-        books = {"rows": 100, "train": {"tokens": 1}, "val": {"tokens": 0}}
+        books = books_of(1, rows=100)
         sources = {
             path: Source("prose", path, 10, path * 64, state="released", key="k", books=books)
             for path in built

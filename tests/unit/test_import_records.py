@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
@@ -22,25 +23,16 @@ from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_claim import misasked
 from stoker.shards.exchange.import_set import ImportTask, import_place
 from stokerd.sharding.pinning import Pinning
+from support.books import books_of
 from support.builds import Recorder
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
 from support.pipelines import DataPipeline, make_pipeline
 
-BOOKS = {
-    "rows": None,
-    "documents": None,
-    "dropped": None,
-    "chars": None,
-    "tokens": 7,
-    "train": {"documents": None, "tokens": 5},
-    "val": {"documents": None, "tokens": 2},
-}
+BOOKS = Books(None, None, None, 7, None, 5, None, 2, None)
 
 
 def built(path: str, tokens: int = 100, **changes: Any) -> Source:
-    books = {"rows": 3, "documents": 2, "dropped": {"null": 1}, "chars": 9, "tokens": tokens}
-    split = {"train": {"documents": 1, "tokens": tokens - 1}, "val": {"documents": 1, "tokens": 1}}
     return Source(
         "prose",
         path,
@@ -48,7 +40,7 @@ def built(path: str, tokens: int = 100, **changes: Any) -> Source:
         f"{path:0>64}",
         state="proven",
         key=f"{path:0<64}",
-        books={**books, **split},
+        books=books_of(tokens - 1, 1, documents=2, rows=3, dropped={"null": 1}),
         **changes,
     )
 
@@ -197,7 +189,7 @@ def with_import(site: Site, where: str | None) -> list[int]:
         return "import/web"
 
     done = import_place(ImportTask.from_mapping(task), Recorder(), take)
-    books, digest = done["books"], done["manifest_sha256"]
+    books, digest = Books.from_mapping(done["books"]), done["manifest_sha256"]
     write_source(
         pipeline.layout, seen[0].moved("proven", key=done["key"], books=books, manifest_sha256=digest)
     )

@@ -16,6 +16,7 @@ import pytest
 import stoker.shards.audit.audit
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, read_pin, write_pin
 from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
@@ -89,7 +90,7 @@ def make_site(home: Path) -> Site:
                 sha256,
                 state="proven",
                 key=task["key"],
-                books=done["books"],
+                books=Books.from_mapping(done["books"]),
                 manifest_sha256=done["manifest_sha256"],
             )
         )
@@ -135,7 +136,7 @@ def test_a_whole_pipeline_has_no_findings_and_adds_up(site: Site) -> None:
     assert audit.sources == {"total": 4, "proven": 2, "quarantined": 1, "duplicate": 1}
     assert audit.rows == 600
     assert audit.rows == audit.documents + sum(audit.dropped.values())
-    assert audit.tokens["train"] == sum(one["train"]["tokens"] for one in books if one)
+    assert audit.tokens["train"] == sum(one.train_tokens for one in books if one)
     assert (audit.recounted, audit.on_record) == (("manifests", "sizes"), ("parquet rows",))
     assert json.dumps(audit.figures())
 
@@ -214,10 +215,11 @@ def test_one_flipped_bit_is_found_by_a_deep_audit(site: Site) -> None:
 
 def test_an_edited_book_in_a_record_names_the_figure(site: Site) -> None:
     source = site.source()
-    books = json.loads(json.dumps(dict(source.books or {})))
+    assert source.books is not None
+    books = source.books.to_mapping()
     books["train"]["tokens"] += 7
     books["dropped"]["min_chars"] -= 1
-    site.write(replace(source, books=books))
+    site.write(replace(source, books=Books.from_mapping(books)))
     findings = site.audit().findings
     assert len(findings) == 2
     assert any(f"train.tokens is {books['train']['tokens'] - 7}" in finding for finding in findings)
@@ -301,7 +303,7 @@ def test_books_that_only_the_parquet_gives_the_lie_are_found_by_a_deep_audit(sit
     manifest.write_bytes(new)
     before, after = (hashlib.sha256(data).hexdigest() for data in (old, new))
     sums.write_text(sums.read_text().replace(before, after))
-    site.write(replace(site.source(), books=body["books"], manifest_sha256=after))
+    site.write(replace(site.source(), books=Books.from_mapping(body["books"]), manifest_sha256=after))
     assert site.audit().findings == ()
     null = body["books"]["dropped"]["null"]
     findings = site.audit(deep=True).findings

@@ -22,6 +22,7 @@ from stoker.supervise.run.horizon import consumed, finished_at
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
 from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
 from stoker.supervise.run.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+from support.books import books_of
 
 IDENTITY = Identity(
     run="main",
@@ -116,8 +117,15 @@ def planner(tmp_path: Path) -> Planner:
     layout = StateLayout(tmp_path)
     layout.create()
     for name in ("a", "b"):
-        tokens = {"train": {"tokens": 300, "documents": 3}, "val": {"tokens": 40, "documents": 1}}
-        source = Source("prose", f"{name}.parquet", 9, sha(name), "proven", sha("key" + name), books=tokens)
+        source = Source(
+            "prose",
+            f"{name}.parquet",
+            9,
+            sha(name),
+            "proven",
+            sha("key" + name),
+            books=books_of(300, 40, documents=4),
+        )
         write_source(layout, replace(source, manifest_sha256=sha("manifest" + name)))
     pin = DatasetPin(
         "prose",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
+from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
@@ -202,11 +203,10 @@ class Placement:
 
 
 def _shard_set(state: State, source: Source) -> ShardSet:
-    tokens = int((source.books or {}).get("train", {}).get("tokens", 0))
     # One that could not be moved just now stays where it is until it is its turn again.
     is_movable = source.on_warm and state.retries.allows(source.path)
     size = state.space.estimate.published(source)
-    return ShardSet(str(source.key), size, tokens, hot=source.hot, warm=is_movable)
+    return ShardSet(str(source.key), size, tokens_of(source.books, "train"), hot=source.hot, warm=is_movable)
 
 
 def _fingerprint(runs: Path) -> object:

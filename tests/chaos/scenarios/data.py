@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+from stokerd.sharding.tasks import ShardTasks
+
 from chaos.driver import Launch, Scenario
 from chaos.job import MARK, Job
 from stoker.corpus.records.sources import Source
 from stoker.kit.process.process_id import processes_with_environment
-from stokerd.sharding.tasks import ShardTasks
 from support.builds import run_to_end
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline

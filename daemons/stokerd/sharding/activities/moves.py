@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import Outcome
@@ -133,7 +134,7 @@ def _recalled(state: State, source: Source, proof: Mapping[str, Any]) -> Iterato
         state.retries.succeeded(source.path)
         if state.sources.owner(source.sha256) is not None:
             return  # one content has one set
-        books, manifest = proof["books"], proof["manifest_sha256"]
+        books, manifest = Books.from_mapping(proof["books"]), proof["manifest_sha256"]
         proven = source.moved("proven", key=proof["key"], books=books, manifest_sha256=manifest)
         yield Write(proven.moved("synced", on_warm=True, evicted=True, reason=None, deaths=()))
         yield event("shard_set_recalled", path=source.path, key=str(proof["key"])[:KEY16])

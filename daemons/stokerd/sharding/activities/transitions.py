@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
@@ -135,7 +136,12 @@ def proven(
     if state.sources.owner(source.sha256) not in (None, source.path):
         return  # one content has one set: the schedule makes a duplicate of this one
     done = source.moved(
-        "proven", key=key, books=books, manifest_sha256=manifest_sha256, reason=None, deaths=()
+        "proven",
+        key=key,
+        books=Books.from_mapping(books),
+        manifest_sha256=manifest_sha256,
+        reason=None,
+        deaths=(),
     )
     yield Write(done)
     state.discard_build(done)

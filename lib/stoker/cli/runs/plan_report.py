@@ -9,6 +9,7 @@ from typing import Any
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.corpus.staging.size_estimate import set_bytes
@@ -131,7 +132,7 @@ def _standing(path: str, source: Source | None) -> PlanSource:
 
 
 def _tokens(source: Source, split: str) -> int:
-    return int((source.books or {}).get(split, {}).get("tokens", 0))
+    return tokens_of(source.books, split)
 
 
 def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str, Any]]:

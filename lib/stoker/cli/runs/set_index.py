@@ -146,7 +146,7 @@ class Library:
         """The length of a set's train stream: on record, else counted."""
         source = self._by_key.get(key)
         if source is not None and source.manifest_sha256 == manifest_sha256 and source.books is not None:
-            return int(source.books["train"]["tokens"])
+            return source.books.train_tokens
         return self.open(key, manifest_sha256).train.tokens
 
     def _find(self, key: str) -> OpenSet:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stoker.config.schema import Limit
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.sources import PUBLISHED, Source
 
 
@@ -99,16 +99,11 @@ class _Tally:
         if owner is not None and owner.sha256 not in self._seen:
             self._seen.add(owner.sha256)
             for name in self.most:
-                self.taken[name] += _AMOUNT[name](owner.books or {})
+                self.taken[name] += 0 if owner.books is None else _AMOUNT[name](owner.books)
         return None if owner is None else owner.path
 
 
-def _rows(books: Mapping[str, Any]) -> int:
-    return int(books.get("rows", 0))
-
-
-def _tokens(books: Mapping[str, Any]) -> int:
-    return sum(int(books.get(stream, {}).get("tokens", 0)) for stream in ("train", "val"))
-
-
-_AMOUNT: Mapping[str, Callable[[Mapping[str, Any]], int]] = {"rows": _rows, "tokens": _tokens}
+_AMOUNT: Mapping[str, Callable[[Books], int]] = {
+    "rows": lambda books: books.rows or 0,
+    "tokens": lambda books: books.train_tokens + books.val_tokens,
+}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from stoker.corpus.records.figures import packed
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.record_dir import Damaged, Shelf
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
@@ -66,7 +66,7 @@ class Source:
     key: str | None = None
     attempts: int = 0
     reason: str | None = None
-    books: Mapping[str, Any] | None = None
+    books: Books | None = None
     evicted: bool = False
     manifest_sha256: str | None = None
     deaths: tuple[int, ...] = ()
@@ -109,7 +109,7 @@ class Source:
             record["key"],
             int(record["attempts"]),
             record["reason"],
-            packed(record["books"]),
+            None if record["books"] is None else Books.from_mapping(record["books"]),
             bool(record["evicted"]),
             get("manifest_sha256"),
             tuple(map(int, deaths)) if deaths else (),
@@ -125,7 +125,7 @@ class Source:
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
         body = {field.name: getattr(self, field.name) for field in fields(self)}
-        books = None if self.books is None else dict(self.books)
+        books = None if self.books is None else self.books.to_mapping()
         formers = [list(former) for former in self.formers]
         return {"v": 1, **body, "books": books, "deaths": list(self.deaths), "formers": formers}
 

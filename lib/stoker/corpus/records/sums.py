@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
-from stoker.corpus.records.figures import PackedBooks
+from stoker.corpus.records.books import SPLITS, Books
 from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
-
-SPLITS = ("train", "val")
 
 
 @dataclass(slots=True)
@@ -65,7 +62,7 @@ class Sums:
         documents, tokens = self._count_books(books, sign)
         if source.imported:
             self.imported += sign
-            self.undocumented += sign * (books is not None and books["documents"] is None)
+            self.undocumented += sign * (books is not None and books.documents is None)
         elif size:
             self.measured.add(sign, tokens, documents, size)
         (self.evicted if source.evicted else self.hot).add(sign, tokens, documents, size)
@@ -76,27 +73,18 @@ class Sums:
         if source.evicting and not source.evicted:
             self.leaving.add(sign, tokens, documents, size)
 
-    def _count_books(self, books: Mapping[str, Any] | None, sign: int) -> tuple[int, int]:
+    def _count_books(self, books: Books | None, sign: int) -> tuple[int, int]:
         """Documents and tokens of the books; what an imported set's do not tell counts nothing."""
         if books is None:
             return 0, 0
-        dropped: Iterable[tuple[str, int]]
-        if isinstance(books, PackedBooks):
-            _, documents, _, tokens, *split = books.figures
-            dropped = zip(books.reasons, split[4:], strict=True)
-        else:
-            dropped = (books.get("dropped") or {}).items()
-            documents, tokens = books.get("documents") or 0, books.get("tokens") or 0
-            streams = [books.get(split) or {} for split in SPLITS]
-            split = [stream.get(name) or 0 for stream in streams for name in ("documents", "tokens")]
-        self.documents["train"] += sign * split[0]
-        self.tokens["train"] += sign * split[1]
-        self.documents["val"] += sign * split[2]
-        self.tokens["val"] += sign * split[3]
-        for reason, rows in dropped:
+        self.documents["train"] += sign * (books.train_documents or 0)
+        self.tokens["train"] += sign * books.train_tokens
+        self.documents["val"] += sign * (books.val_documents or 0)
+        self.tokens["val"] += sign * books.val_tokens
+        for reason, rows in (books.dropped or {}).items():
             left = self.dropped.get(reason, 0) + sign * rows
             if left:
                 self.dropped[reason] = left
             else:
                 self.dropped.pop(reason, None)
-        return documents, tokens
+        return books.documents or 0, books.tokens

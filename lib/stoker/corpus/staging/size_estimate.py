@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.sources import Source
 from stoker.corpus.records.sums import Amount
 from stoker.observe.ledger import Claim, Purpose
@@ -17,11 +17,11 @@ FILES_BYTES = 40 << 10  # manifest and the like, and the unused ends of blocks
 _STEPS = 8  # a claim that shrinks while its build goes on is told in so many steps, not with every commit
 
 
-def set_bytes(books: Mapping[str, Any] | None, token_bytes: int) -> int:
+def set_bytes(books: Books | None, token_bytes: int) -> int:
     """Bytes a published set takes on a disk, by its books."""
     if books is None:
         return FILES_BYTES
-    return int(books["tokens"] * token_bytes + (books["documents"] or 0) * _INDEX_BYTES + FILES_BYTES)
+    return int(books.tokens * token_bytes + (books.documents or 0) * _INDEX_BYTES + FILES_BYTES)
 
 
 def amount_bytes(amount: Amount, token_bytes: int) -> int:

@@ -168,7 +168,9 @@ class _Look:
         if directory is None:  # its books are all that is here
             self.totals.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
-                self.totals.add(parse_books(source.books or {}).to_mapping())
+                self.totals.add(
+                    parse_books({} if source.books is None else source.books.to_mapping()).to_mapping()
+                )
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]

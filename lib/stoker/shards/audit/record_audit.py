@@ -159,7 +159,7 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
         elif not source.on_warm:
             yield f"{source.path}: evicted, but no proven copy of its set is on record"
         try:
-            parse_books(source.books)
+            parse_books(source.books.to_mapping())
         except ManifestInvalid as error:
             yield f"{source.path}: {error}"
 

@@ -49,7 +49,7 @@ def audit_set(
     findings += [f"{where}: {finding}" for finding in _identity_findings(source, pin, found.manifest)]
     findings += [
         f"{where}: {figure} in the books, the record of {source.path} says {told}"
-        for figure, told in _differences(books, source.books or {})
+        for figure, told in _differences(books, {} if source.books is None else source.books.to_mapping())
     ]
     reread = False
     if deep is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import PUBLISHED, Source
 
@@ -84,7 +85,7 @@ def proven(source: Source, result: Mapping[str, Any]) -> Source:
     return source.moved(
         "proven" if source.state not in PUBLISHED else source.state,
         key=result["key"],
-        books=result["books"],
+        books=Books.from_mapping(result["books"]),
         manifest_sha256=result["manifest_sha256"],
         reason=None,
     )
@@ -96,6 +97,6 @@ def outcome_of(source: Source, *, new: bool, notes: Collection[str] = ()) -> dic
         "path": source.path,
         "key": source.key,
         "new": new,
-        "books": None if source.books is None else dict(source.books),
+        "books": None if source.books is None else source.books.to_mapping(),
         "notes": list(notes),
     }

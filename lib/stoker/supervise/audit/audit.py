@@ -17,6 +17,7 @@ from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.quarantine import quarantined
 from stoker.checkpoints.select import counts, find_checkpoints
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Plan, Segment, read_plan, segment_key
@@ -221,7 +222,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
 def _window_findings(entry: Segment, known: Mapping[str, Source]) -> Iterator[str]:
     if not all(key in known for key, _ in entry.sets):
         return
-    tokens = sum(int((known[key].books or {}).get("train", {}).get("tokens", 0)) for key, _ in entry.sets)
+    tokens = sum(tokens_of(known[key].books, "train") for key, _ in entry.sets)
     windows = max(0, (tokens - 1) // entry.seq_len)
     tail = tokens - windows * entry.seq_len
     if (windows, tail) != (entry.windows, entry.tail_tokens):

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.record_dir import Shelf
@@ -314,8 +314,7 @@ def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[S
 
 def stream_tokens(source: Source, stream: str) -> int:
     """Tokens of a source's train or val stream by its books; 0 before it has any."""
-    books: Mapping[str, Any] = source.books or {}
-    return int(books.get(stream, {}).get("tokens", 0))
+    return tokens_of(source.books, stream)
 
 
 @contextlib.contextmanager
