@@ -12,7 +12,8 @@ from stokerd.download.loop import story
 
 def main() -> int:
     """The command `stoker-download-watchdog FILE [--once] [--files-list LIST]`."""
-    return daemon_main(DOWNLOAD_WATCHDOG, story, sys.argv[1:], [FILES_LIST])
+    about = "Bring every file of the pipeline's source, prove it by its sum, and keep a receipt for it."
+    return daemon_main(DOWNLOAD_WATCHDOG, story, sys.argv[1:], [FILES_LIST], about=about)
 
 
 if __name__ == "__main__":

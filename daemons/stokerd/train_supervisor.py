@@ -11,7 +11,8 @@ from stokerd.supervision.loop import story
 
 def main() -> int:
     """The command `stoker-train-supervisor FILE [--once]`."""
-    return daemon_main(TRAIN_SUPERVISOR, story, sys.argv[1:])
+    about = "Plan the data, launch and watch the trainer, prove its checkpoints, resume after every stop."
+    return daemon_main(TRAIN_SUPERVISOR, story, sys.argv[1:], about=about)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, kill_tree, wait_gone
+from support.terminal import run_on_terminal
 from support.training import SLOW_ENOUGH, TrainPipeline, on_one_core
 from support.waiting import LONG_S, wait_until
 
@@ -102,18 +105,47 @@ def pipeline_of_text(home: Path, **changes: Any) -> DataPipeline:
 
 def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any) -> None:
     pipeline = pipeline_of_text(tmp_path / "done")
-    run = started(pipeline, "--until-done", "--headless")
-    assert run.process.wait(120) == 0, run.said()
-    assert run.training.record()["finished"] == "steps"
-    assert run.training.checkpoints() == ["step-000000020", "step-000000040"]
+    command = [STOKER, "run", str(pipeline.file), "--until-done"]
+    code, screen = run_on_terminal(command, columns=60, environ={MARK: str(pipeline.home)})
+    assert code == 0, screen.lines
+    training = TrainPipeline(pipeline)
+    assert training.record()["finished"] == "steps"
+    assert training.checkpoints() == ["step-000000020", "step-000000040"]
     assert pipeline.states() == {"0.parquet": "released", "1.parquet": "quarantined", "2.parquet": "released"}
-    said = run.said()
-    for word in ("file_verified", "source_quarantined", "source_proven", "checkpoint_proven", "run_finished"):
-        assert word in said
-    assert "\x1b" not in said
-    wait_gone(run.everyone(), ENDING_S)
+    wait_gone(processes_with_environment(MARK, str(pipeline.home)), ENDING_S)
     audit = [STOKER, "audit", str(pipeline.file)]
     assert subprocess.run(audit, check=False, capture_output=True).returncode == 0
+
+    told = [line for line in screen.lines if str(tmp_path) not in line]
+    assert max(map(len, told)) < 60 > max(map(len, screen.footers))
+    text = " ".join(line[9:].strip() for line in told)
+    for words in (
+        "0.parquet verified, ",
+        "1.parquet quarantined: page corrupt",
+        "of step 40 is proven whole",
+    ):
+        assert words in text
+    assert "=" not in text, "key=value is for files and pipes"
+    for live in (
+        r"download 3/3 files  100.0 %",
+        r"shard    3/3 files",
+        r"train    training: step \d+ of 40  loss",
+    ):
+        assert any(re.match(live, line) for line in screen.footers), screen.footers
+    assert screen.styled
+
+    again = started(pipeline, "--until-done", "--quiet")
+    assert again.process.wait(LONG_S) == 0
+    said = [line for line in again.said().splitlines() if not re.match(r"\d\d:\d\d:\d\d ", line)]  # warnings
+    summary = {line.split()[0]: line.partition(" ")[2].strip() for line in said}
+    assert list(summary) == ["step", "loss", "tokens", "checkpoint", "try"]
+    assert (summary["step"], summary["tokens"]) == ("40 of 40", "10,240 trained on")
+    assert re.fullmatch(r"training \d\.\d{4}, held-out \d\.\d{4}", summary["loss"])
+    assert shlex.split(summary["try"])[1:4] == [
+        STOKER,
+        "generate",
+        str(training.run.checkpoints / "step-000000040"),
+    ]
 
 
 def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_saves(
@@ -143,6 +175,15 @@ def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_
     assert run.process.wait(LONG_S) == 0
     wait_gone(everyone, ENDING_S)
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
+    said = run.said()
+    for words in (
+        "file_verified path=0.parquet cached=false",
+        "source_quarantined path=1.parquet reason=page_corrupt",
+        "stage_shard was killed by SIGKILL\n",
+        f"checkpoint  step {run.training.last_step()}: ",
+    ):
+        assert words in said
+    assert "\x1b" not in said
 
 
 def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(tmp_path: Path, started: Any) -> None:

@@ -21,9 +21,9 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Screen:
-    """`lines` are those that scrolled by or stand there; `footers` what stood on the last line for a while.
+    """`lines` are those that scrolled by or stand there; `footers` the live lines that were written over.
 
-    Knows what Stoker writes: text, styles, carriage return, line feed, and erasing the line.
+    Knows what Stoker writes: text, styles, carriage return, line feed, erasing this row and the one above.
     """
 
     columns: int
@@ -35,7 +35,7 @@ class Screen:
     def take(self, text: str) -> None:
         """Show what was written."""
         self.styled = self.styled or bool(_STYLE.search(text))
-        for part in re.split(r"(\r\n|\r\x1b\[2K)", _STYLE.sub("", text)):
+        for part in re.split(r"(\r\n|\r\x1b\[2K|\x1b\[A\x1b\[2K)", _STYLE.sub("", text)):
             if part == "\r\n":
                 self.lines.append(self.last)
                 self.last = ""
@@ -43,6 +43,8 @@ class Screen:
                 if self.last:
                     self.footers.append(self.last)
                 self.last = ""
+            elif part == "\x1b[A\x1b[2K":
+                self.footers.append(self.lines.pop())
             else:
                 assert "\x1b" not in part, f"an escape that no terminal was asked to know: {part!r}"
                 self.last += part

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.events import _moment
-from stoker.cli.pipeline.status import report_lines
+from stoker.cli.pipeline.status import report_lines, terminal_lines
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import write_snapshot
@@ -145,6 +145,23 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  launches           3",
     ):
         assert line in text.splitlines(), text
+
+
+def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
+    sums = f"the pin is {'ab12' * 16}"
+    daemons = {
+        **nothing(),
+        "stage_shard": told_by({**SHARD, "uptime_s": 7500.0}),
+        "train_supervisor": told_by({**RUN, "run_state": "failed", "reason": sums}, running=False),
+    }
+    lines = list(terminal_lines("mine", daemons, 50, colour=False))
+    assert max(len(part) for line in lines for part in line.splitlines()) <= 50
+    assert lines[2] == "  stage_shard        running for 2 h 5 min: 9\n" + " " * 21 + "files built"
+    assert any(sums[:11] + "ab12ab12ab12)" in line.replace("\n" + " " * 21, " ") for line in lines)
+    coloured = list(terminal_lines("mine", daemons, 50, colour=True))
+    assert coloured[0] == "\x1b[1mpipeline mine\x1b[0m"
+    codes = [line.split("m")[0] for line in coloured[1:3] + coloured[4:5]]
+    assert codes == ["\x1b[2", "\x1b[33", "\x1b[31"], "never started, waiting for the disk, failed"
 
 
 def test_status_as_json_is_the_daemons_own_snapshots(

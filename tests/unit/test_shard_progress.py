@@ -14,8 +14,8 @@ import pytest
 
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.status_line import Footer
+from stoker.observe.progress import progress_line, shard_parts
 from stoker.observe.rate import Pace
-from stoker.observe.shard_progress import progress_line, progress_parts
 
 STATUS = {
     "files_done": 12,
@@ -61,13 +61,13 @@ class TestPace:
 
 class TestWords:
     def test_a_line_tells_files_share_time_left_rates_activities_and_what_was_set_aside(self) -> None:
-        assert progress_line(STATUS, 200) == (
+        assert progress_line(shard_parts(STATUS), {}, 200) == (
             "12/40 files  31.0 %  2 min 5 s left  45.2 MB/s  11.3 M tokens/s  build 2, stage 1  1 quarantined"
         )
 
     @pytest.mark.parametrize("width", range(0, 110, 7))
     def test_a_narrow_terminal_is_told_the_weightiest(self, width: int) -> None:
-        line = progress_line(STATUS, width)
+        line = progress_line(shard_parts(STATUS), STATUS, width)
         assert len(line) <= width
         assert width < 11 or line.startswith("12/40 files")
         assert width < 40 or "2 min 5 s left" in line
@@ -78,8 +78,8 @@ class TestWords:
             "trouble": "staging waits for room on hot: it takes 3 GiB; free some",
             "workers": {},
         }
-        assert "waits: staging waits for room on hot: it takes 3 GiB" in list(progress_parts(stuck))
-        assert not any("left" in part for part in progress_parts(stuck))
+        assert "waits: staging waits for room on hot: it takes 3 GiB" in list(shard_parts(stuck))
+        assert not any("left" in part for part in shard_parts(stuck))
 
     def test_status_shows_the_same_while_the_loop_runs(self) -> None:
         body = {
@@ -123,6 +123,30 @@ class TestFooter:
             said += os.read(ours, 4096)
         assert said == expected
         assert footer.above(b"log\n") == b"log\n"
+
+    def test_several_lines_are_written_over_from_the_lowest_up(self, terminal: tuple[int, int]) -> None:
+        ours, its = terminal
+        footer = Footer(its, {"TERM": "xterm"})
+        footer.show(lambda _: "one", lambda _: "two", colours=["32", "0"])
+        os.write(its, footer.above(b"log\n"))
+        shown = b"\x1b[32mone\x1b[0m\r\ntwo"
+        expected = b"\r\x1b[2K" + shown + b"\r\x1b[2K\x1b[A\x1b[2Klog\r\n" + shown
+        said = b""
+        while len(said) < len(expected):
+            said += os.read(ours, 4096)
+        assert said == expected
+
+    def test_a_sentence_is_folded_below_itself_and_coloured_only_where_that_is_wanted(
+        self, terminal: tuple[int, int]
+    ) -> None:
+        plain, coloured = (
+            Footer(terminal[1], {"TERM": "xterm", **more}).line("a.parquet is not whole", "warning", "shard ")
+            for more in ({"NO_COLOR": "1"}, {})
+        )
+        first, *rest = plain.decode().splitlines()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d shard warning:", first)
+        assert rest == [" " * 15 + words for words in ("a.parquet is", "not whole")]
+        assert b"\x1b[33m" in coloured and b"\x1b" not in plain and b"warning:" not in coloured
 
     def test_nothing_is_shown_where_no_terminal_is_or_a_dumb_one(self, terminal: tuple[int, int]) -> None:
         reading, writing = os.pipe()

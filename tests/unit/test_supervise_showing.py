@@ -10,6 +10,7 @@ import pytest
 from stoker.plan.growth import ENOUGH
 from stoker.supervise.health.trainer_protocol import TrainerView, Word, heard
 from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.report.hourly import run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import DataWait, waiting_words
 from stoker.supervise.run.rate import SOON_S, Pace
@@ -64,6 +65,19 @@ def test_speed_and_time_left_are_told_of_a_trainer_that_trains(
 ) -> None:
     told = shown(**changes)
     assert (told["tokens_per_s"], told["eta_s"]) == (speed, left_s)
+
+
+def test_the_hourly_event_has_step_loss_speed_and_time_left_and_is_for_a_trainer_that_trains() -> None:
+    assert run_progress(shown()) == {
+        "step": 50,
+        "steps": 100,
+        "loss": 2.5,
+        "val_loss": 3.5,
+        "tokens_per_s": 900,
+        "eta_s": 100,
+    }
+    assert run_progress(shown(windows_per_s=None))["eta_s"] is None
+    assert run_progress(shown(wait=waiting())) == run_progress(shown(view=None)) == {}
 
 
 def test_a_wait_is_told_with_what_is_waited_for_and_since_when() -> None:

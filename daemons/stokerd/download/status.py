@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
-from stoker.observe.download_progress import DONE, progress_line, progress_parts
+from stoker.observe.progress import DONE, download_parts
 from stokerd.common.progress import ProgressTeller
 from stokerd.download.receipt_store import ReceiptBook
 
@@ -20,7 +20,7 @@ class DownloadBoard:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
-        self._teller = ProgressTeller(context, progress_line, progress_parts)
+        self._teller = ProgressTeller(context, download_parts)
         metrics = context.metrics
         self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
         self._verified = metrics.gauge("download_verified_bytes", "Bytes of all verified files.")

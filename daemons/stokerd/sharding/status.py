@@ -14,8 +14,8 @@ from stoker.corpus.records.sums import Sums
 from stoker.corpus.staging.size_estimate import amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.process.sampler import sample_process
+from stoker.observe.progress import shard_parts
 from stoker.observe.rate import Pace
-from stoker.observe.shard_progress import progress_line, progress_parts
 from stokerd.common.progress import ProgressTeller
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
 from stokerd.sharding.disks import Disk
@@ -37,7 +37,7 @@ class Status:
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._metrics = context, ShardMetrics(context.metrics)
         self._tokens_pace, self._bytes_pace = Pace(RATE_OVER_S), Pace(PACE_OVER_S)
-        self._teller = ProgressTeller(context, progress_line, progress_parts)
+        self._teller = ProgressTeller(context, shard_parts)
         self._shown_changes = -1
         self._dropped: set[str] = set()  # the reasons for which rows were ever dropped
         self._rss_bytes, self._sampled_at = 0, -SAMPLE_EVERY_S

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from stoker.kit.context import DaemonContext
+from stoker.supervise.report.hourly import EVERY_S, run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import DataWait, waiting_words
 from stokerd.supervision.accounts import RunAccounts
@@ -25,6 +26,7 @@ class RunBoard:
         self.wait = DataWait(context.pipeline.plan.hold)
         self.live: LaunchWatch | None = None  # the launch that goes on
         self.gathering = False  # data for the next launch
+        self.report_at = time.monotonic() + EVERY_S
         self.at_rest = False  # finished, and nothing will be launched any more
 
     @property
@@ -82,4 +84,7 @@ class RunBoard:
             mirror=self.desk.mirror.status() if self.desk.mirror else None,
         )
         self.desk.meters.show(shown, self.desk.age_s)
+        if time.monotonic() >= self.report_at and (fields := run_progress(shown)):
+            self.report_at = time.monotonic() + EVERY_S
+            self.context.events.record("run_progress", **fields)
         return shown, status_text(shown)

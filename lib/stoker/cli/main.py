@@ -39,6 +39,8 @@ COMMANDS = {
     "export": ("stoker.cli.data.export", "export", "Write shard sets as other trainers read them."),
     "import": ("stoker.cli.data.import_", "import_", "Take over tokens that others made."),
     "config": ("stoker.cli.pipeline.config", "config", "Check a pipeline file, or show what is in force."),
+    "help": ("stoker.cli.main", "help_", "Show what a command does, and its options."),
+    "version": ("stoker.cli.main", "version", "Show which Stoker this is."),
 }
 
 
@@ -81,6 +83,19 @@ def cli() -> None:
     Most commands take a pipeline's YAML file. Exit codes: 0, 1 a finding, 64 usage, 65 bad data,
     69 unavailable, 74 storage, 75 try again, 78 wrong configuration.
     """
+
+
+@click.command("help", epilog="Example: stoker help quarantine release")
+@click.argument("command", nargs=-1)
+def help_(command: tuple[str, ...]) -> int:
+    """Show what COMMAND does and its options; without one, which commands there are."""
+    return exit_code([*command, "--help"])
+
+
+@click.command("version", epilog="Example: stoker version")
+def version() -> int:
+    """Show which Stoker this is."""
+    return exit_code(["--version"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from stoker.kit.sentences import harmless
+
 F = TypeVar("F", bound=Callable[..., Any])
 # Whether it is there and may be read is told by who reads it, with what to do about it.
 PATH = click.Path(path_type=Path, readable=False)
@@ -39,6 +41,7 @@ def printable(text: str) -> str:
 
 def one_line(value: object) -> str:
     """On one line and harmless to a terminal: names come from outside, line breaks and all."""
+<<<<<<< HEAD
     text = value if isinstance(value, str) else repr(value)
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
@@ -46,3 +49,6 @@ def one_line(value: object) -> str:
 def plural(count: int, what: str) -> str:
     """A count with its noun: `1 file`, `2,000 files`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+=======
+    return harmless(value if isinstance(value, str) else repr(value))
+>>>>>>> 668835d (A terminal gets sentences and live lines, a run ends with what it made and how to try it: key=value was hard to read)

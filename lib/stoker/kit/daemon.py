@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -48,13 +49,15 @@ class Option:
     help: str
 
 
-def daemon_main(name: str, story: Story, argv: Sequence[str], own: Sequence[Option] = ()) -> int:
+def daemon_main(
+    name: str, story: Story, argv: Sequence[str], own: Sequence[Option] = (), *, about: str = ""
+) -> int:
     """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error.
 
-    `own` are options beyond those of every daemon.
+    `own` are options beyond those of every daemon, `about` is the help's first paragraph.
     """
     program = "stoker-" + name.replace("_", "-")
-    options = _parse(program, argv, own)
+    options = _parse(program, about, argv, own)
     if isinstance(options, int):
         return options
     given = {option.flag: value for option in own if (value := getattr(options, _name(option))) is not None}
@@ -86,10 +89,15 @@ def _name(option: Option) -> str:
     return option.flag.removeprefix("--").replace("-", "_")
 
 
-def _parse(program: str, argv: Sequence[str], own: Sequence[Option]) -> argparse.Namespace | int:
+def _parse(program: str, about: str, argv: Sequence[str], own: Sequence[Option]) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(
-        prog=program, description="A daemon of Stoker.", epilog=f"example: {program} /etc/stoker/fineweb.yaml"
+        prog=program,
+        description=about,
+        epilog=f"Example: {program} /etc/stoker/fineweb.yaml. Exit codes: 0, 64 usage, 65 bad data, "
+        "69 unavailable, 74 storage, 75 try again (another one runs, or --once was stopped before its end), "
+        "78 wrong configuration.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('stoker')}")
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
     parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
     for option in own:

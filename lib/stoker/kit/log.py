@@ -11,26 +11,26 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.kit.sentences import sentence
 from stoker.kit.status_line import Footer
 from stoker.store.names import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 JOURNAL_BYTES = 48 << 10  # a datagram's worth; a longer value is cut, the event log has it whole
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
-COLOURS = {"debug": "2", "info": "0", "warning": "33", "error": "31"}
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
 class Log:
     """Writes to the journal when standard error is connected to it, else lines to standard error.
 
+    A terminal gets sentences, anything else key=value.
     A log that cannot be written is no reason to stop: such lines are lost in silence.
     """
 
     def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
         self.daemon, self.pipeline = daemon, pipeline
         self._tty = sys.stderr.isatty()
-        self._colour = self._tty and not environ.get("NO_COLOR")  # no-color.org
         self.footer = Footer(environ=environ)
         self._journal: socket.socket | None = None
         if _stderr_is_journal(environ):
@@ -57,15 +57,14 @@ class Log:
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return
-        if self._tty and not self._colour:
-            line = f"{utc_now()} {self.daemon} {event} {text}"
-        elif self._colour:
-            line = f"\x1b[2m{utc_now()}\x1b[0m {self.daemon} \x1b[{COLOURS[level]}m{event}\x1b[0m {text}"
+        if self._tty:
+            data = self.footer.line(sentence({"event": event, "message": message, **fields}), level)
         else:
             who = f"daemon={self.daemon} pipeline={self.pipeline}"
             line = f"{utc_now()} level={level} {who} event={event} {text}"
+            data = line.rstrip().encode("utf-8", "replace") + b"\n"
         try:
-            os.write(2, self.footer.above(line.rstrip().encode("utf-8", "replace") + b"\n"))
+            os.write(2, data)
         except OSError:  # the terminal or the pipe is gone; the event log still is there
             return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,12 @@ from typing import Any
 import click
 
 from stoker.cli.options import pipeline_file
-from stoker.cli.pipeline.progress import event_line
+from stoker.cli.pipeline.output import LABELS, STDOUT, event_line
 from stoker.config.load import load_pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import read_events
+from stoker.kit.sentences import sentence
+from stoker.kit.status_line import COLOURS, PLAIN, coloured, columns_of, fold, paint
 from stoker.store.errors import UsageError
 from stoker.store.layout import DAEMONS, StateLayout
 
@@ -33,7 +36,7 @@ def events(file: Path, follow: bool, since: str | None, as_json: bool) -> None:
     earliest = _moment(since, datetime.now(UTC)) if since else ""
     for event in _entries(pipeline.layout, follow):
         if str(event.get("time", "")) >= earliest:
-            click.echo(json.dumps(event, ensure_ascii=False) if as_json else _line(event))
+            click.echo(json.dumps(event, ensure_ascii=False) if as_json else _line(event), color=True)
 
 
 def _entries(layout: StateLayout, follow: bool) -> Iterator[dict[str, Any]]:
@@ -81,6 +84,10 @@ def _moment(text: str, now: datetime) -> str:
 
 
 def _line(event: dict[str, Any]) -> str:
-    level = event.get("level", "info")
+    level = str(event.get("level", "info"))
+    if sys.stdout.isatty():
+        head, columns = f"{event.get('time')} {LABELS[event['daemon']]:<9}", columns_of(STDOUT)
+        text = head + fold(sentence(event), columns, len(head))
+        return paint(text, COLOURS.get(level, PLAIN)) if coloured(STDOUT) else text
     mark = "" if level == "info" else f"[{level}] "
     return f"{event.get('time')} {event['daemon']:<17} {mark}{event_line(event)}"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker.cli.pipeline.output import LABELS, Output
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
 from stoker.kit.lock import Lock
 from stoker.kit.loop import SignalEvent, Waiter
 from stoker.kit.process.process_id import processes_with_environment, signal_process
+from stoker.kit.sentences import harmless
 from stoker.kit.workers.parent import child_environment, launch_command
 from stoker.observe.status import read_status
 from stoker.store.errors import StorageError, UnknownFormat
@@ -31,10 +34,9 @@ HOPELESS = frozenset({64, 65, 69, 78})
 HELD = 75
 DATA_GRACE_S = 30.0  # a finished run lets files that are under way come to their end, so long at most
 STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
+RECORD = re.compile(r"\S+ level=(\w+) .*?event=(\w+)")  # of a daemon's log
 TAIL_LINES, TAIL_BYTES = 8, 16 << 10
 LOG_BYTES = 4 << 20  # of a daemon's log, and as much of what was in it before: they may lie in memory
-
-Say = Callable[[str, str], None]
 
 
 @dataclass
@@ -92,12 +94,15 @@ class Child:
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
             os.truncate(self.log, 0)
 
-    def last_words(self) -> list[str]:
-        """The last lines of its log that say why it ended; what went well is told already."""
+    def last_words(self, told: Collection[str]) -> list[str]:
+        """The last lines of its log that say why it ended, less the events that were told already."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-        return [line for line in lines if " level=info " not in line]
+        found = [(line, RECORD.match(line)) for line in lines]
+        return [
+            line for line, record in found if not record or (record[1] == "error" and record[2] not in told)
+        ]
 
 
 def how_it_ended(code: int) -> str:
@@ -109,15 +114,13 @@ def how_it_ended(code: int) -> str:
 
 
 class Foreground:
-    """`stoker run`: `say(level, line)` prints, `progress()` is called each turn to print what is new."""
+    """`stoker run` from the start of its daemons to the end of the last."""
 
-    def __init__(
-        self, pipeline: Pipeline, *, until_done: bool, say: Say, progress: Callable[[], None]
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, output: Output, *, until_done: bool) -> None:
         self.pipeline = pipeline
         self.until_done = until_done
-        self.say = say
-        self.progress = progress
+        self.output = output
+        self.say = output.say
         self.stopping: int | None = None  # the exit code to end with, once that is known
         self.signals = 0
         self.done_at: float | None = None
@@ -137,7 +140,7 @@ class Foreground:
         try:
             while True:
                 self.tend()
-                self.progress()
+                self.output.tell(time.monotonic())
                 if self.stopping is not None and not any(child.process for child in self.children):
                     return self.stopping
                 for event in waiter.wait(TURN_S):
@@ -153,6 +156,7 @@ class Foreground:
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
+                self.output.told[child.name].clear()
                 child.start(self.pipeline.file)
             child.rotate()
             code = child.look()
@@ -172,10 +176,12 @@ class Foreground:
         held = code == HELD and not child.ready
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
         level = "error" if held or failed or code else "warning"
-        words = child.last_words()
-        self.say(level, f"{child.name} {how_it_ended(code)}{'; its last words:' if words else ''}")
+        self.output.tell(time.monotonic())  # its last events say why
+        words = child.last_words(self.output.told[child.name])
+        label = LABELS[child.name]
+        self.say(level, f"{child.name} {how_it_ended(code)}{'; its last words:' if words else ''}", label)
         for line in words:
-            self.say(level, f"    {line}")
+            self.say(level, harmless(line), label)
         if held or failed or code == 78 or (code in HOPELESS and not child.ready):
             self.say("error", "stopping all")
             self.stop(code or 1)
@@ -184,7 +190,7 @@ class Foreground:
             child.backoff.reset()
         delay = child.backoff.next()
         child.start_at = time.monotonic() + delay
-        self.say("warning", f"{child.name} is started again in {delay:.1f} s")
+        self.say("warning", f"{child.name} is started again in {delay:.1f} s", label)
 
     def run_failed(self) -> bool:
         """Whether the supervisor gave the run up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,22 @@ from typing import Any
 import click
 
 from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.pipeline.output import state_colour
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.observe.shard_progress import rates
+from stoker.kit.sentences import PHRASES, cut_sums
+from stoker.kit.status_line import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
+from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.names import utc_now
 
-FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
 SHOWN_TRANSFERS = 8
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
+STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that say why
+STDOUT, TITLE_WIDTH = 1, 21
 Daemons = Mapping[str, Mapping[str, Any]]
 
 
@@ -37,14 +42,35 @@ def status(file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
     else:
-        click.echo("\n".join(map(one_line, report_lines(pipeline.name, daemons))))
+        lines = report_lines(pipeline.name, daemons)
+        if sys.stdout.isatty():
+            lines = terminal_lines(pipeline.name, daemons, columns_of(STDOUT), colour=coloured(STDOUT))
+        click.echo("\n".join(lines), color=True)
 
 
 def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
-    """The status for a person."""
-    yield f"pipeline {name}"
+    """The status for a file or a pipe."""
+    for title, text in _rows(name, daemons, person=False):
+        yield one_line(f"{title:<{TITLE_WIDTH}}{text}".rstrip())
+
+
+def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -> Iterator[str]:
+    """The status for a person: sums cut, each row folded below itself, coloured by state."""
+    colours = {f"  {daemon}": state_colour(about) for daemon, about in daemons.items()}
+    colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
+    for title, text in _rows(name, daemons, person=True):
+        folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
+        line = f"{title:<{TITLE_WIDTH}}{folded}".rstrip()
+        yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
+
+
+def _rows(name: str, daemons: Daemons, *, person: bool) -> Iterator[tuple[str, str]]:
+    yield f"pipeline {name}", ""
     for daemon, about in daemons.items():
-        yield f"  {daemon:<18} {_daemon(about)}"
+        if person:
+            yield from zip((f"  {daemon}", ""), _daemon_for_a_person(about), strict=False)
+        else:
+            yield f"  {daemon}", _daemon(about)
     bodies = {daemon: _body(about) for daemon, about in daemons.items()}
     yield from _section("data", [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])])
     yield from _section("run", _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"]))
@@ -56,10 +82,21 @@ def _body(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
-def _section(title: str, lines: list[tuple[str, str]]) -> Iterator[str]:
-    if lines:
-        yield title
-        yield from (f"  {name:<18} {text}" for name, text in lines)
+def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    if rows:
+        yield title, ""
+        yield from ((f"  {name}", text) for name, text in rows)
+
+
+def _daemon_for_a_person(about: Mapping[str, Any]) -> Iterator[str]:
+    """What it does, and while it runs its process."""
+    body = about["body"]
+    if not about["running"]:
+        yield _daemon(about)
+        return
+    since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
+    yield f"running{since}: {body.get('text') or 'starting'}"
+    yield f"pid {about['pid']}" + (f", metrics http://{about['metrics']}/metrics" if about["metrics"] else "")
 
 
 def _daemon(about: Mapping[str, Any]) -> str:
@@ -154,7 +191,7 @@ def _disks(body: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     if "run" not in body:
         return []
-    finished = f" ({FINISHED.get(body['finished'], body['finished'])})" if body.get("finished") else ""
+    finished = f" ({PHRASES.get(body['finished'], body['finished'])})" if body.get("finished") else ""
     reason = f" ({body['reason']})" if body.get("reason") else ""
     state = body["run_state"]
     if not running and state in GOING_ON:
@@ -166,9 +203,8 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
         fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
         done = _percent(body["step"], body["steps"])
         lines.append(("step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"))
-    losses = [f"{name} {body[key]:.4f}" for name, key in _LOSSES if isinstance(body.get(key), float)]
-    if losses:
-        lines.append(("loss", ", ".join(losses)))
+    if told := losses(body):
+        lines.append(("loss", told))
     if body.get("tokens_per_s"):
         lines.append(("speed", f"{format_count(body['tokens_per_s'])} tokens/s"))
     if body.get("eta_s") is not None:
@@ -187,6 +223,12 @@ def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
     return lines
 
 
+def losses(body: Mapping[str, Any]) -> str:
+    """The losses that the train supervisor shows, those there are."""
+    figures = (("training", body.get("loss")), ("held-out", body.get("val_loss")))
+    return ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
+
+
 def _mirror(body: Mapping[str, Any]) -> str:
     parts = ["nothing yet" if body["step"] is None else f"step {body['step']:,}"]
     if body["copying"] is not None:
@@ -196,9 +238,6 @@ def _mirror(body: Mapping[str, Any]) -> str:
     if body["trouble"]:
         parts.append(f"trouble: {body['trouble']}")
     return "; ".join(parts)
-
-
-_LOSSES = (("training", "loss"), ("held-out", "val_loss"))
 
 
 def _counts(figures: Mapping[str, int]) -> str:

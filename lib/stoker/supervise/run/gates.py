@@ -41,15 +41,15 @@ def start_gate(data: DataInView, wants: GateWants) -> Gate:
             return Gate("open", "the data is complete")
         return Gate(
             "hopeless",
-            f"the data is complete and holds {data.train_tokens} training tokens in {data.sets} shard sets, "
-            f"fewer than one window of {wants.seq_len + 1}; look for quarantined files with `stoker status`, "
-            "or add files to the source",
+            f"the data is complete and holds {data.train_tokens:,} training tokens in {data.sets} "
+            f"shard sets, fewer than one window of {wants.seq_len + 1}; look for quarantined files with "
+            "`stoker status`, or add files to the source",
         )
     if data.sets < wants.sets:
         return Gate("closed", f"{data.sets} of {wants.sets} shard sets are proven")
     needed = max(wants.train_tokens, wants.seq_len + 1)
     if data.train_tokens < needed:
-        return Gate("closed", f"{data.train_tokens} of {needed} training tokens are proven")
+        return Gate("closed", f"{data.train_tokens:,} of {needed:,} training tokens are proven")
     if data.val_tokens < wants.heldout_tokens:
-        return Gate("closed", f"{data.val_tokens} of {wants.heldout_tokens} held-out tokens are proven")
-    return Gate("open", f"{data.sets} shard sets with {data.train_tokens} training tokens are proven")
+        return Gate("closed", f"{data.val_tokens:,} of {wants.heldout_tokens:,} held-out tokens are proven")
+    return Gate("open", f"{data.sets} shard sets with {data.train_tokens:,} training tokens are proven")

@@ -1,0 +1,150 @@
+"""What `stoker run` prints: sentences above a live line a daemon on a terminal, else key=value lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.kit.log import format_fields
+from stoker.kit.sentences import HIDDEN, sentence
+from stoker.kit.status_line import DIM, GREEN, RED, YELLOW, Footer
+from stoker.observe.progress import download_parts, progress_line, shard_parts
+from stoker.observe.status import read_status
+from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
+from stoker.store.log import read_log
+
+LABELS = {DOWNLOAD_WATCHDOG: "download", STAGE_SHARD: "shard", TRAIN_SUPERVISOR: "train"}
+LABEL_WIDTH = 9
+# Said already by the status line or by the start and end of `stoker run` itself.
+MUTED = frozenset({"daemon_started", "daemon_stopped", "trainer_stop_asked"})
+ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})  # for files and pipes alone
+STATUS_S = 5.0  # between two status lines of one daemon where no line is live
+WHAT_FIRST = ("path", "reason", "step")  # logs keep their fields by the alphabet; a reader wants these first
+WAITS = (
+    "trouble",
+    "paused",
+    "waits",
+    "waiting_for",
+)  # fields of a snapshot: why nothing comes
+STDOUT = 1
+
+
+class Output:
+    """Goes on in silence when nobody reads any more."""
+
+    def __init__(self, layout: StateLayout, *, headless: bool, quiet: bool) -> None:
+        self._layout, self._quiet = layout, quiet
+        self._person = not headless and sys.stdout.isatty()
+        self._footer = Footer(STDOUT)
+        self._live = self._person and self._footer.shown
+        self._stamps = {daemon: self._stamp(daemon) for daemon in DAEMONS}
+        self._seen = {daemon: self._last_seq(daemon) for daemon in DAEMONS}
+        self.told: dict[str, set[str]] = {daemon: set() for daemon in DAEMONS}  # event words since its start
+        self._texts: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+
+    def say(self, level: str, text: str, label: str = "") -> None:
+        """Print a line with the time of day."""
+        if self._quiet and level not in ("warning", "error"):
+            return
+        label = f"{label:<{LABEL_WIDTH}}" if label else ""
+        if self._person:
+            self.write(self._footer.line(text, level, label))
+        else:
+            self.write(f"{time.strftime('%H:%M:%S')} {label}{text}\n".encode("utf-8", "replace"))
+
+    def write(self, data: bytes) -> None:
+        """Print the bytes as they are."""
+        try:
+            os.write(STDOUT, data)
+        except OSError:  # the terminal or the pipe is gone
+            return
+
+    def tell(self, now: float) -> None:
+        """Print what is new: events by daemon, then how each daemon is; now is monotonic seconds."""
+        for daemon in DAEMONS:
+            for event in self._new_events(daemon):
+                level, word = str(event.get("level", "info")), str(event.get("event"))
+                self.told[daemon].add(word)
+                if word in MUTED or (self._person and (level == "debug" or word in ROUTINE)):
+                    continue
+                self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
+        status = {} if self._quiet else read_status(self._layout)
+        if self._live and status:
+            lines = [live_line(daemon, about) for daemon, about in status.items()]
+            self._footer.show(*lines, colours=[state_colour(about) for about in status.values()])
+            return
+        for daemon, about in status.items():
+            text = str(about["body"].get("text", ""))
+            fresh = about["running"] and text and text != self._texts.get(daemon)
+            if fresh and now >= self._due.get(daemon, 0.0):
+                self._texts[daemon], self._due[daemon] = text, now + STATUS_S
+                self.say("info", text, LABELS[daemon])
+
+    def close(self) -> None:
+        """Take the live lines away."""
+        self._footer.clear()
+
+    def _new_events(self, daemon: str) -> list[Mapping[str, Any]]:
+        stamp = self._stamp(daemon)
+        if stamp == self._stamps[daemon]:
+            return []
+        self._stamps[daemon] = stamp
+        entries = read_log(self._layout.events(daemon), rotated=True).entries
+        new = [entry for entry in entries if entry.get("seq", 0) > self._seen[daemon]]
+        if new:
+            self._seen[daemon] = new[-1]["seq"]
+        return list(new)
+
+    def _last_seq(self, daemon: str) -> int:
+        entries = read_log(self._layout.events(daemon), rotated=True).entries
+        return int(entries[-1].get("seq", 0)) if entries else 0
+
+    def _stamp(self, daemon: str) -> tuple[int, int] | None:
+        try:
+            found = self._layout.events(daemon).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+
+def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:
+    """How a daemon is now, in a line that fits."""
+    body, parts = about["body"], ["not running"]
+    if not about["running"]:
+        body = {}
+    else:
+        parts = str(body.get("text") or "starting").split(", ")
+        if daemon == DOWNLOAD_WATCHDOG and "files" in body:
+            parts = list(download_parts(body))
+        elif daemon == STAGE_SHARD and "files_of" in body:
+            parts = list(shard_parts(body))
+        elif daemon == TRAIN_SUPERVISOR:
+            body = {"bytes_done": body.get("step"), "bytes_of": body.get("steps")}
+    label = f"{LABELS[daemon]:<{LABEL_WIDTH}}"
+    return lambda width: label + progress_line(parts, body, width - LABEL_WIDTH)
+
+
+def state_colour(about: Mapping[str, Any]) -> str:
+    """Green for a daemon at work, yellow for one that waits, red for one that did not end as asked."""
+    body = about["body"]
+    if body.get("run_state") == "failed":
+        return RED
+    if not about["running"]:
+        return DIM if not body or body.get("exit_code") == 0 else RED
+    return YELLOW if any(body.get(key) for key in WAITS) else GREEN
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event as one line for a file or a pipe: its word, its fields, its sentence."""
+    fields = {
+        key: value
+        for key, value in event.items()
+        if key not in HIDDEN and key != "message" and value is not None
+    }
+    what = {key: fields.pop(key) for key in WHAT_FIRST if key in fields}
+    said = f"- {event['message']}" if event.get("message") else ""
+    return " ".join(filter(None, [str(event.get("event")), format_fields({**what, **fields}), said]))

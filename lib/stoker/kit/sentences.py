@@ -1,0 +1,154 @@
+"""Events as sentences, for a person at a terminal; files, pipes and the journal get key=value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.config.units import format_bytes, format_count, format_duration
+
+HIDDEN = frozenset({"time", "seq", "event", "level", "pipeline", "daemon", "prev", "v"})
+MEANING = ("message", "reason")  # fields that are sentences themselves
+PHRASES = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}  # why a run finished
+SUM_DIGITS = 12
+_SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
+_UNIT = re.compile("_bytes$|(?<!_per)_s$")  # of a field's name; its value is told with one
+_OPTIONAL = re.compile(r"\[([^][]*)\]")
+
+# {field} is the field as a person writes it, {field:noun} a number of nouns; [...] is left out where a field
+# in it is missing. An event without a sentence here, or without a field that its sentence names, gets a
+# generic form.
+SENTENCES = {
+    "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
+    "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
+    "checkpoint_proven": "checkpoint of step {step} is proven whole",
+    "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
+    "content_gone": "{path} is lost for good: {reason}",
+    "daemon_failed": "the daemon ended with an error: {message} (exit code {exit_code})",
+    "daemon_started": "started, pid {pid}",
+    "daemon_stopped": "stopped[ with exit code {exit_code}]",
+    "data_wait": "training waits for data since {since}: {waiting_for}; {message}",
+    "dataset_complete": "dataset {dataset} is complete: {files:file}",
+    "dataset_pinned": "dataset {dataset} version {version} begins: tokenizer with {vocab_size:token}",
+    "disk_full": "the disk is full[ ({place})]: {reason}",
+    "disk_has_room": "there is room again on {place}",
+    "download_anew": "{path} is fetched from its beginning again, {bytes} dropped: {reason}",
+    "download_failed": "{path} did not come: {reason}; next try in {retry_in_s}",
+    "download_given_up": "{path} is given up: {reason}; next try in {retry_in_s}",
+    "download_mismatch": "{path} came with wrong content ({found}, not {expected}) and is fetched again",
+    "download_resumed": "files are fetched again; before: {reason}",
+    "download_retry": "{path}: {reason}; next try in {retry_in_s}",
+    "downloads_go_on": "files come again",
+    "downloads_wait": "nothing comes, {files:file} waiting: {reason}; next try in {retry_in_s}",
+    "drained": "{message}",
+    "file_reverified": "{path} verified again[, {size}]",
+    "file_unproven": "{path} is here, {size}, but not proven: {reason}",
+    "file_verified": "{path} verified, {size}",
+    "listing_complete": "all {files:file} of the source verified",
+    "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
+    "plan_grown": "{windows:window} planned, of epoch {epoch}",
+    "progress": "{message}",
+    "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
+    "run_failed": "the run failed: {message}",
+    "run_finished": "the run is finished[ at step {step}]: {message}",
+    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
+    "[, {eta_s} left]",
+    "set_imported": "{path} imported: {tokens:token}",
+    "shard_set_damaged": "shard set of {path} is damaged: {reason}; {message}",
+    "shard_set_evicted": "{path} left the fast disk, {bytes}",
+    "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
+    "shard_set_synced": "{path} copied to the big disk, {bytes}",
+    "source_changed": "{path} changed[ ({reason})]",
+    "source_duplicate": "{path} has the content of {of} and is used once",
+    "source_moved": "{source} moved from revision {before} to {revision}",
+    "source_pinned": "{source} is at revision {revision}",
+    "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
+    "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
+    "[: {detail}]",
+    "start_gate_open": "training may begin: {message}",
+    "storage_trouble": "{message}",
+    "tokenizer_training": "the tokenizer is trained on {files:file}",
+    "trainer_exited": "the trainer ended at step {step}: {message}",
+    "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
+    "trainer_stop_asked": "the trainer is asked to save and end",
+}
+
+
+class _Words:
+    """A field as a person writes it; a format specification is the noun that a number counts."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def __format__(self, noun: str) -> str:
+        return f"{self!s} {noun}{'' if self.value == 1 else 's'}" if noun else str(self)
+
+    def __str__(self) -> str:
+        name, value = self.name, self.value
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int | float):
+            return _number(name, value)
+        if isinstance(value, list | tuple):
+            return ", ".join(str(_Words(name, each)) for each in value) or "none"
+        if isinstance(value, dict):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        text = PHRASES.get(str(value), str(value))
+        return text.replace("_", " ") if name == "reason" and re.fullmatch("[a-z_]+", text) else text
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_per_s"):
+        return format_count(value)
+    if name.endswith("_s"):
+        return format_duration(value)
+    if name in ("size", "bytes") or name.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return str(value) if name == "pid" else f"{value:,}"
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """An event on one line, harmless to a terminal: names come from outside, line breaks and all."""
+    word = str(event.get("event"))
+    fields = {
+        name: _Words(name, value)
+        for name, value in event.items()
+        if name not in HIDDEN and value not in (None, "", []) and (name, value) != ("dropped", 0)
+    }
+    try:
+        template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), SENTENCES[word])
+        text = template.format_map(fields)
+    except KeyError:
+        text = _generic(word, fields)
+    return harmless(cut_sums(text))
+
+
+def _filled(part: str, fields: Mapping[str, _Words]) -> str:
+    """An optional part, still a template, or nothing where a field of it is missing."""
+    return part if set(re.findall(r"\{(\w+)", part)) <= fields.keys() else ""
+
+
+def _generic(word: str, fields: Mapping[str, _Words]) -> str:
+    text = word.replace("_", " ") + (f" {fields['path']}" if "path" in fields else "")
+    meaning = "; ".join(str(fields[name]) for name in reversed(MEANING) if name in fields)
+    rest = [
+        f"{_UNIT.sub('', name).replace('_', ' ')} {value}"
+        for name, value in fields.items()
+        if name not in (*MEANING, "path")
+    ]
+    more = ", ".join(filter(None, [meaning, *rest]))
+    return f"{text}: {more}" if more else text
+
+
+def cut_sums(text: str) -> str:
+    """The text with its hexadecimal sums cut to their first digits."""
+    return _SUM.sub(r"\1", text)
+
+
+def harmless(text: str) -> str:
+    """On one line, with nothing that a terminal obeys."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

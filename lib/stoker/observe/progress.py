@@ -1,0 +1,81 @@
+"""The daemons' progress in words, from their status snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from stoker.config.units import format_bytes, format_count, format_duration
+
+SEPARATOR = "  "
+BAR_LEAST, BAR_MOST = 12, 42
+DONE = ("verified", "unproven", "released", "given_up", "rotten")
+
+
+def progress_line(parts: Iterable[str], status: Mapping[str, Any], width: int) -> str:
+    """One line of at most `width` characters: the first part, others that fit, a bar in what is left."""
+    line = ""
+    for part in parts:
+        longer = f"{line}{SEPARATOR}{part}" if line else part
+        if len(longer) <= width or not line:
+            line = longer[:width]
+    room = min(BAR_MOST, width - len(line) - len(SEPARATOR))
+    done, of = status.get("bytes_done"), status.get("bytes_of")
+    if done is None or not of or room < BAR_LEAST:
+        return line
+    return line + SEPARATOR + bar(done / of, room)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of that many characters."""
+    full = round(min(1.0, max(0.0, share)) * (width - 2))
+    return f"[{'#' * full}{'.' * (width - 2 - full)}]"
+
+
+def download_parts(status: Mapping[str, Any]) -> Iterator[str]:
+    """The download watchdog's files, share, time left, rate and states, the weightiest first."""
+    counts = status["files"]
+    done = sum(counts.get(state, 0) for state in DONE)
+    yield f"{done:,}/{sum(counts.values()):,} files" if status["looked"] else "looking at the source"
+    if status.get("bytes_done") is not None and status.get("bytes_of"):
+        yield f"{_percent(status)} of {format_bytes(status['bytes_of'])}"
+    yield from _waits_or_left(status, status.get("trouble") or status.get("paused") or status.get("waits"))
+    if status.get("rate_bytes_per_second"):
+        yield f"{status['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
+    for state in ("fetching", "hashing", "unproven", "given_up", "rotten"):
+        if counts.get(state):
+            yield f"{counts[state]:,} {state.replace('_', ' ')}"
+
+
+def shard_parts(status: Mapping[str, Any]) -> Iterator[str]:
+    """The stage-shard loop's files, share, time left, rates and activities, the weightiest first."""
+    known = status["files_of"]
+    yield f"{status['files_done']:,}/{known:,} files" if known else "looking for verified files"
+    if status["bytes_of"]:
+        yield _percent(status)
+    yield from _waits_or_left(status, status.get("trouble"))
+    yield from rates(status)
+    doing = [f"{activity} {count}" for activity, count in status.get("workers", {}).items()]
+    if doing:
+        yield ", ".join(doing)
+    if status["sources"].get("quarantined"):
+        yield f"{status['sources']['quarantined']:,} quarantined"
+
+
+def rates(status: Mapping[str, Any]) -> Iterator[str]:
+    """Parquet and tokens a second, where something is being built."""
+    if status.get("parquet_bytes_per_second"):
+        yield f"{status['parquet_bytes_per_second'] / 1e6:,.1f} MB/s"
+    if status.get("tokens_per_second"):
+        yield f"{format_count(status['tokens_per_second'])} tokens/s"
+
+
+def _percent(status: Mapping[str, Any]) -> str:
+    return f"{100 * status['bytes_done'] / status['bytes_of']:.1f} %"
+
+
+def _waits_or_left(status: Mapping[str, Any], waits: str | None) -> Iterator[str]:
+    if waits:
+        yield "waits: " + waits.split(";", maxsplit=1)[0]
+    elif status.get("eta_s") is not None:
+        yield f"{format_duration(status['eta_s'])} left"
