@@ -37,6 +37,13 @@ def heading(text: str) -> None:
     say(f"\n== {text}")
 
 
+def heading_in_run(text: str) -> None:
+    """A heading while `stoker run` writes over the last three rows of the terminal."""
+    heading(text)
+    if sys.stdout.isatty():
+        say("\n")
+
+
 class DemoError(Exception):
     """The demo cannot go on, or did not show what it promises."""
 
@@ -150,11 +157,13 @@ def kill_trainer_once(pipeline: subprocess.Popen[bytes], run_dir: Path) -> None:
         )
     step, sealed = moment
     trainer.kill()
-    heading(f"kill -9 of the trainer (pid {trainer.pid}) at step {step}; newest checkpoint is step {sealed}")
+    heading_in_run(
+        f"kill -9 of the trainer (pid {trainer.pid}) at step {step}; newest checkpoint is step {sealed}"
+    )
     resumed = watch.until(lambda: watch.resumed(run_dir, trainer.pid), pipeline)
     if resumed is None:
         raise DemoError("the trainer was not started again after the kill")
-    heading(f"resumed from {resumed}")
+    heading_in_run(f"resumed from {resumed}")
 
 
 def show_audit(configuration: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pytest
 from stoker.cli import main as main_module
 from stoker.cli.main import COMMANDS, cli, exit_code
 from stoker.store import errors
+from stokerd import download_watchdog, stage_shard, train_supervisor
 from support.config_files import MINIMAL, write_pipeline
 from support.parquet import write_fineweb
 from support.waiting import LONG_S
@@ -223,3 +226,27 @@ def test_config_show_prints_what_the_environment_changed(
     monkeypatch.setenv("STOKER_TRAIN__STEPS", "77")
     assert exit_code(["config", "show", str(write_pipeline(tmp_path))]) == 0
     assert "\n  steps: 77\n" in capsys.readouterr().out
+
+
+def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["help"]) == exit_code(["help", "quarantine", "list"]) == exit_code(["version"]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "\n  replay  ",
+        "Usage: stoker quarantine list [OPTIONS] FILE",
+        f"\nstoker {version('stoker')}\n",
+    ):
+        assert words in said
+    assert exit_code(["help", "qarantine"]) == 64
+    assert "did you mean 'quarantine'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("daemon", [download_watchdog, stage_shard, train_supervisor])
+def test_each_daemon_says_what_it_does_and_which_version_it_is(
+    daemon: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"stoker-{daemon.__name__.partition('.')[2].replace('_', '-')}"
+    for option, words in (("--help", f"usage: {name} "), ("--version", f"{name} {version('stoker')}\n")):
+        monkeypatch.setattr(sys, "argv", [name, option])
+        assert daemon.main() == 0
+        assert capsys.readouterr().out.startswith(words)

@@ -61,10 +61,37 @@ class Events:
         self._seq += 1
 
 
+class EventTail:
+    """Reads every daemon's events; each call of new() returns those that came since the call before."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self._layout = layout
+        self._stamps: dict[str, tuple[int, int, int] | None] = dict.fromkeys(DAEMONS)
+        self._seen = dict.fromkeys(DAEMONS, 0)
+
+    def new(self) -> list[dict[str, Any]]:
+        """The new events, oldest first, each with its `daemon`."""
+        events = [{"daemon": daemon, **entry} for daemon in DAEMONS for entry in self._new(daemon)]
+        return sorted(
+            events, key=lambda event: (str(event.get("time")), event["daemon"], event.get("seq", 0))
+        )
+
+    def _new(self, daemon: str) -> list[dict[str, Any]]:
+        path = self._layout.events(daemon)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return []
+        stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        if stamp == self._stamps[daemon]:
+            return []
+        self._stamps[daemon] = stamp
+        entries = read_log(path, rotated=True).entries
+        new = [entry for entry in entries if entry.get("seq", 0) > self._seen[daemon]]
+        self._seen[daemon] = max((entry["seq"] for entry in new), default=self._seen[daemon])
+        return new
+
+
 def read_events(layout: StateLayout) -> list[dict[str, Any]]:
     """Every daemon's events, oldest first, each with its `daemon`."""
-    events: list[dict[str, Any]] = []
-    for daemon in DAEMONS:
-        reading = read_log(layout.events(daemon), rotated=True)
-        events += [{"daemon": daemon, **entry} for entry in reading.entries]
-    return sorted(events, key=lambda event: (str(event.get("time")), event["daemon"], event.get("seq", 0)))
+    return EventTail(layout).new()

@@ -26,7 +26,7 @@ SENTENCES = {
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
     "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
     "content_gone": "{path} is lost for good: {reason}",
-    "daemon_failed": "the daemon ended with an error: {message} (exit code {exit_code})",
+    "daemon_failed": "the daemon ended with an error: {message}",
     "daemon_started": "started, pid {pid}",
     "daemon_stopped": "stopped[ with exit code {exit_code}]",
     "data_wait": "training waits for data since {since}: {waiting_for}; {message}",

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stoker.kit.events import EventTail
 from stoker.kit.log import format_fields
 from stoker.kit.sentences import HIDDEN, sentence
 from stoker.kit.status_line import DIM, GREEN, RED, YELLOW, Footer
 from stoker.observe.progress import download_parts, progress_line, shard_parts
 from stoker.observe.status import read_status
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
-from stoker.store.log import read_log
 
 LABELS = {DOWNLOAD_WATCHDOG: "download", STAGE_SHARD: "shard", TRAIN_SUPERVISOR: "train"}
 LABEL_WIDTH = 9
@@ -40,8 +40,8 @@ class Output:
         self._person = not headless and sys.stdout.isatty()
         self._footer = Footer(STDOUT)
         self._live = self._person and self._footer.shown
-        self._stamps = {daemon: self._stamp(daemon) for daemon in DAEMONS}
-        self._seen = {daemon: self._last_seq(daemon) for daemon in DAEMONS}
+        self._events = EventTail(layout)
+        self._events.new()  # of earlier runs
         self.told: dict[str, set[str]] = {daemon: set() for daemon in DAEMONS}  # event words since its start
         self._texts: dict[str, str] = {}
         self._due: dict[str, float] = {}
@@ -64,14 +64,13 @@ class Output:
             return
 
     def tell(self, now: float) -> None:
-        """Print what is new: events by daemon, then how each daemon is; now is monotonic seconds."""
-        for daemon in DAEMONS:
-            for event in self._new_events(daemon):
-                level, word = str(event.get("level", "info")), str(event.get("event"))
-                self.told[daemon].add(word)
-                if word in MUTED or (self._person and (level == "debug" or word in ROUTINE)):
-                    continue
-                self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
+        """Print what is new: events, then how each daemon is; now is monotonic seconds."""
+        for event in self._events.new():
+            daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
+            self.told[daemon].add(word)
+            if word in MUTED or (self._person and (level == "debug" or word in ROUTINE)):
+                continue
+            self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
         status = {} if self._quiet else read_status(self._layout)
         if self._live and status:
             lines = [live_line(daemon, about) for daemon, about in status.items()]
@@ -87,28 +86,6 @@ class Output:
     def close(self) -> None:
         """Take the live lines away."""
         self._footer.clear()
-
-    def _new_events(self, daemon: str) -> list[Mapping[str, Any]]:
-        stamp = self._stamp(daemon)
-        if stamp == self._stamps[daemon]:
-            return []
-        self._stamps[daemon] = stamp
-        entries = read_log(self._layout.events(daemon), rotated=True).entries
-        new = [entry for entry in entries if entry.get("seq", 0) > self._seen[daemon]]
-        if new:
-            self._seen[daemon] = new[-1]["seq"]
-        return list(new)
-
-    def _last_seq(self, daemon: str) -> int:
-        entries = read_log(self._layout.events(daemon), rotated=True).entries
-        return int(entries[-1].get("seq", 0)) if entries else 0
-
-    def _stamp(self, daemon: str) -> tuple[int, int] | None:
-        try:
-            found = self._layout.events(daemon).stat()
-        except FileNotFoundError:
-            return None
-        return found.st_mtime_ns, found.st_size
 
 
 def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:

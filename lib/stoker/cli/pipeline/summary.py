@@ -21,7 +21,7 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
     body = read_status(pipeline.layout)[TRAIN_SUPERVISOR]["body"]
     checkpoint = body.get("checkpoint")
     if checkpoint is None:
-        yield "there is no checkpoint yet"
+        yield "no checkpoint yet"
         return
     place = pipeline.layout.run(pipeline.train.run).checkpoints / checkpoint["name"]
     yield f"step        {body['step']:,} of {body['steps']:,}"

@@ -42,7 +42,7 @@ def start_gate(data: DataInView, wants: GateWants) -> Gate:
         return Gate(
             "hopeless",
             f"the data is complete and holds {data.train_tokens:,} training tokens in {data.sets} "
-            f"shard sets, fewer than one window of {wants.seq_len + 1}; look for quarantined files with "
+            f"shard sets, fewer than one window of {wants.seq_len + 1:,}; look for quarantined files with "
             "`stoker status`, or add files to the source",
         )
     if data.sets < wants.sets:
