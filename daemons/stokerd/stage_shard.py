@@ -12,12 +12,8 @@ from stokerd.sharding.loop import run
 
 def main() -> int:
     """The command `stoker-stage-shard FILE [--once] [--files-list LIST]`."""
-<<<<<<< HEAD
-    return daemon_main(STAGE_SHARD, run, sys.argv[1:], [FILES_LIST])
-=======
     about = "Check and tokenize every verified file, publish its shard set, and keep the sets on their disks."
-    return daemon_main(STAGE_SHARD, story, sys.argv[1:], [FILES_LIST], about=about)
->>>>>>> 668835d (A terminal gets sentences and live lines, a run ends with what it made and how to try it: key=value was hard to read)
+    return daemon_main(STAGE_SHARD, run, sys.argv[1:], [FILES_LIST], about=about)
 
 
 if __name__ == "__main__":

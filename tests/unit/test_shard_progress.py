@@ -124,13 +124,20 @@ class TestFooter:
         assert said == expected
         assert footer.above(b"log\n") == b"log\n"
 
-    def test_several_lines_are_written_over_from_the_lowest_up(self, terminal: tuple[int, int]) -> None:
+    def test_several_lines_are_written_over_and_so_is_what_a_narrower_terminal_folded(
+        self, terminal: tuple[int, int]
+    ) -> None:
         ours, its = terminal
         footer = Footer(its, {"TERM": "xterm"})
         footer.show(lambda _: "one", lambda _: "two", colours=["32", "0"])
         os.write(its, footer.above(b"log\n"))
         shown = b"\x1b[32mone\x1b[0m\r\ntwo"
         expected = b"\r\x1b[2K" + shown + b"\r\x1b[2K\x1b[A\x1b[2Klog\r\n" + shown
+        footer.show(lambda width: "x" * width)
+        expected += b"\r\x1b[2K\x1b[A\x1b[2K" + b"x" * 29
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 25, 0, 0))
+        footer.clear()
+        expected += b"\r\x1b[2K\x1b[A\x1b[2K"
         said = b""
         while len(said) < len(expected):
             said += os.read(ours, 4096)

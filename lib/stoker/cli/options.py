@@ -41,14 +41,9 @@ def printable(text: str) -> str:
 
 def one_line(value: object) -> str:
     """On one line and harmless to a terminal: names come from outside, line breaks and all."""
-<<<<<<< HEAD
-    text = value if isinstance(value, str) else repr(value)
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    return harmless(value if isinstance(value, str) else repr(value))
 
 
 def plural(count: int, what: str) -> str:
     """A count with its noun: `1 file`, `2,000 files`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
-=======
-    return harmless(value if isinstance(value, str) else repr(value))
->>>>>>> 668835d (A terminal gets sentences and live lines, a run ends with what it made and how to try it: key=value was hard to read)

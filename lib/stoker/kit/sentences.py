@@ -14,6 +14,7 @@ MEANING = ("message", "reason")  # fields that are sentences themselves
 PHRASES = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}  # why a run finished
 SUM_DIGITS = 12
 _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
+AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth a word
 _UNIT = re.compile("_bytes$|(?<!_per)_s$")  # of a field's name; its value is told with one
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 
@@ -27,6 +28,7 @@ SENTENCES = {
     "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
     "content_gone": "{path} is lost for good: {reason}",
     "daemon_failed": "the daemon ended with an error: {message}",
+    "daemon_ready": "{message}",
     "daemon_started": "started, pid {pid}",
     "daemon_stopped": "stopped[ with exit code {exit_code}]",
     "data_wait": "training waits for data since {since}: {waiting_for}; {message}",
@@ -51,6 +53,7 @@ SENTENCES = {
     "plan_grown": "{windows:window} planned, of epoch {epoch}",
     "progress": "{message}",
     "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
+    "rolled_back": "rolled back to step {to}[: {reason}]",
     "run_failed": "the run failed: {message}",
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
@@ -71,8 +74,10 @@ SENTENCES = {
     "storage_trouble": "{message}",
     "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",
+    "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
     "trainer_stop_asked": "the trainer is asked to save and end",
+    "trainer_suspect": "the trainer may hang at step {step}: {reason}",
 }
 
 
@@ -95,7 +100,9 @@ class _Words:
             return ", ".join(str(_Words(name, each)) for each in value) or "none"
         if isinstance(value, dict):
             return json.dumps(value, ensure_ascii=False, default=str)
-        text = PHRASES.get(str(value), str(value))
+        text = str(value)
+        if name == "message":
+            return PHRASES.get(text, text)
         return text.replace("_", " ") if name == "reason" and re.fullmatch("[a-z_]+", text) else text
 
 
@@ -108,7 +115,7 @@ def _number(name: str, value: float) -> str:
         return format_bytes(value)
     if isinstance(value, float):
         return f"{value:,.4f}"
-    return str(value) if name == "pid" else f"{value:,}"
+    return str(value) if name in ("pid", "pids") else f"{value:,}"
 
 
 def sentence(event: Mapping[str, Any]) -> str:
@@ -117,7 +124,7 @@ def sentence(event: Mapping[str, Any]) -> str:
     fields = {
         name: _Words(name, value)
         for name, value in event.items()
-        if name not in HIDDEN and value not in (None, "", []) and (name, value) != ("dropped", 0)
+        if name not in HIDDEN and value not in (None, "", []) and (name, value) not in AS_USUAL
     }
     try:
         template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), SENTENCES[word])

@@ -53,6 +53,7 @@ class Footer:
         self.shown = os.isatty(descriptor) and environ.get("TERM", "dumb") != "dumb"
         self._coloured = coloured(descriptor, environ)
         self._rows: list[bytes] = []
+        self._widths: list[int] = []
 
     def show(self, *lines: Callable[[int], str], colours: Sequence[str] = ()) -> None:
         """Replace the lines by others of at most so many characters, which are one column wide each."""
@@ -60,19 +61,20 @@ class Footer:
             return
         columns = columns_of(self._descriptor)
         texts = [line(columns)[:columns].encode("ascii", "replace").decode() for line in lines]
+        widths = [len(text) for text in texts]
         if self._coloured and colours:
             texts = [paint(text, colour) for text, colour in zip(texts, colours, strict=True)]
         rows = [text.encode() for text in texts]
         if rows != self._rows:
             erase = self._erase()
-            self._rows = rows
+            self._rows, self._widths = rows, widths
             self._write(erase + b"\n".join(rows))
 
     def clear(self) -> None:
         """Take them away."""
         if self._rows:
             erase = self._erase()
-            self._rows = []
+            self._rows, self._widths = [], []
             self._write(erase)
 
     def above(self, line: bytes) -> bytes:
@@ -89,7 +91,9 @@ class Footer:
         return self.above(f"{head}{folded}\n".encode("utf-8", "replace"))
 
     def _erase(self) -> bytes:
-        return ERASE + ROW_ABOVE * (len(self._rows) - 1)
+        columns = columns_of(self._descriptor) + 1  # a terminal made narrower since has folded what is there
+        rows = sum(1 + max(0, width - 1) // columns for width in self._widths)
+        return ERASE + ROW_ABOVE * (rows - 1)
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone

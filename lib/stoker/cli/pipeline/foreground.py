@@ -94,14 +94,14 @@ class Child:
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
             os.truncate(self.log, 0)
 
-    def last_words(self, told: Collection[str]) -> list[str]:
-        """The last lines of its log that say why it ended, less the events that were told already."""
+    def last_words(self, shown: Collection[str]) -> list[str]:
+        """The last lines of its log that say why it ended, less the events that were shown already."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
         found = [(line, RECORD.match(line)) for line in lines]
         return [
-            line for line, record in found if not record or (record[1] == "error" and record[2] not in told)
+            line for line, record in found if not record or (record[1] == "error" and record[2] not in shown)
         ]
 
 
@@ -140,7 +140,7 @@ class Foreground:
         try:
             while True:
                 self.tend()
-                self.output.tell(time.monotonic())
+                self.output.refresh(time.monotonic())
                 if self.stopping is not None and not any(child.process for child in self.children):
                     return self.stopping
                 for event in waiter.wait(TURN_S):
@@ -156,7 +156,7 @@ class Foreground:
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
-                self.output.told[child.name].clear()
+                self.output.shown[child.name].clear()
                 child.start(self.pipeline.file)
             child.rotate()
             code = child.look()
@@ -176,8 +176,8 @@ class Foreground:
         held = code == HELD and not child.ready
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
         level = "error" if held or failed or code else "warning"
-        self.output.tell(time.monotonic())  # its last events say why
-        words = child.last_words(self.output.told[child.name])
+        self.output.refresh(time.monotonic())  # its last events say why
+        words = child.last_words(self.output.shown[child.name])
         label = LABELS[child.name]
         self.say(level, f"{child.name} {how_it_ended(code)}{'; its last words:' if words else ''}", label)
         for line in words:

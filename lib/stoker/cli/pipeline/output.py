@@ -23,12 +23,7 @@ MUTED = frozenset({"daemon_started", "daemon_stopped", "trainer_stop_asked"})
 ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})  # for files and pipes alone
 STATUS_S = 5.0  # between two status lines of one daemon where no line is live
 WHAT_FIRST = ("path", "reason", "step")  # logs keep their fields by the alphabet; a reader wants these first
-WAITS = (
-    "trouble",
-    "paused",
-    "waits",
-    "waiting_for",
-)  # fields of a snapshot: why nothing comes
+WAITS = ("trouble", "paused", "waits", "waiting_for")  # fields of a snapshot that say why nothing comes
 STDOUT = 1
 
 
@@ -42,7 +37,7 @@ class Output:
         self._live = self._person and self._footer.shown
         self._events = EventTail(layout)
         self._events.new()  # of earlier runs
-        self.told: dict[str, set[str]] = {daemon: set() for daemon in DAEMONS}  # event words since its start
+        self.shown: dict[str, set[str]] = {daemon: set() for daemon in DAEMONS}  # event words since its start
         self._texts: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
@@ -63,14 +58,13 @@ class Output:
         except OSError:  # the terminal or the pipe is gone
             return
 
-    def tell(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Print what is new: events, then how each daemon is; now is monotonic seconds."""
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
-            self.told[daemon].add(word)
-            if word in MUTED or (self._person and (level == "debug" or word in ROUTINE)):
-                continue
-            self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
+            self.shown[daemon].add(word)
+            if word not in MUTED and not (self._person and (level == "debug" or word in ROUTINE)):
+                self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
         status = {} if self._quiet else read_status(self._layout)
         if self._live and status:
             lines = [live_line(daemon, about) for daemon, about in status.items()]
@@ -90,17 +84,14 @@ class Output:
 
 def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:
     """How a daemon is now, in a line that fits."""
-    body, parts = about["body"], ["not running"]
-    if not about["running"]:
-        body = {}
-    else:
-        parts = str(body.get("text") or "starting").split(", ")
-        if daemon == DOWNLOAD_WATCHDOG and "files" in body:
-            parts = list(download_parts(body))
-        elif daemon == STAGE_SHARD and "files_of" in body:
-            parts = list(shard_parts(body))
-        elif daemon == TRAIN_SUPERVISOR:
-            body = {"bytes_done": body.get("step"), "bytes_of": body.get("steps")}
+    body = about["body"] if about["running"] else {"text": "not running"}
+    parts = str(body.get("text") or "starting").split(", ")
+    if daemon == DOWNLOAD_WATCHDOG and "files" in body:
+        parts = list(download_parts(body))
+    elif daemon == STAGE_SHARD and "files_of" in body:
+        parts = list(shard_parts(body))
+    elif daemon == TRAIN_SUPERVISOR:
+        body = {"bytes_done": body.get("step"), "bytes_of": body.get("steps")}
     label = f"{LABELS[daemon]:<{LABEL_WIDTH}}"
     return lambda width: label + progress_line(parts, body, width - LABEL_WIDTH)
 
