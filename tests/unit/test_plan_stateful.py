@@ -6,12 +6,12 @@ STOKER_PLAN_EXAMPLES=20000 makes it a long search; by itself it is a short one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, event, settings
+from hypothesis import HealthCheck, Phase, currently_in_test_context, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -264,7 +264,7 @@ class Histories(RuleBasedStateMachine):
         still = 0
         for _ in range(ROUNDS):
             if all(run.finished for run in world.runs):
-                event(f"{len(world.runs)} runs came to their ends")
+                count(f"{len(world.runs)} runs came to their ends")
                 return
             before = self._state()
             self._round()
@@ -272,7 +272,7 @@ class Histories(RuleBasedStateMachine):
             still = still + 1 if self._state() == before else 0
             if still == 3:
                 assert self._too_small(), "the pipeline stands still"
-                event("the disk is too small for what must be on it at once")
+                count("the disk is too small for what must be on it at once")
                 return
         raise AssertionError(f"the runs have not ended after {ROUNDS} rounds")
 
@@ -337,6 +337,12 @@ class Histories(RuleBasedStateMachine):
 
     def training(self) -> list[Run]:
         return [run for run in self.world.runs if run.running]
+
+
+def count(ending: str) -> None:
+    """Tell the search's statistics how a history ended."""
+    if currently_in_test_context():
+        event(ending)
 
 
 def pick(of: Sequence[Any], n: int) -> Any:
@@ -406,22 +412,112 @@ def overtake_what_is_cold(patch: pytest.MonkeyPatch) -> None:
 SKIPPED = "a skipped window was trained on|applied, skipped and the rest are not the plan"
 
 
-@pytest.mark.parametrize(
-    ("fault", "law"),
-    [
-        (evict_whatever_the_mark, "a planned set leaves hot"),
-        (skip_a_window_too_few, SKIPPED),
-        (forget_the_skips_of_ancestors, SKIPPED),
-        (hydrate_without_room, "the reserve is touched"),
-        (keep_every_wanted_set, "the pipeline stands still"),
-        (wait_for_all_that_is_planned, "the pipeline stands still"),
-        (overtake_what_is_cold, "an epoch ends without a set that was there|a set was overtaken"),
-    ],
-)
-def test_a_fault_is_found(
-    fault: Callable[[pytest.MonkeyPatch], None], law: str, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Found:
+    """A planted fault, the law that finds it, and the smallest history in which the search met it."""
+
+    fault: Callable[[pytest.MonkeyPatch], None]
+    law: str
+    listed: list[int]  # tokens of each source
+    turns: int
+    then: Callable[[Histories], object] = lambda state: None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    def replay(self) -> None:
+        """Go through the history again; AssertionError where a law does not hold."""
+        few = {"seq_len": 1, "global_batch": 1, "epochs": 1, **self.policy}
+        policy = GrowthPolicy(seed=0, segment_tokens=1, order="listing", hold_s=20.0, run_id="id-a", **few)
+        run = Run("run", policy, **{"steps": 1, "keep_last": 1, "ahead": 0, **self.run})
+        state = Histories()
+        try:
+            state.begin(
+                world=World(40, 0, 0, 0, Floors(0, 0)), listed=self.listed, ahead=1, run=run, turns=self.turns
+            )
+            state.the_laws_hold()
+            self.then(state)
+            state.the_laws_hold()
+        finally:
+            state.teardown()
+
+
+def back_without(state: Histories) -> None:
+    """A rollback to the beginning that skips the first step."""
+    state.roll_back(n=0, back=1, skip=[(0, 1)])
+    state.the_laws_hold()
+
+
+def back_without_and_back_again(state: Histories) -> None:
+    back_without(state)
+    state.roll_back(n=0, back=0, skip=[])
+
+
+def rot_what_the_next_epoch_needs(state: Histories) -> None:
+    state.end_listing()
+    state.rot(n=0)
+    state.change_settings(n=0, batch=1, seq_len=1)
+    state.train(n=0, steps=1)
+
+
+FAULTS = [
+    Found(
+        evict_whatever_the_mark,
+        "a planned set leaves hot",
+        [0, 0, 0, 4, 6, 12, 12],
+        turns=7,
+        run={"steps": 6},
+    ),
+    Found(skip_a_window_too_few, SKIPPED, [0, 0, 0, 2], turns=4, then=back_without),
+    Found(
+        forget_the_skips_of_ancestors,
+        SKIPPED,
+        [0, 0, 0, 4],
+        turns=5,
+        then=back_without_and_back_again,
+        run={"steps": 3},
+    ),
+    Found(hydrate_without_room, "the reserve is touched", [0, 8, 10, 10, 5, 12], turns=16, run={"steps": 26}),
+    Found(
+        keep_every_wanted_set,
+        "the pipeline stands still",
+        [0, 0, 0, 3, 9, 10, 12],
+        turns=0,
+        run={"steps": 8, "keep_last": 3},
+        policy={"seq_len": 2, "global_batch": 2, "epochs": 2},
+    ),
+    Found(
+        wait_for_all_that_is_planned,
+        "the pipeline stands still",
+        [0, 0, 0, 0, 11, 11, 12],
+        turns=15,
+        then=lambda state: state.roll_back(n=0, back=7, skip=[]),
+        run={"steps": 21},
+    ),
+    Found(
+        overtake_what_is_cold,
+        "an epoch ends without a set that was there|a set was overtaken",
+        [0, 0, 0, 0],
+        turns=4,
+        then=rot_what_the_next_epoch_needs,
+    ),
+]
+each_fault = pytest.mark.parametrize("found", FAULTS, ids=lambda found: found.fault.__name__)
+
+
+@each_fault
+def test_a_fault_is_found_in_the_history_that_once_showed_it(
+    found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault(monkeypatch)
+    found.replay()
+    found.fault(monkeypatch)
+    with pytest.raises(AssertionError, match=found.law):
+        found.replay()
+
+
+@pytest.mark.long
+@each_fault
+def test_a_random_search_finds_the_fault(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    found.fault(monkeypatch)
     few = settings(
         Histories.TestCase.settings,
         max_examples=500,
@@ -431,5 +527,5 @@ def test_a_fault_is_found(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    with pytest.raises(AssertionError, match=law):
+    with pytest.raises(AssertionError, match=found.law):
         run_state_machine_as_test(Histories, settings=few)
