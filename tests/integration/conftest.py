@@ -1,4 +1,4 @@
-"""Fixtures that several integration tests share; each is made once, by the first test that wants it."""
+"""What several integration tests start from, made once for all of them. Tests copy it, or only look."""
 
 from __future__ import annotations
 
@@ -6,21 +6,37 @@ from pathlib import Path
 
 import pytest
 
+from support.once import made_once
+from support.parquet import write_fineweb
+from support.pipelines import Template, make_pipeline, opened
 from support.training import TrainPipeline, make_shard_sets, make_training
 
 
 @pytest.fixture(scope="session")
 def shard_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the state and hot directories of two files whose shard sets are proven."""
-    home = tmp_path_factory.mktemp("shard-sets")
-    make_shard_sets(home)
-    return home
+    return made_once(tmp_path_factory, "shard-sets", make_shard_sets)
 
 
 @pytest.fixture(scope="session")
 def finished(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
-    """A run of 60 steps that was left in peace. Tests copy it, or look only."""
-    run = make_training(shard_sets, tmp_path_factory.mktemp("finished"))
-    ended = run.once()
-    assert ended.returncode == 0, ended.stderr
-    return run
+    """A run of 60 steps that was left in peace."""
+
+    def train(home: Path) -> None:
+        ended = make_training(shard_sets, home).once()
+        assert ended.returncode == 0, ended.stderr
+
+    return TrainPipeline(opened(made_once(tmp_path_factory, "finished", train)))
+
+
+@pytest.fixture(scope="session")
+def drained(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """Three good files whose sets are proven."""
+
+    def build(home: Path) -> None:
+        data = make_pipeline(home)
+        for number in range(3):
+            write_fineweb(data.source / f"{number:03d}.parquet", 150, seed=number)
+        data.drain()
+
+    return Template(made_once(tmp_path_factory, "drained", build))

@@ -31,7 +31,7 @@ from support.downloads import stoker
 from support.halting import halts_at
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 from support.processes import ENDING_S, daemon_command, start_daemon, wait_gone
 from support.sites import write_site
 from support.waiting import LONG_S, wait_until
@@ -225,7 +225,7 @@ class TestDownloadWatchdog:
 
     def test_a_folder_that_is_suddenly_empty_is_taken_for_unmounted(self, tmp_path: Path) -> None:
         data = with_files(tmp_path)
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         listed = data.listed()
         for file in data.source.iterdir():
             file.unlink()
@@ -236,7 +236,7 @@ class TestDownloadWatchdog:
 
     def test_a_damaged_receipt_is_set_aside_and_written_again(self, tmp_path: Path) -> None:
         data = with_files(tmp_path)
-        data.once("download_watchdog")
+        data.receive()
         good = data.receipts()
         record = data.pipeline.layout.receipt("prose", "001.parquet")
         record.write_bytes(record.read_bytes()[:-20])
@@ -245,34 +245,12 @@ class TestDownloadWatchdog:
         assert data.events("download_watchdog", "record_damaged")
 
 
-class Drained:
-    """Three good files whose sets are proven, made once; each test works on a copy of state and hot."""
-
-    def __init__(self, home: Path) -> None:
-        self.made = with_files(home, 3)
-        self.made.drain()
-
-    def copy(self, home: Path, **changes: object) -> DataPipeline:
-        for part in ("state", "hot"):
-            shutil.copytree(self.made.home / part, home / part, dirs_exist_ok=True)
-        return self.again(home, **changes)
-
-    def again(self, home: Path, **changes: object) -> DataPipeline:
-        """The same source folder seen by a pipeline of another configuration."""
-        return make_pipeline(home, **{"dataset__source__path": str(self.made.source), **changes})
-
-
-@pytest.fixture(scope="module")
-def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
-    return Drained(tmp_path_factory.mktemp("drained"))
-
-
 class TestStageShard:
     def test_the_tokenizers_training_is_shown_with_its_share(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         data = with_files(tmp_path, 1)
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         for name, value in halts_at(tmp_path / "halts", [100]).items():
             monkeypatch.setenv(name, value)
         daemon = data.start("stage_shard")
@@ -298,7 +276,8 @@ class TestStageShard:
         (folder / "readme.parquet").write_text("not parquet at all")
         before = fingerprint(folder)
 
-        data.drain()
+        assert data.once("download_watchdog").returncode == 0
+        data.build()
 
         states = data.states()
         assert sorted(states.pop(twin) for twin in ("001.parquet", "copy.parquet")) == [
@@ -352,7 +331,7 @@ class TestStageShard:
         assert set(data.states().values()) == {"released"}
 
     def test_another_build_of_the_same_version_is_refused_and_of_the_next_one_made(
-        self, drained: Drained, tmp_path: Path
+        self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
         first = data.pin()
@@ -370,16 +349,16 @@ class TestStageShard:
         assert len(raised.sets()) == 6
         assert drained.again(tmp_path).once("stage_shard").returncode == 78  # an earlier version
 
-    def test_a_given_tokenizer_is_frozen_as_it_is(self, drained: Drained, tmp_path: Path) -> None:
+    def test_a_given_tokenizer_is_frozen_as_it_is(self, drained: Template, tmp_path: Path) -> None:
         frozen = drained.made.pipeline.layout.tokenizer("prose", 1)
-        data = drained.again(tmp_path, tokenizer={"file": str(frozen)}, shard__workers=1)
+        data = drained.again(tmp_path, tokenizer={"file": str(frozen)})
         data.drain()
         assert data.pin().tokenizer_trained_on is None
         assert data.pin().build_id == drained.made.pin().build_id
         assert data.sets() == drained.made.sets()
 
     def test_a_second_pipeline_on_the_same_hot_directory_is_refused_by_name(
-        self, drained: Drained, tmp_path: Path
+        self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
         daemon = data.start("stage_shard")
@@ -393,7 +372,7 @@ class TestStageShard:
         assert read_holder(data.pipeline.hot_layout.owner_lock) is None
 
     def test_lost_and_damaged_things_are_made_again_byte_for_byte(
-        self, drained: Drained, tmp_path: Path
+        self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
         sets, sources, pin = data.sets(), data.sources(), data.pin()
@@ -424,7 +403,7 @@ class TestStageShard:
         assert list(layout.quarantine.glob(f"shards-*/{three.name}/manifest.json"))
 
     def test_a_pin_that_is_not_there_any_more_is_made_of_the_tokenizer_that_is(
-        self, drained: Drained, tmp_path: Path
+        self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
         sets, pin = data.sets(), data.pin()
@@ -435,7 +414,7 @@ class TestStageShard:
         assert (data.pin().build_id, data.pin().complete) == (pin.build_id, True)
 
     def test_an_empty_folder_where_hot_was_is_taken_for_unmounted_until_told_otherwise(
-        self, drained: Drained, tmp_path: Path
+        self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
         sets, states, hot = data.sets(), data.states(), data.pipeline.hot
@@ -486,8 +465,10 @@ class TestStageShard:
         assert (ended.kind, ended.code) == ("failed", 69)
         assert said.count("seen") == 1
 
-    def test_a_duplicate_takes_the_place_of_an_original_that_lost_set_and_file(self, tmp_path: Path) -> None:
-        data = with_files(tmp_path)
+    def test_a_duplicate_takes_the_place_of_an_original_that_lost_set_and_file(
+        self, drained: Template, tmp_path: Path
+    ) -> None:
+        data = drained.copy_with_source(tmp_path)
         shutil.copy(data.source / "000.parquet", data.source / "twin.parquet")
         data.drain()
         sets = data.sets()
@@ -499,6 +480,7 @@ class TestStageShard:
         assert data.states() == {
             "000.parquet": "duplicate",
             "001.parquet": "released",
+            "002.parquet": "released",
             "twin.parquet": "released",
         }
         assert data.sets() == sets
@@ -508,14 +490,15 @@ class TestStageShard:
     ) -> None:
         data = make_pipeline(tmp_path)
         file = write_fineweb(data.source / "a.parquet", 150)
-        data.once("download_watchdog")
+        data.receive()
         was = file.stat()
         write_fineweb(file, 150, seed=77)
         os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
         ended = data.once("stage_shard")
         assert ended.returncode == 0
         assert "1 not finished: a.parquet" in ended.stderr
-        data.drain()
+        assert data.once("download_watchdog").returncode == 0
+        data.build()
         assert data.states() == {"a.parquet": "released"}
         assert data.sources()["a.parquet"].sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -648,7 +631,7 @@ def test_a_full_hot_disk_pauses_the_work_which_goes_on_when_there_is_room(tmp_pa
         pytest.skip("needs the right to mount a tmpfs")
     try:
         data = with_files(tmp_path, hot=str(hot), stage__free_floor="0B")
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         daemon = data.start("stage_shard")
         try:
             wait_until(lambda: data.events("stage_shard", "disk_full"), what="the full disk")
@@ -676,7 +659,7 @@ def test_what_was_staged_too_early_makes_room_for_the_file_the_tokenizer_waits_f
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(hot)], check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         receipt = data.receipts()["001.parquet"]
         assert receipt.sha256 is not None
         source = Source("prose", "001.parquet", receipt.size, receipt.sha256)
@@ -704,7 +687,8 @@ def test_whatever_lies_in_requests_no_daemon_stops_and_the_good_ones_are_answere
     asked = {daemon: file_request(layout, daemon, "shout", {}) for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
     for daemon in asked:
         litter_requests(layout.requests(daemon))
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
     for daemon, request in asked.items():
         assert "refused" in (read_outcome(layout, request) or {}), "it was read"
         left = [file.name for file in layout.requests(daemon).iterdir()]

@@ -42,7 +42,7 @@ def files(tmp_path: Path, *names: str, **changes: object) -> DataPipeline:
     data = make_pipeline(tmp_path, **changes)
     for number, name in enumerate(names):
         write_fineweb(data.source / f"{name}.parquet", 150, seed=number)
-    assert data.once("download_watchdog").returncode == 0
+    data.receive()
     return data
 
 
@@ -206,7 +206,7 @@ def state_fills_and_drains(home: Path) -> None:
         wait_until(lambda: "disk_state" in data.status()["paused"], what="the status")
         assert 'reason="disk_state"} 1.0' in metrics(data)
         write_fineweb(data.source / "002.parquet", 150, seed=9)
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         until = time.monotonic() + 3
         wait_until(lambda: time.monotonic() > until)
         assert data.states().get("002.parquet", "seen") == "seen", "nothing new is begun"
@@ -229,7 +229,7 @@ def test_a_loop_that_can_start_no_process_waits_until_it_can(tmp_path: Path) -> 
         sixth = sorted(set(range(len(held) + 6)) - held)[5]  # of those free; a worker's start takes more
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (sixth + 1, limits[1]))
         write_fineweb(data.source / "001.parquet", 150, seed=1)
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         wait_until(lambda: "worker_not_started" in daemon.said(), what="the trouble told")
         assert data.states()["001.parquet"] != "released"
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
@@ -262,5 +262,5 @@ def test_a_lister_that_is_asked_to_stop_is_not_taken_for_another_owner_of_hot(tm
         first.terminate()
         wait_until(lambda: [one for one in listers(daemon) if one.pid != first.pid], what="another lister")
         write_fineweb(data.source / "001.parquet", 150, seed=1)
-        assert data.once("download_watchdog").returncode == 0
+        data.receive()
         wait_until(lambda: data.states() == TWO, what="the second set")

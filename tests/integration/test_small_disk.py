@@ -8,13 +8,18 @@ import pytest
 
 from support.chaos_apart import chaos_apart
 
-KILLS, LIMIT_S = 5, 600
+LIMIT_S = 600
 
 
 @pytest.mark.root
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_two_epochs_go_through_a_third_of_the_room_and_five_kills(tmp_path: Path) -> None:
-    """The checks are those of chaos.scenarios.small_disk, with a 16 MB tmpfs."""
-    found = chaos_apart("tiny-disk", KILLS, tmp_path, LIMIT_S)
+@pytest.mark.parametrize(
+    ("scenario", "kills"), [("least-disk", 2), pytest.param("tiny-disk", 8, marks=pytest.mark.long)]
+)
+def test_two_epochs_go_through_a_third_of_the_room_and_through_kills(
+    tmp_path: Path, scenario: str, kills: int
+) -> None:
+    """The checks are those of chaos.scenarios.small_disk."""
+    found = chaos_apart(scenario, kills, tmp_path, LIMIT_S)
     assert found["rounds"] == 1, "the run was over before the last kill"
-    assert found["kills"] + found["skipped"] == KILLS
+    assert found["kills"] + found["skipped"] == kills

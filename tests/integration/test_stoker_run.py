@@ -22,7 +22,7 @@ from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, kill_tree, wait_gone
 from support.terminal import run_on_terminal
-from support.training import SLOW_ENOUGH, TrainPipeline, on_one_core
+from support.training import SLOW_ENOUGH, TrainPipeline, make_training, on_one_core
 from support.waiting import LONG_S, wait_until
 
 MARK = "STOKER_TEST_RUN"
@@ -83,24 +83,32 @@ def started() -> Iterator[Any]:
         run.end()
 
 
-def pipeline_of_text(home: Path, **changes: Any) -> DataPipeline:
+SETTINGS: dict[str, Any] = {
+    "train__steps": 40,
+    "train__seq_len": 64,
+    "train__global_batch": 4,
+    "train__model": SLOW_ENOUGH,
+    "train__start_when": {"tokens": "1000", "shard_sets": 1},
+    "train__evaluate": {"every_steps": 20, "tokens": 512},
+    "train__checkpoint": {"every": None, "every_steps": 20},
+    "supervise__stop_time": "20s",
+    "supervise__backoff": {"first": "0.1s", "most": "0.2s"},
+}
+
+
+def pipeline_of_text(home: Path) -> DataPipeline:
     """Three files, the second damaged; a run of 40 small steps."""
-    settings: dict[str, Any] = {
-        "train__steps": 40,
-        "train__seq_len": 64,
-        "train__global_batch": 4,
-        "train__model": SLOW_ENOUGH,
-        "train__start_when": {"tokens": "1000", "shard_sets": 1},
-        "train__evaluate": {"every_steps": 20, "tokens": 512},
-        "train__checkpoint": {"every": None, "every_steps": 20},
-        "supervise__stop_time": "20s",
-        "supervise__backoff": {"first": "0.1s", "most": "0.2s"},
-    }
-    pipeline = make_pipeline(home, **{**settings, **changes})
+    pipeline = make_pipeline(home, **SETTINGS)
     for number in range(3):
         write_fineweb(pipeline.source / f"{number}.parquet", rows=150, seed=number)
     flip_page(pipeline.source / "1.parquet", 1)
     return pipeline
+
+
+def pipeline_of_sets(shard_sets: Path, home: Path, **changes: Any) -> DataPipeline:
+    """Two files that are built; a run over them."""
+    source = {"dataset__source__path": str(shard_sets / "source")}
+    return make_training(shard_sets, home, **{**SETTINGS, **source, **changes}).data
 
 
 def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any) -> None:
@@ -186,8 +194,10 @@ def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_
     assert "\x1b" not in said
 
 
-def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(tmp_path: Path, started: Any) -> None:
-    pipeline = pipeline_of_text(tmp_path / "killed", train__steps=100_000)
+def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(
+    shard_sets: Path, tmp_path: Path, started: Any
+) -> None:
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "killed", train__steps=100_000)
     run = started(pipeline)
     run.training.wait_for_step(3, timeout_s=90)
     everyone = run.everyone()
@@ -197,8 +207,8 @@ def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(tmp_path: P
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
-def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: Any) -> None:
-    pipeline = pipeline_of_text(tmp_path / "daemon")
+def test_a_daemon_that_runs_already_stops_all_with_75(shard_sets: Path, tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "daemon")
     daemon = pipeline.start(TRAIN_SUPERVISOR)
     try:
         run = started(pipeline)
@@ -209,16 +219,18 @@ def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: A
         assert daemon.stop() == 0
 
 
-def test_a_misspelt_key_exits_78_and_is_told_the_right_one(tmp_path: Path, started: Any) -> None:
-    pipeline = pipeline_of_text(tmp_path / "misspelt")
+def test_a_misspelt_key_exits_78_and_is_told_the_right_one(
+    shard_sets: Path, tmp_path: Path, started: Any
+) -> None:
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "misspelt")
     pipeline.file.write_text(pipeline.file.read_text().replace("global_batch", "globl_batch"))
     run = started(pipeline)
     assert run.process.wait(LONG_S) == 78
     assert "global_batch" in run.said()
 
 
-def test_a_run_that_fails_ends_it_with_the_reason(tmp_path: Path, started: Any) -> None:
-    pipeline = pipeline_of_text(tmp_path / "hopeless", train__seq_len=100_000)
+def test_a_run_that_fails_ends_it_with_the_reason(shard_sets: Path, tmp_path: Path, started: Any) -> None:
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "hopeless", train__seq_len=100_000)
     run = started(pipeline, "--until-done")
     assert run.process.wait(LONG_S) == 65, run.said()
     assert "fewer than one window" in run.said()

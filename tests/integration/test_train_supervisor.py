@@ -31,10 +31,11 @@ def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: Train
     assert [row["step"] for row in finished.rows() if "loss" in row] == list(range(1, 61))
 
 
-def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline) -> None:
-    ended = finished.once()
+def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "again")
+    ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    assert len(finished.events("trainer_launched")) == 1
+    assert len(run.events("trainer_launched")) == 1
 
 
 @pytest.mark.parametrize(
@@ -45,10 +46,9 @@ def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline) -> None
     ],
 )
 def test_what_must_not_change_inside_a_run_is_refused_with_both_values(
-    finished: TrainPipeline, change: dict[str, Any], said: str
+    finished: TrainPipeline, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    ended = make_training(finished.data.home, finished.data.home, **change).once()
-    make_training(finished.data.home, finished.data.home)  # the file as it was
+    ended = copy_of(finished, tmp_path / "changed", **change).once()
     assert ended.returncode == 78
     assert said in ended.stderr
 

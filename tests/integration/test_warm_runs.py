@@ -73,7 +73,8 @@ def test_a_set_that_rots_while_it_is_read_and_one_that_vanishes_come_back_from_w
     check_same(run, ground)
 
 
-def test_without_warm_any_more_what_is_lost_is_built_again_from_its_source(
+@pytest.mark.long
+def test_a_run_goes_on_without_warm_over_what_is_built_again_from_its_source(
     ground: Ground, tmp_path: Path
 ) -> None:
     """The operator took warm out of the configuration: its copies are nobody's any more."""
@@ -122,6 +123,7 @@ def of_train(**changes: Any) -> dict[str, Any]:
     return {"train": {**SETTINGS["train"], **changes}}
 
 
+@pytest.mark.long
 def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batches_and_windows(
     ground: Ground, tmp_path: Path
 ) -> None:
@@ -171,6 +173,7 @@ def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batc
     assert 0 <= audit["plan"]["remainder"] < 24
 
 
+@pytest.mark.long
 def test_a_second_run_over_the_same_sets_takes_none_away_from_the_first(
     ground: Ground, tmp_path: Path
 ) -> None:

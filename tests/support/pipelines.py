@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import urllib.request
 from dataclasses import dataclass
@@ -14,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.listing import Listing, read_listing, write_listing
 from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
 from stoker.corpus.records.sources import Source, read_sources
 from stoker.kit.lock import read_holder
 from stoker.observe.status import read_status
@@ -108,11 +110,30 @@ class DataPipeline:
             check=False,
         )
 
+    def receive(self) -> None:
+        """Write what a download watchdog leaves that saw the whole source folder: receipts and listing."""
+        layout, dataset = self.pipeline.layout, self.pipeline.dataset
+        layout.create()
+        files = sorted(file for file in dataset.source.path.glob("*.parquet") if not file.is_symlink())
+        for file in files:
+            about, content = file.stat(), hashlib.sha256(file.read_bytes()).hexdigest()
+            etag = f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
+            receipt = Receipt(
+                dataset.name, file.name, str(file), about.st_size, content, "", etag, "verified"
+            )
+            write_receipt(layout, receipt)
+        listed = tuple((file.name, file.stat().st_size) for file in files)
+        write_listing(layout, Listing(dataset.name, listed, complete=True, revision=""))
+
+    def build(self) -> None:
+        """Bring every received file to its shard set."""
+        ended = self.once("stage_shard")
+        assert ended.returncode == 0, ended.stderr
+
     def drain(self) -> None:
-        """Receipts, then shard sets, of everything in the source folder."""
-        for daemon in ("download_watchdog", "stage_shard"):
-            ended = self.once(daemon)
-            assert ended.returncode == 0, ended.stderr
+        """Shard sets of everything in the source folder."""
+        self.receive()
+        self.build()
 
     def start(self, daemon: str) -> RunningDaemon:
         """Start a daemon and wait until it is READY."""
@@ -134,7 +155,7 @@ def make_pipeline(home: Path, name: str = "data", **changes: Any) -> DataPipelin
         },
         "stage": {"settle": "0s", "free_floor": "1MiB"},
         "tokenizer": {"train": {"vocab_size": 400, "train_bytes": "60KB"}},
-        "shard": {"val_ratio": 0.1, "shard_tokens": 8000, "workers": 2},
+        "shard": {"val_ratio": 0.1, "shard_tokens": 8000, "workers": 1},
         "train": {
             "steps": 10,
             "start_when": {"tokens": "1000"},  # that fits on the smallest hot disk of a test
@@ -152,4 +173,34 @@ def make_pipeline(home: Path, name: str = "data", **changes: Any) -> DataPipelin
         section[last] = value
     file = home / f"{name}.yaml"
     file.write_text(yaml.safe_dump(body, sort_keys=False))
+    return DataPipeline(home, file, load_pipeline(file))
+
+
+class Template:
+    """A pipeline that was made once; each test works on a copy of what the daemons wrote."""
+
+    def __init__(self, home: Path) -> None:
+        self.made = opened(home)
+
+    def copy(self, home: Path, **changes: Any) -> DataPipeline:
+        """A pipeline with copies of state and hot over the same source folder."""
+        for part in ("state", "hot"):
+            shutil.copytree(self.made.home / part, home / part, dirs_exist_ok=True)
+        return self.again(home, **changes)
+
+    def copy_with_source(self, home: Path) -> DataPipeline:
+        """A pipeline with a source folder of its own too, received as it is now."""
+        shutil.copytree(self.made.source, home / "source")
+        data = self.copy(home, dataset__source__path=str(home / "source"))
+        data.receive()
+        return data
+
+    def again(self, home: Path, **changes: Any) -> DataPipeline:
+        """The pipeline of a copy with another configuration."""
+        return make_pipeline(home, **{"dataset__source__path": str(self.made.source), **changes})
+
+
+def opened(home: Path, name: str = "data") -> DataPipeline:
+    """The pipeline that was made there before."""
+    file = home / f"{name}.yaml"
     return DataPipeline(home, file, load_pipeline(file))

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
         "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
         "start_when": {"tokens": "1000", "shard_sets": 1},
         "evaluate": {"every_steps": None, "tokens": 0},
-        "checkpoint": {"every": None, "every_steps": 10, "keep_last": 2},
+        "checkpoint": {"every": None, "every_steps": 20, "keep_last": 2},
     },
     "supervise": {"stop_time": "20s", "backoff": {"first": "0.1s", "most": "0.2s"}},
 }

@@ -60,7 +60,7 @@ class FullDiskScenario(Scenario):
         )
         for number in range(self.files):
             write_letters(self.data.source / f"{number:04d}.parquet", LETTERS_A_SET, number)
-        assert self.data.once("download_watchdog").returncode == 0
+        self.data.receive()
         self.siege = Siege(self.data, (STAGE_SHARD,), never_exits=True)
         self.seen: set[str] = set()  # what the status gave as reasons to pause
         self.hot_disk, self.state_disk = directory / "hot", directory / "state"

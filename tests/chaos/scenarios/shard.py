@@ -137,8 +137,7 @@ class Ground:
             write_fineweb(self.made.source / f"{number}.parquet", ROWS, seed=number, row_group=ROW_GROUP)
         write_fineweb(self.made.source / "1-twin.parquet", ROWS, seed=1, row_group=ROW_GROUP)
         flip_page(write_fineweb(self.made.source / "damaged.parquet", ROWS, seed=99, row_group=ROW_GROUP), 2)
-        ended = self.made.once("download_watchdog")
-        assert ended.returncode == 0, ended.stderr
+        self.made.receive()
         in_peace = self.copy(home / "in-peace")
         assert (ended := in_peace.once(STAGE_SHARD)).returncode == 0, ended.stderr
         self.sets = in_peace.sets()

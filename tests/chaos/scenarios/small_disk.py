@@ -25,7 +25,7 @@ from support.audits import STOKER, audit_of
 from support.mounts import free_bytes, mount_small, resize_small
 from support.pipelines import DataPipeline
 from support.siege import Siege, Watch, kill
-from support.small_disk import FULL, QUICK, Sizes, leftovers, make_small_disk, recount, weights
+from support.small_disk import FULL, LEAST, QUICK, Sizes, leftovers, make_small_disk, recount, weights
 from support.training import TrainPipeline
 from support.waiting import wait_until
 
@@ -203,6 +203,13 @@ class TinyDiskScenario(SmallDiskScenario):
     pause_s = 5.0
     rollbacks = (0.4,)
     shrinks = (0.6,)
+
+
+class LeastDiskScenario(TinyDiskScenario):
+    """A corpus twice a 10 MB hot disk: few sets, and a short run over them."""
+
+    name = "least-disk"
+    sizes = LEAST
 
 
 class SiegeJob(Job):
