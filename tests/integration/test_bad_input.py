@@ -71,7 +71,8 @@ def test_every_kind_of_bad_file_is_named_and_the_good_ones_are_built(tmp_path: P
     )
     reasons = write_bad(data.source)
 
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
 
     told = data.reasons()
     assert {path: each["reason"] for path, each in told.items()} == reasons

@@ -20,6 +20,7 @@ from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.audit.audit import audit_run
 from support.halting import halts_at, wait_halted
+from support.once import made_once
 from support.processes import wait_gone
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -84,12 +85,14 @@ def flip(file: Path) -> None:
 @pytest.fixture(scope="module")
 def template(finished: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run with its checkpoints mirrored."""
-    home = tmp_path_factory.mktemp("mirrored")
-    one = Mirrored(finished.data.home, home)
-    one.warm.mkdir()
-    ended = one.train.once()
-    assert ended.returncode == 0, ended.stderr
-    return home
+
+    def mirror(home: Path) -> None:
+        one = Mirrored(finished.data.home, home)
+        one.warm.mkdir()
+        ended = one.train.once()
+        assert ended.returncode == 0, ended.stderr
+
+    return made_once(tmp_path_factory, "mirrored", mirror)
 
 
 @pytest.fixture

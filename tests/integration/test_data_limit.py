@@ -48,7 +48,8 @@ def planned(data: DataPipeline) -> list[str]:
 
 def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Path) -> None:
     data = sliced(tmp_path, rows=ROWS + 1)
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
     # 0 has 60 rows, 1 is damaged and counts nothing, 2 reaches the limit.
     assert listed(data) == (["0", "1", "2"], True)
     open_ = {path for path, state in data.states().items() if state not in TERMINAL}
@@ -78,7 +79,8 @@ def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Pa
 
 def test_a_slice_by_files_lists_and_hashes_no_more(tmp_path: Path) -> None:
     data = sliced(tmp_path, files=2)
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
     assert listed(data) == (["0", "1"], True)
     assert set(data.receipts()) == {"0.parquet", "1.parquet"} == set(data.listed())
     assert data.states() == {"0.parquet": "released", "1.parquet": "quarantined"}

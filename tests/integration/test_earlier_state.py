@@ -32,7 +32,8 @@ def kept(tmp_path: Path) -> TrainPipeline:
 
 def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipeline) -> None:
     data, before, rows = kept.data, kept.data.sets(), kept.rows()
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
     assert data.sets() == before
     assert data.states() == {
         **dict.fromkeys(("0.parquet", "1.parquet", "2.parquet"), "released"),

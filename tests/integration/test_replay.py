@@ -19,6 +19,8 @@ from stoker.kit.process.process_id import processes_with_environment
 from stoker.store.hashing import hash_file
 from stoker.store.record import read_record, write_record
 from stoker.supervise.replay.replay_site import Site
+from support.once import made_once
+from support.pipelines import opened
 from support.training import TrainPipeline, make_training, on_one_core
 from support.waiting import wait_until
 
@@ -28,7 +30,11 @@ FORK, END, LAST = 20, 40, 46
 @pytest.fixture(scope="module")
 def troubled(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
     """A run that was killed, rolled back with a skip, and went on with another batch and rate."""
-    home = tmp_path_factory.mktemp("troubled")
+    home = made_once(tmp_path_factory, "troubled", lambda home: train_troubled(shard_sets, home))
+    return TrainPipeline(opened(home))
+
+
+def train_troubled(shard_sets: Path, home: Path) -> None:
     run = make_training(shard_sets, home, train__steps=END)
     daemon = run.start()
     os.kill(run.wait_for_step(22).pid, signal.SIGKILL)
@@ -41,7 +47,6 @@ def troubled(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     )
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    return run
 
 
 def replay(run: TrainPipeline, out: Path, *options: str) -> subprocess.Popen[str]:
@@ -59,7 +64,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def repeated(troubled: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a replay of it that was stopped once and then came to its end."""
-    out = tmp_path_factory.mktemp("replay") / "out"
+    made = made_once(tmp_path_factory, "replayed", lambda home: stop_and_replay(troubled, home / "out"))
+    return made / "out"
+
+
+def stop_and_replay(troubled: TrainPipeline, out: Path) -> None:
     first = replay(troubled, out)
     rows = out / "run" / "log" / "metrics.jsonl"
     wait_until(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 8, 60, "a few steps")
@@ -71,7 +80,6 @@ def repeated(troubled: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) 
     code, said, errors = ended(replay(troubled, out, "--json"))
     assert code == 0, said + errors
     (out / "report.json").write_text(said)
-    return out
 
 
 def test_a_troubled_history_comes_out_the_same_even_when_the_replay_is_stopped(

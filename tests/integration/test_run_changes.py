@@ -13,6 +13,8 @@ from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit import audit_run
+from support.once import made_once
+from support.pipelines import opened
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
@@ -23,9 +25,11 @@ CHANGED = {"train__steps": 76, "train__global_batch": BATCH, "train__seq_len": S
 @pytest.fixture(scope="module")
 def changed(finished: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
     """A finished run that went on with another batch and another length, over two entries of its plan."""
-    run = make_training(finished.data.home, tmp_path_factory.mktemp("changed"), **CHANGED)
-    assert run.once().returncode == 0
-    return run
+
+    def train(home: Path) -> None:
+        assert make_training(finished.data.home, home, **CHANGED).once().returncode == 0
+
+    return TrainPipeline(opened(made_once(tmp_path_factory, "changed", train)))
 
 
 def test_another_batch_and_from_an_entry_on_another_length_keep_the_books_true(

@@ -109,7 +109,7 @@ def test_batch_size_commits_and_place_change_no_byte(
         assert set_bytes(Path(task["target"])) == reference
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_workers_killed_again_and_again_still_make_the_same_set(
     tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes], seed: int
 ) -> None:

@@ -15,7 +15,7 @@ from stoker.config.load import load_pipeline
 from stoker.corpus.records.sources import PUBLISHED, Source, former_name, write_source
 from stoker.shards.audit.audit import audit_sets
 from support.parquet import flip_page, write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 
 FILE, OTHER = "000.parquet", "001.parquet"
 
@@ -52,13 +52,20 @@ def with_dataset(data: DataPipeline, **changes: object) -> DataPipeline:
     return DataPipeline(data.home, data.file, load_pipeline(data.file))
 
 
-def drained(tmp_path: Path, **changes: object) -> DataPipeline:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Template:
     """Two small files, built."""
-    data = make_pipeline(tmp_path, **changes)
+    data = make_pipeline(tmp_path_factory.mktemp("made"))
     for number, name in enumerate((FILE, OTHER)):
         write_fineweb(data.source / name, 120, seed=number)
     data.drain()
-    return data
+    return Template(data.home)
+
+
+@pytest.fixture
+def data(made: Template, tmp_path: Path) -> DataPipeline:
+    """The two small files in a folder of the test's own."""
+    return made.copy_with_source(tmp_path)
 
 
 def formers(data: DataPipeline) -> list[Source]:
@@ -71,9 +78,8 @@ def changes_told(data: DataPipeline) -> list[tuple[str, str]]:
 
 
 def test_changed_content_is_a_new_source_beside_the_old_set_and_nothing_is_counted_twice(
-    tmp_path: Path,
+    data: DataPipeline,
 ) -> None:
-    data = drained(tmp_path)
     before, sets, first = data.sources()[FILE], data.sets(), (data.source / FILE).read_bytes()
 
     write_fineweb(data.source / FILE, 150, seed=7)
@@ -103,8 +109,7 @@ def test_changed_content_is_a_new_source_beside_the_old_set_and_nothing_is_count
     assert len(data.sets()) == 3
 
 
-def test_a_change_cut_off_between_its_records_is_taken_back_or_finished(tmp_path: Path) -> None:
-    data = drained(tmp_path)
+def test_a_change_cut_off_between_its_records_is_taken_back_or_finished(data: DataPipeline) -> None:
     layout, before = data.pipeline.layout, data.sources()[FILE]
     name = former_name({}, before)
     write_source(layout, replace(before, path=name, former=FILE))
@@ -123,8 +128,7 @@ def test_a_change_cut_off_between_its_records_is_taken_back_or_finished(tmp_path
     assert audited_rows(data) == 240 + 150
 
 
-def test_a_change_right_after_a_set_was_published_leaves_no_set_without_a_record(tmp_path: Path) -> None:
-    data = drained(tmp_path)
+def test_a_change_right_after_a_set_was_published_leaves_no_set_without_a_record(data: DataPipeline) -> None:
     before = data.sources()[FILE]
     # Killed between the rename that published the set and the record that says so.
     write_source(data.pipeline.layout, replace(before, state="building", books=None))
@@ -136,8 +140,7 @@ def test_a_change_right_after_a_set_was_published_leaves_no_set_without_a_record
     assert audited_rows(data) == 240 + 150
 
 
-def test_a_former_contents_lost_record_is_made_anew_and_a_lost_set_is_given_up(tmp_path: Path) -> None:
-    data = drained(tmp_path)
+def test_a_former_contents_lost_record_is_made_anew_and_a_lost_set_is_given_up(data: DataPipeline) -> None:
     write_fineweb(data.source / FILE, 150, seed=7)
     data.drain()
     (former,) = formers(data)
@@ -188,8 +191,7 @@ def test_one_content_under_several_names_is_judged_under_each_but_built_once(tmp
     assert audited_rows(data) == 120
 
 
-def test_equal_names_in_two_datasets_do_not_meet(tmp_path: Path) -> None:
-    data = drained(tmp_path)
+def test_equal_names_in_two_datasets_do_not_meet(data: DataPipeline) -> None:
     sets = data.sets()
     other = with_dataset(data, name="verse")
     write_fineweb(data.source / FILE, 90, seed=9)
@@ -202,9 +204,8 @@ def test_equal_names_in_two_datasets_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_rot_in_a_built_file_is_no_edit_and_nothing_is_made_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: DataPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = drained(tmp_path)
     receipt, sources, sets = data.receipts()[FILE], data.sources(), data.sets()
     rot(data.source / FILE)
 
@@ -224,7 +225,8 @@ def test_rot_in_a_built_file_is_no_edit_and_nothing_is_made_of_it(
 
     assert verify(data, "--accept", OTHER) == 64, "only what was found rotten is accepted"
     assert verify(data, "--accept", FILE) == 0
-    data.drain()
+    assert data.once("download_watchdog").returncode == 0
+    data.build()
     assert data.receipts()[FILE] == replace(rotten, state="verified", sha256=rotten.found, found="")
     assert [one.sha256 for one in formers(data)] == [receipt.sha256]
     assert audited_rows(data) >= 240, "what was accepted is judged like any other content"
@@ -238,7 +240,7 @@ def test_what_rots_before_it_is_built_is_set_aside_until_a_good_copy_comes(tmp_p
     for number, name in enumerate((FILE, OTHER)):
         write_fineweb(data.source / name, 120, seed=number)
     good = (data.source / FILE).read_bytes()
-    assert data.once("download_watchdog").returncode == 0
+    data.receive()
     rot(data.source / FILE)
     again(data)  # finds it while staging, and disputes it
     assert data.once("download_watchdog").returncode == 1

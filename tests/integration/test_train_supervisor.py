@@ -83,7 +83,14 @@ def test_the_end_of_the_data_is_an_end_too(shard_sets: Path, tmp_path: Path) -> 
     assert books["applied"] == books["step"] * 16
 
 
-@pytest.mark.parametrize("name", ["model-00001.safetensors", "SHA256SUMS", "plan.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model-00001.safetensors",
+        pytest.param("SHA256SUMS", marks=pytest.mark.long),
+        pytest.param("plan.jsonl", marks=pytest.mark.long),
+    ],
+)
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_before(
     finished: TrainPipeline, tmp_path: Path, name: str
 ) -> None:
@@ -282,6 +289,7 @@ def test_what_a_newer_stoker_wrote_stops_the_data_daemons_too(shard_sets: Path, 
         assert file.read_bytes() == written
 
 
+@pytest.mark.long
 def test_a_checkpoint_nested_too_deep_is_passed_over_for_the_whole_one_before(
     finished: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,13 +40,11 @@ def never_two(run: TrainPipeline) -> Iterator[None]:
     assert most[0] <= 1, f"{most[0]} trainers at once"
 
 
-def test_a_trainer_killed_five_times_ends_with_the_same_losses_and_the_same_bytes(
-    finished: TrainPipeline,
-    shard_sets: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_the_same_bytes(
+    finished: TrainPipeline, shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    steps = [SAVED_EVERY * kill + 4 for kill in range(5)]
+    steps = [SAVED_EVERY * kill + 4 for kill in range(kills)]
     for name, value in halts_at(tmp_path / "halts", ["eval", *steps]).items():
         monkeypatch.setenv(name, value)
     run = make_training(shard_sets, tmp_path / "killed")
@@ -62,8 +60,12 @@ def test_a_trainer_killed_five_times_ends_with_the_same_losses_and_the_same_byte
             wait_until(lambda: run.record().get("state") == "finished", what="the end of the run")
     finally:
         assert daemon.stop() == 0
-    assert [event["exit_class"] for event in run.events("trainer_exited")] == ["killed"] * 5 + ["finished"]
-    assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 0, 10, 20, 30, 40]
+    assert [event["exit_class"] for event in run.events("trainer_exited")] == ["killed"] * kills + [
+        "finished"
+    ]
+    assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 0, 10, 20, 30, 40][
+        : kills + 1
+    ]
     assert run.rows() == finished.rows()
     assert run.tensors() == finished.tensors()
 

@@ -22,8 +22,9 @@ from stoker.shards.format.proof import prove_set
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR, WarmLayout
 from stoker.store.record import write_record
 from stoker.store.requests import file_request, read_outcome
+from support.once import made_once
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, make_pipeline, opened
 from support.processes import RunningDaemon
 from support.sites import write_site
 from support.waiting import wait_until
@@ -39,13 +40,17 @@ def warm_pipeline(home: Path, **changes: object) -> DataPipeline:
 
 
 class Copied:
-    """Three sets, built and copied to warm, made once; each test works on a copy of state, hot and warm."""
+    """Three sets, built and copied to warm; each test works on a copy of state, hot and warm."""
 
     def __init__(self, home: Path) -> None:
-        self.made = warm_pipeline(home)
+        self.made = opened(home)
+
+    @staticmethod
+    def make(home: Path) -> None:
+        made = warm_pipeline(home)
         for number in range(3):
-            write_fineweb(self.made.source / f"{number:03d}.parquet", 150, seed=number)
-        self.made.drain()
+            write_fineweb(made.source / f"{number:03d}.parquet", 150, seed=number)
+        made.drain()
 
     def copy(self, home: Path, **changes: object) -> DataPipeline:
         for part in ("state", "hot", "warm"):
@@ -59,7 +64,7 @@ class Copied:
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Copied:
-    return Copied(tmp_path_factory.mktemp("copied"))
+    return Copied(made_once(tmp_path_factory, "copied", Copied.make))
 
 
 @contextmanager

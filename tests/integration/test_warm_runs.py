@@ -16,6 +16,7 @@ from stoker.plan.residency import held
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from support.audits import audit_of
+from support.once import made_once
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline
 from support.training import TrainPipeline, on_one_core
@@ -26,7 +27,7 @@ from support.warm_ground import EVERYTHING_OFF, FILES, SETTINGS, Ground, at_work
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     """Sets on hot and warm, and a run over them that was left in peace. Tests work on copies."""
-    return Ground(tmp_path_factory.mktemp("ground"))
+    return Ground(made_once(tmp_path_factory, "ground", Ground.make))
 
 
 def planned_sets(run: TrainPipeline) -> list[Path]:

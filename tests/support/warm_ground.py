@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, make_pipeline, opened
 from support.processes import RunningDaemon
 from support.training import TrainPipeline, on_one_core
 
@@ -38,15 +38,25 @@ SETTINGS: dict[str, Any] = {
 
 
 class Ground:
-    """Sets built and copied to warm, made once; and a run over them that was left in peace."""
+    """Sets built and copied to warm, and a run over them that was left in peace."""
 
     def __init__(self, home: Path) -> None:
-        self.made = make_pipeline(home, warm=str(home / "warm"), **SETTINGS)
+        self.made = opened(home)
+        self.peace = TrainPipeline(opened(home / "peace"))
+
+    @staticmethod
+    def make(home: Path) -> None:
+        made = make_pipeline(home, warm=str(home / "warm"), **SETTINGS)
         for number in range(FILES):
-            write_fineweb(self.made.source / f"{number}.parquet", rows=150, seed=number)
-        self.made.drain()
-        self.peace = TrainPipeline(self.copy(home / "peace"))
-        ended = self.peace.once()
+            write_fineweb(made.source / f"{number}.parquet", rows=150, seed=number)
+        made.drain()
+        peace = make_pipeline(
+            home / "peace",
+            **{**SETTINGS, "warm": str(home / "peace" / "warm"), "dataset__source__path": str(made.source)},
+        )
+        for part in ("state", "hot", "warm"):
+            shutil.copytree(home / part, peace.home / part)
+        ended = TrainPipeline(peace).once()
         assert ended.returncode == 0, ended.stderr
 
     def copy(self, home: Path, **changes: Any) -> DataPipeline:
