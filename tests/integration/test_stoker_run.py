@@ -207,8 +207,8 @@ def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
-def test_a_daemon_that_runs_already_stops_all_with_75(shard_sets: Path, tmp_path: Path, started: Any) -> None:
-    pipeline = pipeline_of_sets(shard_sets, tmp_path / "daemon")
+def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: Any) -> None:
+    pipeline = make_pipeline(tmp_path / "daemon")
     daemon = pipeline.start(TRAIN_SUPERVISOR)
     try:
         run = started(pipeline)
@@ -219,10 +219,8 @@ def test_a_daemon_that_runs_already_stops_all_with_75(shard_sets: Path, tmp_path
         assert daemon.stop() == 0
 
 
-def test_a_misspelt_key_exits_78_and_is_told_the_right_one(
-    shard_sets: Path, tmp_path: Path, started: Any
-) -> None:
-    pipeline = pipeline_of_sets(shard_sets, tmp_path / "misspelt")
+def test_a_misspelt_key_exits_78_and_is_told_the_right_one(tmp_path: Path, started: Any) -> None:
+    pipeline = make_pipeline(tmp_path / "misspelt")
     pipeline.file.write_text(pipeline.file.read_text().replace("global_batch", "globl_batch"))
     run = started(pipeline)
     assert run.process.wait(LONG_S) == 78
