@@ -206,7 +206,7 @@ class TinyDiskScenario(SmallDiskScenario):
 
 
 class LeastDiskScenario(TinyDiskScenario):
-    """A corpus twice an 8 MB hot disk: few sets, a short run over them, and no replay of it."""
+    """A corpus twice a 10 MB hot disk: few sets, a short run over them, and no replay of it."""
 
     name = "least-disk"
     sizes = LEAST
