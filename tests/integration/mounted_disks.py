@@ -87,7 +87,7 @@ def pipeline(home: Path, **changes: Any) -> DataPipeline:
     """Files with receipts, which a loop can begin with."""
     data = plain(home, **changes)
     write_files(data)
-    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    data.receive()
     return data
 
 
@@ -149,12 +149,12 @@ def test_a_warm_disk_that_hangs_in_mid_copy_holds_up_its_copies_alone(home: Path
         wait_for(data, "synced")
         warm.arm()
         write_files(data, first=FILES, count=1)
-        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+        data.receive()
         warm.wait_halted()
         wait_for_trouble(data, "waiting for the warm directory")
         wait_for_event(data, "warm_unavailable")
         write_files(data, first=FILES + 1, count=1)
-        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+        data.receive()
         wait_until(lambda: data.states().get(f"{FILES + 1}.parquet") == "proven", what="the new file's set")
         still_turns(data)
         assert data.states()[f"{FILES}.parquet"] == "proven"
@@ -165,6 +165,7 @@ def test_a_warm_disk_that_hangs_in_mid_copy_holds_up_its_copies_alone(home: Path
     warm_is_whole(data)
 
 
+@pytest.mark.long
 def test_a_warm_disk_whose_server_died_is_waited_for(home: Path, mounts: Mounts) -> None:
     warm = mounts(home / "disk", home / "warm", halts_at="write")
     data = with_warm(home)
@@ -172,7 +173,7 @@ def test_a_warm_disk_whose_server_died_is_waited_for(home: Path, mounts: Mounts)
         wait_for(data, "synced")
         warm.arm()
         write_files(data, first=FILES, count=1)
-        assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+        data.receive()
         warm.wait_halted()  # in the middle of its copy
         warm.die()
         wait_for_event(data, "warm_unavailable")
@@ -204,6 +205,7 @@ def test_a_source_folder_that_hangs_while_it_is_hashed_or_staged(home: Path, mou
     nothing_was_blamed(data)
 
 
+@pytest.mark.long
 def test_a_source_folder_whose_server_died_is_waited_for(home: Path, mounts: Mounts) -> None:
     source = mounts(home / "disk", home / "source", halts_at="read")
     data = pipeline(home)
@@ -308,7 +310,7 @@ def test_a_file_that_expands_to_more_than_the_disk_is_set_aside_and_the_others_a
     data = small(home)
     write_files(data, count=4)
     write_repeated(data.source / "1-bomb.parquet", prose(random.Random(1), 20_000)[:MIB], rows=200)
-    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    data.receive()
     least = drained_with_least_free(data)
     states = data.states()
     assert states.pop("1-bomb.parquet") == "quarantined"
@@ -337,7 +339,7 @@ def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home:
     data = small(home)
     write_files(data, count=1)
     write_repeated(data.source / "1-repeated.parquet", prose(random.Random(1), 80), rows=600)
-    assert data.once(DOWNLOAD_WATCHDOG).returncode == 0
+    data.receive()
     assert drained_with_least_free(data) >= FLOOR
     assert list(data.states().values()) == ["proven"] * 2 and not data.reasons()
     built = data.sources()["1-repeated.parquet"]

@@ -13,15 +13,30 @@ from support.fuse import WHY_NO_FUSE, fuse_is_here
 from support.mounts import WHY_NOT, apart
 
 THERE = Path(__file__).with_name("mounted_disks.py")
-TESTS = re.findall(r"^def (test_\w+)\((.*?)\)", THERE.read_text(), re.MULTILINE)
+FOUND = re.findall(r"^(@pytest\.mark\.long\n)?def test_(\w+)\((.*?)\)", THERE.read_text(), re.MULTILINE)
+TESTS = [
+    pytest.param(f"test_{name}", wants, id=name, marks=[pytest.mark.long] if long else [])
+    for long, name, wants in FOUND
+]
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("name", "wants"), TESTS, ids=[name.removeprefix("test_") for name, _ in TESTS])
+@pytest.mark.parametrize(("name", "wants"), TESTS)
 def test_with_mounts_of_its_own(name: str, wants: str, tmp_path: Path) -> None:
     if "mounts" in wants and not fuse_is_here():
         pytest.skip(WHY_NO_FUSE)
-    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "apart")]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "",
+        "--basetemp",
+        str(tmp_path / "apart"),
+    ]
     command = apart([sys.executable, *words, f"{THERE}::{name}"])
     if command is None:
         pytest.skip(WHY_NOT)
