@@ -247,7 +247,7 @@ def test_an_abandoned_step_does_not_count_and_its_checkpoint_is_to_be_moved(run:
     audit = run.audit()
     assert audit.plan.applied == 10 * BATCH
     assert [finding.split(": ", 1)[1] for finding in audit.findings] == [
-        "lies past the fork of timeline 1; the train supervisor finishes that rollback when it starts"
+        "lies past the fork of timeline 1; the next start of the supervisor finishes it"
     ]
 
 
@@ -299,7 +299,7 @@ def test_a_log_of_launches_that_cannot_be_is_found(run: Run, launches: list[Any]
         ({"skipped": 3}, "skipped is 3, recounted 0"),
         ({"remainder": 3}, "remainder is 3, recounted 0"),
         ({"tail_tokens": 3}, "tail_tokens is 3, recounted 15"),
-        ({"run": "other"}, "run is other, not main"),
+        ({"run": "other"}, "run is other, recounted main"),
         (
             {"checkpoint": "step-000000010"},
             "checkpoint is step-000000010, the newest proven one step-000000020",

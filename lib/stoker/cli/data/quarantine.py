@@ -221,12 +221,10 @@ def _ask_each(
 
 
 def _release_words(kept: Kept, outcome: Mapping[str, Any]) -> str:
-    path = one_line(kept.path)
+    path, before = one_line(kept.path), "was released before" if outcome.get("already") else "released"
     if "refused" in outcome:
         return f"stoker: {path or kept.name} is not released: {one_line(outcome['refused'])}"
-    if "fetching" in outcome:
-        return f"{path}: {outcome['why']}"
-    return f"{path}: {'was released before' if outcome.get('already') else 'released'}: {outcome.get('why')}"
+    return f"{path}: {outcome['why']}" if "fetching" in outcome else f"{path}: {before}: {outcome.get('why')}"
 
 
 def _drop_words(kept: Kept, outcome: Mapping[str, Any]) -> str:

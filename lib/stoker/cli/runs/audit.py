@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, plural, print_json
 
 MOST_NAMED = 5
 
@@ -32,16 +32,15 @@ def audit(file: Path, deep: bool, as_json: bool) -> int:
     run = audit_run(pipeline, deep=deep)
     data = audit_sets(pipeline, deep)
     findings = [*data.findings, *run.findings]
-    report = {
+    report: dict[str, Any] = {
         "v": 1,
         "balanced": not findings,
         "deep": deep,
         **data.figures(),
         **run.figures(),
-        "recounted": [*data.recounted, "plan", "checkpoints"],
-        "on_record": [*data.on_record, *run.on_record],
-        "findings": findings,
     }
+    report["recounted"] = [*data.recounted, "plan", "checkpoints"]
+    report |= {"on_record": [*data.on_record, *run.on_record], "findings": findings}
     if as_json:
         print_json(report)
     else:
@@ -51,42 +50,40 @@ def audit(file: Path, deep: bool, as_json: bool) -> int:
 
 def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
     """The audit for a person."""
-    sources, plan, checkpoints = report["sources"], report["plan"], report["checkpoints"]
-    dropped, tokens = report["dropped"], report["tokens"]
-    why = f" ({', '.join(f'{reason} {rows:,}' for reason, rows in dropped.items())})" if dropped else ""
     yield f"{name}: {'balanced' if report['balanced'] else 'NOT balanced'}"
-    yield f"  sources      {_counts(sources)}"
+    yield from (f"  {what:<12} {text}" for what, text in _figures(report) if text)
+    if findings := report["findings"]:
+        yield f"{plural(len(findings), 'finding')}:"
+        yield from (f"  {finding}" for finding in findings)
+
+
+def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    plan, dropped, tokens = report["plan"], report["dropped"], report["tokens"]
+    yield "sources", _counts(report["sources"])
+    why = f" ({', '.join(f'{reason} {rows:,}' for reason, rows in dropped.items())})" if dropped else ""
+    kept = f"{report['documents']:,} documents + {sum(dropped.values()):,} dropped{why}"
+    yield "rows", f"{report['rows']:,} = {kept}"
+    yield "imported", _imported(report["imported"]) if report["imported"]["sets"] else ""
+    changed = _named(report["changed"], "after its set was built")
+    yield "changed", f"{changed}; the set of the former content stays, training reads both" if changed else ""
+    yield "unproven", _named(report["unproven"], "that came without a length or a sum")
+    yield "tokens", f"{tokens['train']:,} to train on + {tokens['val']:,} held out"
+    parts = " + ".join(f"{plan[name]:,} {name}" for name in ("applied", "skipped", "remainder", "ahead"))
     yield (
-        f"  rows         {report['rows']:,} = {report['documents']:,} documents + "
-        f"{sum(dropped.values()):,} dropped{why}"
+        "plan",
+        f"{plan['windows']:,} windows in {plan['entries']} entries = {parts}; "
+        f"{plan['tail_tokens']:,} tail tokens",
     )
-    if report["imported"]["sets"]:
-        yield f"  imported     {_imported(report['imported'])}"
-    if report["changed"]:
-        files = _named(report["changed"], "after its set was built")
-        yield f"  changed      {files}; the set of the former content stays, training reads both"
-    if report["unproven"]:
-        yield f"  unproven     {_named(report['unproven'], 'that came without a length or a sum')}"
-    yield f"  tokens       {tokens['train']:,} to train on + {tokens['val']:,} held out"
-    yield (
-        f"  plan         {plan['windows']:,} windows in {plan['entries']} entries = "
-        f"{plan['applied']:,} applied + {plan['skipped']:,} skipped + {plan['remainder']:,} remainder + "
-        f"{plan['ahead']:,} ahead; {plan['tail_tokens']:,} tail tokens"
-    )
-    yield f"  checkpoints  {_counts(checkpoints)}"
-    yield f"  recounted    {', '.join(report['recounted'])}"
-    if report["on_record"]:
-        yield f"  on record    {', '.join(report['on_record'])} (--deep looks at it itself)"
-    if report["findings"]:
-        count = len(report["findings"])
-        yield f"{count} finding{'' if count == 1 else 's'}:"
-        yield from (f"  {finding}" for finding in report["findings"])
+    yield "checkpoints", _counts(report["checkpoints"])
+    yield "recounted", ", ".join(report["recounted"])
+    on_record = ", ".join(report["on_record"])
+    yield "on record", f"{on_record} (--deep looks at it itself)" if on_record else ""
 
 
 def _named(paths: Sequence[str], what: str) -> str:
-    """How many files, and which."""
+    """How many files, and which; empty for none."""
     named = ", ".join(paths[:MOST_NAMED]) + (" and more" if len(paths) > MOST_NAMED else "")
-    return f"{len(paths):,} file{'s' * (len(paths) != 1)} {what}: {named}"
+    return f"{plural(len(paths), 'file')} {what}: {named}" if paths else ""
 
 
 def _imported(figures: Mapping[str, int]) -> str:
@@ -94,8 +91,7 @@ def _imported(figures: Mapping[str, int]) -> str:
     sets, without = figures["sets"], figures["documents_not_known"]
     known = f", {figures['documents']:,} documents" if without < sets else ""
     unknown = f", documents not known of {without:,}" if without else ""
-    counted = f"{sets:,} set{'s' * (sets != 1)}, {figures['tokens']:,} tokens"
-    return f"{counted}{known}{unknown}; rows are not known"
+    return f"{plural(sets, 'set')}, {figures['tokens']:,} tokens{known}{unknown}; rows are not known"
 
 
 def _counts(figures: Mapping[str, int]) -> str:

@@ -45,18 +45,10 @@ def batch(  # noqa: PLR0917 - click passes one an option
     sources = read_sources(pipeline.layout, identity.dataset)
     library = Library(pipeline, identity.dataset, identity.build_id, sources)
     decode = decoder(pipeline, identity) if show else None
-    windows = list(_windows(made, history.plan.entries, library, decode))
-    report = {
-        "v": 1,
-        "pipeline": pipeline.name,
-        "run": run,
-        "step": made.step,
-        "timeline": made.timeline,
-        "sealed": made.sealed,
-        "begins": made.begins.as_list(),
-        "ends": made.ends.as_list(),
-        "windows": windows,
-    }
+    report: dict[str, Any] = {"v": 1, "pipeline": pipeline.name, "run": run, "step": made.step}
+    report |= {"timeline": made.timeline, "sealed": made.sealed}
+    report |= {"begins": made.begins.as_list(), "ends": made.ends.as_list()}
+    report["windows"] = list(_windows(made, history.plan.entries, library, decode))
     if as_json:
         print_json(report)
     else:
@@ -137,26 +129,18 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """The batch for a person."""
     windows = report["windows"]
     sealed = "sealed in a checkpoint" if report["sealed"] else "not sealed in a checkpoint yet"
-    yield (
-        f"run {report['run']}, step {report['step']} of timeline {report['timeline']}: "
-        f"{len(windows)} windows, positions {report['begins']} to {report['ends']}, {sealed}"
-    )
+    step = f"run {report['run']}, step {report['step']} of timeline {report['timeline']}"
+    yield f"{step}: {len(windows)} windows, positions {report['begins']} to {report['ends']}, {sealed}"
     for number, window in enumerate(windows, start=1):
-        first, stop = window["tokens"]
-        yield (
-            f"{number:>4}  entry {window['entry']} (epoch {window['epoch']})  offset {window['offset']}  "
-            f"window {window['window']}  tokens {first}-{stop - 1}"
-        )
+        place = f"offset {window['offset']}  window {window['window']}"
+        tokens = f"tokens {window['tokens'][0]}-{window['tokens'][1] - 1}"
+        yield f"{number:>4}  entry {window['entry']} (epoch {window['epoch']})  {place}  {tokens}"
         for part in window["sets"]:
-            yield f"      {_documents(part)}"
+            source = part["source"] or "a source that is no more on record"
+            warm = ", read from warm" if part["place"] == "warm" else ""
+            yield f"      {source}  {_rows(part['documents'])}  set {part['set'][:16]}{warm}"
         if "text" in window:
             yield from (f"    | {line}" for line in printable(window["text"]).split("\n"))
-
-
-def _documents(part: Mapping[str, Any]) -> str:
-    source = part["source"] or "a source that is no more on record"
-    warm = ", read from warm" if part["place"] == "warm" else ""
-    return f"{source}  {_rows(part['documents'])}  set {part['set'][:16]}{warm}"
 
 
 def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:

@@ -14,6 +14,7 @@ from stoker.config.units import format_bytes, format_count, format_duration
 
 BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
 FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
+PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
 HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
 
 
@@ -44,16 +45,15 @@ def plan(file: Path, run: str | None, whole: bool, as_json: bool) -> None:
 def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:
     """The plan for a person."""
     entries = report["entries"]
-    if not report["begun"]:
-        yield f"run {report['run']} of {report['pipeline']}: no plan yet"
-    else:
+    run = f"run {report['run']} of {report['pipeline']}"
+    if report["begun"]:
         entry, offset = report["position"]
-        yield (
-            f"run {report['run']} of {report['pipeline']}: step {report['step']:,} of {report['steps']:,}, "
-            f"epoch {report['epoch']}, entry {entry} offset {offset:,}"
-        )
-        yield from (f"  {name:<11} {text}" for name, text in _progress(report))
-    yield from (f"  {name:<11} {text}" for name, text in _data(report))
+        place = f"epoch {report['epoch']}, entry {entry} offset {offset:,}"
+        yield f"{run}: step {report['step']:,} of {report['steps']:,}, {place}"
+    else:
+        yield f"{run}: no plan yet"
+    figures = [*(_progress(report) if report["begun"] else ()), *_data(report)]
+    yield from (f"  {name:<11} {text}" for name, text in figures)
     if entries:
         shown = entries if whole else _around(entries)
         yield from _table([_row(entry) for entry in shown])
@@ -63,70 +63,43 @@ def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[
 
 def _progress(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     windows, tokens = report["windows"], report["tokens"]
-    yield (
-        "windows",
-        f"{windows['planned']:,} = {windows['applied']:,} applied + {windows['skipped']:,} skipped + "
-        f"{windows['remainder']:,} remainder + {windows['ahead']:,} ahead",
-    )
-    yield (
-        "tokens",
-        f"{format_count(tokens['applied'])} applied, {format_count(tokens['ahead'])} planned ahead; "
-        f"{format_count(tokens['tail'])} in tails",
-    )
+    parts = " + ".join(f"{windows[name]:,} {name}" for name in ("applied", "skipped", "remainder", "ahead"))
+    yield "windows", f"{windows['planned']:,} = {parts}"
+    applied, ahead, tail = (format_count(tokens[name]) for name in ("applied", "ahead", "tail"))
+    yield "tokens", f"{applied} applied, {ahead} planned ahead; {tail} in tails"
     if (rate := report["windows_per_s"]) is not None:
         lasts = report["lasts_s"]
         left = "" if lasts is None else f"; what is planned lasts {format_duration(lasts)}"
-        yield "pace", f"{rate:.3g} windows/s{left}{_next_due(report['entries'])}"
+        coming = next((entry for entry in report["entries"] if entry.get("due_s") is not None), None)
+        due = f"; entry {coming['n']} is due in {format_duration(coming['due_s'])}" if coming else ""
+        yield "pace", f"{rate:.3g} windows/s{left}{due}"
     yield "low water", "entry {} offset {:,}".format(*report["low_water"])
     for fork in report["timelines"]:
-        yield (
-            "timeline",
-            f"{fork['timeline']} from step {fork['from']} of timeline {fork['parent']} "
-            f"({fork['reason'] or 'no reason given'}{_skips(fork['skip'])})",
-        )
-
-
-def _skips(spans: Sequence[Any]) -> str:
-    return "; passes over " + ", ".join(f"{first} to {last}" for first, last in spans) if spans else ""
-
-
-def _next_due(entries: Sequence[Mapping[str, Any]]) -> str:
-    for entry in entries:
-        if entry.get("due_s") is not None:
-            return f"; entry {entry['n']} is due in {format_duration(entry['due_s'])}"
-    return ""
+        spans = ", ".join(f"{first} to {last}" for first, last in fork["skip"])
+        why = (fork["reason"] or "no reason given") + (f"; passes over {spans}" if spans else "")
+        yield "timeline", f"{fork['timeline']} from step {fork['from']} of timeline {fork['parent']} ({why})"
 
 
 def _data(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sets = report["sets"]
     if sets:
-        yield "shard sets", _set_counts(sets)
+        places = Counter(one["place"] for one in sets)
+        told = ", ".join(f"{places[place]} {words}" for place, words in PLACES.items() if places[place])
+        held, wanted = (sum(bool(one[name]) for one in sets) for name in ("planned", "wanted"))
+        yield "shard sets", f"{len(sets)}: {told}; {held} planned to be read, {wanted} wanted"
         loose = [one for one in sets if one["evictable"]]
         text = f"{len(loose)} could leave hot now ({format_bytes(sum(one['bytes'] for one in loose))})"
         yield "evictable", text + (f"; {report['why_they_stay']}" if report["why_they_stay"] else "")
     waiting = sorted((one for one in sets if one["wanted"]), key=lambda one: int(one["wanted"]))
-    if cold := [one for one in waiting if one["place"] != "hot"]:
-        names = ", ".join(one["source"] for one in cold[:3]) + (", ..." if len(cold) > 3 else "")
-        yield "wanted back", f"{len(cold)} from warm: {names}"
+    if cold := [one["source"] for one in waiting if one["place"] != "hot"]:
+        yield "wanted back", f"{len(cold)} from warm: {', '.join(cold[:3])}{', ...' if len(cold) > 3 else ''}"
     if report["finished"]:
         yield "finished", FINISHED.get(report["finished"], report["finished"])
-    elif report["waits_for"]:
-        yield "waits for", report["waits_for"]
     else:
-        yield "waits for", "nothing: it has ended" if report["ended"] else "nothing: it is far enough ahead"
+        nothing = "nothing: it has ended" if report["ended"] else "nothing: it is far enough ahead"
+        yield "waits for", report["waits_for"] or nothing
     if report["doing"]:
         yield "supervisor", report["doing"]
-
-
-def _set_counts(sets: Sequence[Mapping[str, Any]]) -> str:
-    places = Counter(one["place"] for one in sets)
-    told = [f"{places[place]} {words}" for place, words in PLACES.items() if places[place]]
-    held = sum(one["planned"] for one in sets)
-    wanted = sum(one["wanted"] is not None for one in sets)
-    return f"{len(sets)}: {', '.join(told)}; {held} planned to be read, {wanted} wanted"
-
-
-PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
 
 
 def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -139,20 +112,16 @@ def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     number = str(entry["n"])
-    if "passed" in entry:
-        return (number, "", "", "", "", "", "passed over {}: {}".format(*entry["passed"]))
-    if "end" in entry:
-        return (number, "", "", "", "", "", f"the plan's end: {entry['end']}")
+    if "state" not in entry:
+        said = "passed over {}: {}".format(*entry["passed"]) if "passed" in entry else None
+        return (number, "", "", "", "", "", said or f"the plan's end: {entry['end']}")
+    state = entry["state"]
+    if state == "reading":
+        state = f"being read, {entry['read'] / entry['windows']:.0%}"
+    elif state == "ahead" and entry["due_s"] is not None:
+        state = f"due in {format_duration(entry['due_s'])}"
     figures = (str(entry["epoch"]), str(len(entry["sets"])), str(entry["seq_len"]), f"{entry['windows']:,}")
-    return (number, *figures, format_count(entry["tokens"]), _state(entry))
-
-
-def _state(entry: Mapping[str, Any]) -> str:
-    if entry["state"] == "reading":
-        return f"being read, {entry['read'] / entry['windows']:.0%}"
-    if entry["state"] == "read":
-        return "read"
-    return "ahead" if entry["due_s"] is None else f"due in {format_duration(entry['due_s'])}"
+    return (number, *figures, format_count(entry["tokens"]), state)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

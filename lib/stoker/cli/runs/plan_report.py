@@ -114,20 +114,20 @@ def _waits_for(
 
 def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
     """What is published, by the records."""
-    published = {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}.values()
-    return DataInView(
-        sets=len(published),
-        train_tokens=sum(_tokens(one, "train") for one in published),
-        val_tokens=sum(_tokens(one, "val") for one in published),
-        complete=pin.complete,
-    )
+    published = _published(sources).values()
+    train, val = (sum(_tokens(one, split) for one in published) for split in ("train", "val"))
+    return DataInView(sets=len(published), train_tokens=train, val_tokens=val, complete=pin.complete)
+
+
+def _published(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """The source of each published shard set, by its key."""
+    return {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}
 
 
 def _standing(path: str, source: Source | None) -> PlanSource:
     if source is None:
         return PlanSource.of(path, None, None, None, 0)
-    hot = source.hot or source.state not in PUBLISHED
-    tokens = _tokens(source, "train")
+    hot, tokens = source.hot or source.state not in PUBLISHED, _tokens(source, "train")
     return PlanSource.of(path, source.state, source.key, source.manifest_sha256, tokens, hot=hot)
 
 
@@ -161,7 +161,7 @@ def _sets(
     pipeline: Pipeline, pin: DatasetPin | None, sources: Mapping[str, Source], holdings: list[Holdings]
 ) -> dict[str, Any]:
     """Every published shard set: where it lies, who holds it there, and whether it may leave now."""
-    published = {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}
+    published = _published(sources)
     token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
     sets = [
         ShardSet(key, set_bytes(one.books, token_bytes), _tokens(one, "train"), one.hot, one.on_warm)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 NOT_BUILT = "is not built into a shard set yet: no step has seen it"
 WORDS = {
+    "applied": "step {}",
+    "planned": "planned, not before step ~{}",
     "skipped": "skipped: a rollback passed over it",
     "remainder": "left over: with the last windows of the plan no batch can be filled",
     "beyond": "planned, but the run ends before it",
@@ -170,12 +172,12 @@ def _windows(segment: Segment, key: str, document: Document, library: Library) -
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """The answer for a person."""
-    row = f"{report['source']} row {report['row']}"
     if report["twin"] is not None:
         yield f"{report['source']} has the content of {report['twin']}, which stands for both"
-    yield f"{row}: {_fate_words(report)}"
+    yield f"{report['source']} row {report['row']}: {_fate_words(report)}"
     for run in report["runs"]:
-        yield from _run_lines(run, report["fate"])
+        if run["windows"] or report["fate"] not in ("held_out", "filtered"):
+            yield from _run_lines(run)
 
 
 def _fate_words(report: Mapping[str, Any]) -> str:
@@ -193,26 +195,17 @@ def _fate_words(report: Mapping[str, Any]) -> str:
     return f"document {report['document']} {kind}, {stop - first} tokens; {at}"
 
 
-def _run_lines(run: Mapping[str, Any], fate: str) -> Iterator[str]:
-    if fate in ("held_out", "filtered") and not run["windows"]:
-        return
+def _run_lines(run: Mapping[str, Any]) -> Iterator[str]:
     steps = ", ".join(str(step) for step in run["steps"])
     seen = f"seen in step{'s' if len(run['steps']) > 1 else ''} {steps}" if steps else "not seen"
     yield f"  run {run['run']} at step {run['step']} of timeline {run['timeline']}: {seen}"
     if not run["planned"]:
         yield "    no entry of its plan names this file's shard set yet"
     for one in run["windows"]:
-        yield (
-            f"    entry {one['entry']} (epoch {one['epoch']})  window {one['window']}  "
-            f"offset {one['offset']}  {_use_words(one)}"
-        )
+        words = WORDS[one["state"]].format(one["step"])
+        if one["state"] == "applied" and not one["sealed"]:
+            words += ", not sealed in a checkpoint yet"
+        place = f"window {one['window']}  offset {one['offset']}"
+        yield f"    entry {one['entry']} (epoch {one['epoch']})  {place}  {words}"
     for entry in run["tail_of"]:
         yield f"    entry {entry}: in its tail, shorter than a window, which is not read"
-
-
-def _use_words(one: Mapping[str, Any]) -> str:
-    if one["state"] == "applied":
-        return f"step {one['step']}" + ("" if one["sealed"] else ", not sealed in a checkpoint yet")
-    if one["state"] == "planned":
-        return f"planned, not before step ~{one['step']}"
-    return WORDS[one["state"]]

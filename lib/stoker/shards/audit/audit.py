@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,33 +70,6 @@ def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
     return audit
 
 
-@dataclass
-class _Totals:
-    """Sums over published sets; how many were recounted from parquet, and how many could not be seen."""
-
-    rows: int = 0
-    documents: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    imported: Counter[str] = field(default_factory=Counter)
-    reread: int = 0
-    unseen: int = 0
-
-    def add(self, books: Mapping[str, Any]) -> None:
-        self.tokens.update({split: books[split]["tokens"] for split in ("train", "val")})
-        if books["rows"] is None:
-            self.imported.update(
-                sets=1,
-                tokens=books["tokens"],
-                documents=books["documents"] or 0,
-                documents_not_known=int(books["documents"] is None),
-            )
-            return
-        self.rows += books["rows"]
-        self.documents += books["documents"]
-        self.dropped.update(books["dropped"])
-
-
 class _Look:
     """One look at everything the pipeline's data is recorded in."""
 
@@ -105,7 +78,10 @@ class _Look:
         self.pipeline = pipeline
         self.layout, self.hot = pipeline.layout, HotLayout(pipeline.hot)
         self.dataset = pipeline.dataset.name
-        self.totals = _Totals()
+        self.sums: Counter[str] = Counter()  # of the books of published sets
+        self.dropped: Counter[str] = Counter()
+        self.imported: Counter[str] = Counter()
+        self.reread = self.unseen = 0  # sets that were recounted from parquet, and that could not be seen
         self.places, self.misplaced = Places.of(pipeline), False
         self.records = Records.read(self.layout, self.dataset)
         self.sources, self.pin = self.records.sources, self.records.pin
@@ -130,35 +106,36 @@ class _Look:
             self.findings += self._set_findings(source)
         self.findings += self._folder_findings()
         counts = Counter(source.state for source in self.sources.values())
+        built = len(published) - self.imported["sets"]
+        deep = [*(["hashes"] if self.deep else []), *(["parquet rows"] if self.reread else [])]
+        on_record = [] if not built or self.reread == built else ["parquet rows"]
+        on_record += ["sets on a warm disk that is not there now"] if self.unseen else []
         return DataAudit(
-            sources={
-                "total": len(self.sources),
-                "proven": len(published),
-                "quarantined": counts["quarantined"],
-                "duplicate": counts["duplicate"],
-            },
-            rows=self.totals.rows,
-            documents=self.totals.documents,
-            dropped=dict(sorted(self.totals.dropped.items())),
-            tokens={split: self.totals.tokens[split] for split in ("train", "val")},
-            imported={what: self.totals.imported[what] for what in IMPORTED},
+            sources={"total": len(self.sources), "proven": len(published)}
+            | {state: counts[state] for state in ("quarantined", "duplicate")},
+            rows=self.sums["rows"],
+            documents=self.sums["documents"],
+            dropped=dict(sorted(self.dropped.items())),
+            tokens={split: self.sums[split] for split in ("train", "val")},
+            imported={what: self.imported[what] for what in IMPORTED},
             changed=tuple(sorted({source.former for source in published if source.former is not None})),
             unproven=tuple(
                 path for path, receipt in self.records.receipts.items() if receipt.state == "unproven"
             ),
-            recounted=self._recounted(),
-            on_record=self._on_record(len(published)),
+            recounted=("manifests", "sizes", *deep),
+            on_record=tuple(on_record),
             findings=tuple(self.findings),
         )
 
-    def _recounted(self) -> tuple[str, ...]:
-        deep = ("hashes", *(("parquet rows",) if self.totals.reread else ())) if self.deep else ()
-        return ("manifests", "sizes", *deep)
-
-    def _on_record(self, published: int) -> tuple[str, ...]:
-        built = published - self.totals.imported["sets"]
-        rows = () if not built or (self.deep and self.totals.reread == built) else ("parquet rows",)
-        return (*rows, *(("sets on a warm disk that is not there now",) if self.totals.unseen else ()))
+    def _add(self, books: Mapping[str, Any]) -> None:
+        """Count a published set's books."""
+        self.sums.update({split: books[split]["tokens"] for split in ("train", "val")})
+        if books["rows"] is None:
+            self.imported.update(sets=1, tokens=books["tokens"], documents=books["documents"] or 0)
+            self.imported["documents_not_known"] += books["documents"] is None
+        else:
+            self.sums.update(rows=books["rows"], documents=books["documents"])
+            self.dropped.update(books["dropped"])
 
     def _set_findings(self, source: Source) -> tuple[str, ...]:
         """What is wrong with the source's set, where it should have one."""
@@ -166,11 +143,10 @@ class _Look:
             return ()
         directory = self.places.of_set(source)
         if directory is None:  # its books are all that is here
-            self.totals.unseen += 1
+            self.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
-                self.totals.add(
-                    parse_books({} if source.books is None else source.books.to_mapping()).to_mapping()
-                )
+                books = {} if source.books is None else source.books.to_mapping()
+                self._add(parse_books(books).to_mapping())
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]
@@ -178,18 +154,16 @@ class _Look:
         misplaced = tuple(self.places.findings(source))
         self.misplaced |= bool(misplaced)
         if audit.books is not None:
-            self.totals.add(audit.books)
-        self.totals.reread += audit.reread
+            self._add(audit.books)
+        self.reread += audit.reread
         return (*audit.findings, *misplaced, *self._copy_findings(source))
 
     def _copy_findings(self, source: Source) -> tuple[str, ...]:
         """What is wrong with the copy on warm of a set that is on hot; only a deep audit reads it."""
-        copied = (
-            None if self.places.warm is None else self.places.warm.shard_set(self.dataset, str(source.key))
-        )
-        if not self.deep or not source.on_warm or source.evicted or copied is None or not copied.is_dir():
+        if not self.deep or not source.on_warm or source.evicted or self.places.warm is None:
             return ()
-        return audit_set(copied, source, self.pin, deep=()).findings
+        copied = self.places.warm.shard_set(self.dataset, str(source.key))
+        return audit_set(copied, source, self.pin, deep=()).findings if copied.is_dir() else ()
 
     def _folder_findings(self) -> Iterator[str]:
         """Sets that belong to no source; one just published, its record not yet written, is expected."""

@@ -101,11 +101,10 @@ def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iter
 def _rotten(pipeline: Pipeline, records: Records) -> Iterator[str]:
     for path, receipt in records.receipts.items():
         if receipt.rotten:
-            yield (
-                f"{receipt.file}: rotten: its sha256 is {receipt.found[:16]}, its receipt says "
-                f"{receipt.sha256[:16]}, while size, time and inode are the same; put a good copy in its "
-                f"place, or take it as it is: stoker verify downloads {pipeline.file} --accept {path}"
-            )
+            says = f"its sha256 is {receipt.found[:16]}, its receipt says {receipt.sha256[:16]}"
+            take = f"or take it as it is: stoker verify downloads {pipeline.file} --accept {path}"
+            same = "while size, time and inode are the same; put a good copy in its place"
+            yield f"{receipt.file}: rotten: {says}, {same}, {take}"
 
 
 def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[str]:
@@ -128,14 +127,12 @@ def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator
         if source.has_file:
             yield f"{source.path} has no receipt"
     elif (
-        source.state in TERMINAL and (receipt.usable or receipt.state == "released") and not source.never_came
+        source.state in TERMINAL and not source.never_came and (receipt.usable or receipt.state == "released")
     ):
-        for name, told, recorded in (
-            ("sha256", receipt.sha256[:16], source.sha256[:16]),
-            ("size", receipt.size, source.size),
-        ):
-            if told != recorded:
-                yield f"{source.path}: {name} is {recorded}, its receipt says {told}"
+        if receipt.sha256[:16] != source.sha256[:16]:
+            yield f"{source.path}: sha256 is {source.sha256[:16]}, its receipt says {receipt.sha256[:16]}"
+        if receipt.size != source.size:
+            yield f"{source.path}: size is {source.size}, its receipt says {receipt.size}"
     if source.state == "quarantined" and not source.reason:
         yield f"{source.path} is quarantined without a reason"
     if source.state == "duplicate" and source.sha256 not in records.originals:

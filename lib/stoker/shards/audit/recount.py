@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def recount(
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
-    counted = {"rows": 0, "chars": 0, "train": 0, "val": 0}
-    dropped: dict[str, int] = {}
+    counted: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
         selection = select(batch, filters)
@@ -43,19 +44,14 @@ def recount(
             kept("train", numbers[~val])
             kept("val", numbers[val])
         of_val = int(val.sum())
-        counted["rows"] += batch.rows
-        counted["chars"] += selection.chars
-        counted["val"] += of_val
-        counted["train"] += len(texts) - of_val
-        for reason, rows in selection.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + rows
+        counted.update(rows=batch.rows, chars=selection.chars, val=of_val, train=len(texts) - of_val)
+        dropped.update(selection.dropped)
     return {
         "rows": counted["rows"],
         "chars": counted["chars"],
-        "dropped": dropped,
+        "dropped": dict(dropped),
         "documents": counted["train"] + counted["val"],
-        "train": {"documents": counted["train"]},
-        "val": {"documents": counted["val"]},
+        **{split: {"documents": counted[split]} for split in SPLITS},
     }
 
 

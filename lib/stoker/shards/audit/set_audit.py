@@ -39,10 +39,8 @@ def audit_set(
     where = directory / MANIFEST
     findings = [f"{directory / finding}" for finding in found.findings]
     if found.manifest_sha256 is not None and found.manifest_sha256 != source.manifest_sha256:
-        findings.append(
-            f"{where}: sha256 {found.manifest_sha256[:16]}, the record of {source.path} "
-            f"says {str(source.manifest_sha256)[:16]}"
-        )
+        says = f"the record of {source.path} says {str(source.manifest_sha256)[:16]}"
+        findings.append(f"{where}: sha256 {found.manifest_sha256[:16]}, {says}")
     if found.manifest is None:
         return SetAudit(None, False, tuple(findings))
     books = found.manifest.books.to_mapping()
@@ -74,12 +72,10 @@ def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifes
         "source size": (manifest.source_size, source.size),
     }
     if pin is not None:
-        wanted |= {
-            "build_id": (manifest.build_id, pin.build_id),
-            "tokenizer sha256": (manifest.tokenizer_sha256, pin.tokenizer.sha256),
-            "vocab_size": (manifest.vocab_size, pin.tokenizer.vocab_size),
-            "eot": (manifest.eot, pin.tokenizer.eot),
-        }
+        wanted["build_id"] = (manifest.build_id, pin.build_id)
+        wanted["tokenizer sha256"] = (manifest.tokenizer_sha256, pin.tokenizer.sha256)
+        wanted["vocab_size"] = (manifest.vocab_size, pin.tokenizer.vocab_size)
+        wanted["eot"] = (manifest.eot, pin.tokenizer.eot)
     for name, (told, recorded) in wanted.items():
         if told != recorded:
             yield f"{name} is {told}, on record is {recorded}"

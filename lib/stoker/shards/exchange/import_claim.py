@@ -33,15 +33,13 @@ def claim(
     `taken` are paths that a file of the dataset has, or may have.
     """
     known = [source for source in sources.values() if source.imported and source.sha256 == sha256]
-    for source in known:
-        if source.state in PUBLISHED:
-            return Claim(source, twin=True)
+    if published := next((source for source in known if source.state in PUBLISHED), None):
+        return Claim(published, twin=True)
     if known:
         again = known[0] if known[0].state == "seen" else known[0].renewed(size=size, sha256=sha256)
         return Claim(again, twin=False)
     path = path_of(name)
-    if path in sources or path in taken:
-        path = f"{path}-{sha256[:8]}"
+    path += f"-{sha256[:8]}" if path in sources or path in taken else ""
     return Claim(Source(dataset, path, size, sha256, imported=True), twin=False)
 
 
@@ -63,15 +61,15 @@ def misasked(args: Mapping[str, Any]) -> str | None:
 
 def task_of(pipeline: Pipeline, pin: DatasetPin, args: Mapping[str, Any]) -> dict[str, Any]:
     """The import worker's task for what was asked."""
-    hot = pipeline.hot_layout
+    hot, tokenizer = pipeline.hot_layout, pin.tokenizer
     return {
         "place": args["place"],
         "dataset": pin.dataset,
         "build_id": pin.build_id,
         "shard_tokens": int(pin.build["shard_tokens"]),
-        "tokenizer_sha256": pin.tokenizer.sha256,
-        "vocab_size": pin.tokenizer.vocab_size,
-        "eot": pin.tokenizer.eot,
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "eot": tokenizer.eot,
         "building": str(hot.building),
         "shards": str(hot.shards(pin.dataset)),
         "floor": pipeline.stage.free_floor,
@@ -82,21 +80,12 @@ def task_of(pipeline: Pipeline, pin: DatasetPin, args: Mapping[str, Any]) -> dic
 
 def proven(source: Source, result: Mapping[str, Any]) -> Source:
     """The record of an import whose set is published."""
-    return source.moved(
-        "proven" if source.state not in PUBLISHED else source.state,
-        key=result["key"],
-        books=Books.from_mapping(result["books"]),
-        manifest_sha256=result["manifest_sha256"],
-        reason=None,
-    )
+    state = source.state if source.state in PUBLISHED else "proven"
+    made = {name: result[name] for name in ("key", "manifest_sha256")}
+    return source.moved(state, reason=None, books=Books.from_mapping(result["books"]), **made)
 
 
 def outcome_of(source: Source, *, new: bool, notes: Collection[str] = ()) -> dict[str, Any]:
     """The answer to who asked for it."""
-    return {
-        "path": source.path,
-        "key": source.key,
-        "new": new,
-        "books": None if source.books is None else source.books.to_mapping(),
-        "notes": list(notes),
-    }
+    books = None if source.books is None else source.books.to_mapping()
+    return {"path": source.path, "key": source.key, "new": new, "books": books, "notes": list(notes)}

@@ -19,8 +19,8 @@ from stoker.checkpoints.select import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
-from stoker.plan.log import Plan, Segment, read_plan, segment_key
+from stoker.corpus.records.sources import PUBLISHED, read_sources
+from stoker.plan.log import Plan, read_plan, segment_key
 from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
@@ -199,37 +199,24 @@ def _plan_findings(view: _View) -> Iterator[str]:
         if "seed" in view.record and entry.key != segment_key(view.record["seed"], entry.n):
             yield f"{where}: its key is not that of the run's seed"
         for number, (key, manifest) in enumerate(entry.sets):
-            place = (entry.n, number)
-            first = named.setdefault((entry.epoch, key), place)
-            if first != place:
-                yield (
-                    f"{where}: names set {key[:16]} again in epoch {entry.epoch}, first in entry {first[0]}: "
-                    "its windows would be applied twice"
-                )
+            first = named.setdefault((entry.epoch, key), (entry.n, number))
+            if first != (entry.n, number):
+                again = f"names set {key[:16]} again in epoch {entry.epoch}, first in entry {first[0]}"
+                yield f"{where}: {again}: its windows would be applied twice"
             source = known.get(key)
-            if source is None and key in given_up:
-                continue
-            if source is None:
+            if source is None and key not in given_up:
                 yield f"{where}: names set {key[:16]}, which no published source record has"
-            elif source.manifest_sha256 != manifest:
-                yield (
-                    f"{where}: set {key[:16]} has manifest sha256 {manifest[:16]}, "
-                    f"the record of {source.path} {str(source.manifest_sha256)[:16]}"
-                )
-        yield from (f"{where}: {word}" for word in _window_findings(entry, known))
-
-
-def _window_findings(entry: Segment, known: Mapping[str, Source]) -> Iterator[str]:
-    if not all(key in known for key, _ in entry.sets):
-        return
-    tokens = sum(tokens_of(known[key].books, "train") for key, _ in entry.sets)
-    windows = max(0, (tokens - 1) // entry.seq_len)
-    tail = tokens - windows * entry.seq_len
-    if (windows, tail) != (entry.windows, entry.tail_tokens):
-        yield (
-            f"{entry.windows} windows and {entry.tail_tokens} tail tokens; the books of its sets have "
-            f"{tokens} train tokens, which give {windows} and {tail}"
-        )
+            elif source is not None and source.manifest_sha256 != manifest:
+                mine, its = manifest[:16], str(source.manifest_sha256)[:16]
+                yield f"{where}: set {key[:16]} has manifest sha256 {mine}, the record of {source.path} {its}"
+        if all(key in known for key, _ in entry.sets):
+            tokens = sum(tokens_of(known[key].books, "train") for key, _ in entry.sets)
+            windows = max(0, (tokens - 1) // entry.seq_len)
+            tail = tokens - windows * entry.seq_len
+            if (windows, tail) != (entry.windows, entry.tail_tokens):
+                its = f"{entry.windows} windows and {entry.tail_tokens} tail tokens"
+                gives = f"{tokens} train tokens, which give {windows} and {tail}"
+                yield f"{where}: {its}; the books of its sets have {gives}"
 
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
@@ -265,10 +252,8 @@ def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], v
     step = proven[newest].step if newest else 0
     position = Position(*proven[newest].position) if newest else START
     if view.finished == "steps" and step < view.horizon:
-        yield (
-            f"{view.layout.record}: finished at step {view.horizon}, "
-            f"the newest proven checkpoint is step {step}"
-        )
+        at = f"finished at step {view.horizon}, the newest proven checkpoint is step {step}"
+        yield f"{view.layout.record}: {at}"
     try:
         if view.finished == "data_exhausted":
             left = left_after(view.plan, position, skips(view.timelines))
@@ -281,28 +266,26 @@ def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], v
 
 def _consumed_findings(proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
     """consumed.json repeats a checkpoint's figures; one that was pruned or quarantined since is not asked."""
-    consumed = view.consumed
+    consumed, where = view.consumed, view.layout.consumed
     if not consumed:
         return
-    if consumed.get("run") != view.layout.root.name:
-        yield f"{view.layout.consumed}: run is {consumed.get('run')}, not {view.layout.root.name}"
-    where = view.layout.consumed
     position = Position.parse(consumed.get("position"))
     body = proven.get(str(consumed.get("checkpoint")))
     timeline = view.timelines.current if body is None else body.timeline
     exhausted = view.finished == "data_exhausted"
     account = books(view.plan, position, skips(view.timelines, timeline), exhausted=exhausted)
-    wanted: dict[str, Any] = {"tokens": account.tokens, "applied": account.applied}
+    wanted: dict[str, Any] = {"run": view.layout.root.name}
+    wanted |= {"tokens": account.tokens, "applied": account.applied}
     if body is not None:
         wanted |= {"step": body.step, "position": list(body.position)}
     if view.finished:  # before that the plan may have grown since, and with it what the books say of it
         wanted |= {"remainder": account.remainder, "skipped": account.skipped}
+    tails = list(accumulate((segment.tail_tokens for segment in view.plan.segments), initial=0))
+    if consumed.get("tail_tokens") not in tails:
+        wanted["tail_tokens"] = tails[-1]
     for name, value in wanted.items():
         if consumed.get(name) != value:
             yield f"{where}: {name} is {consumed.get(name)}, recounted {value}"
-    tails = list(accumulate((segment.tail_tokens for segment in view.plan.segments), initial=0))
-    if consumed.get("tail_tokens") not in tails:
-        yield f"{where}: tail_tokens is {consumed.get('tail_tokens')}, recounted {tails[-1]}"
 
 
 def _books(newest: CheckpointBody | None, view: _View) -> Books:

@@ -30,10 +30,8 @@ def fork_findings(layout: RunLayout, rows: Sequence[Row], plan: Plan, timelines:
         except DataError:
             continue  # a position beyond the plan: a finding of its row, or of the checkpoint that has it
         for first in behind:
-            yield (
-                f"{layout.timelines}: timeline {fork.number} skips windows from {first.as_list()}, "
-                f"which step {fork.from_step} has trained on already"
-            )
+            skips = f"timeline {fork.number} skips windows from {first.as_list()}"
+            yield f"{layout.timelines}: {skips}, which step {fork.from_step} has trained on already"
 
 
 def unfinished_findings(
@@ -43,10 +41,8 @@ def unfinished_findings(
     history = ancestry(timelines)
     for name, body in proven.items():
         if body.timeline <= timelines.current and not counts(body.timeline, body.step, history):
-            yield (
-                f"{layout.checkpoints / name}: lies past the fork of timeline {timelines.current}; "
-                "the train supervisor finishes that rollback when it starts"
-            )
+            past = f"lies past the fork of timeline {timelines.current}"
+            yield f"{layout.checkpoints / name}: {past}; the next start of the supervisor finishes it"
 
 
 def launch_findings(
@@ -60,10 +56,8 @@ def launch_findings(
     yield from (f"{layout.launches}: {finding}" for finding in damage)
     for one in launches:
         if one.timeline > timelines.current:
-            yield (
-                f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, timelines.jsonl "
-                f"ends at {timelines.current}"
-            )
+            ends = f"timelines.jsonl ends at {timelines.current}"
+            yield f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, {ends}"
     if not launches:
         return  # a run that began before there was such a log
     trained = [row for row in rows if row.position is not None]

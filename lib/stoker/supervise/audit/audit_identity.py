@@ -14,7 +14,6 @@ from stoker.store.layout import RunLayout
 from stoker.supervise.run.record import Heldout, RunRecord, parse_record
 
 TOKENIZER_COPY = "tokenizer.json"
-ID_BYTES = {"uint16": 2, "uint32": 4}
 
 
 def read_run_record(where: Path, body: Mapping[str, Any], findings: list[str]) -> RunRecord | None:
@@ -33,13 +32,8 @@ def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | 
     identity = record.identity
     wanted: dict[str, Any] = {"run": layout.root.name}
     if pin is not None:
-        wanted |= {
-            "dataset": pin.dataset,
-            "dataset_version": pin.version,
-            "build_id": pin.build_id,
-            "tokenizer_sha256": pin.tokenizer.sha256,
-            "vocab_size": pin.tokenizer.vocab_size,
-        }
+        wanted |= {"dataset": pin.dataset, "dataset_version": pin.version, "build_id": pin.build_id}
+        wanted |= {"tokenizer_sha256": pin.tokenizer.sha256, "vocab_size": pin.tokenizer.vocab_size}
     for name, value in wanted.items():
         if getattr(identity, name) != value:
             yield f"{layout.record}: {name} is {getattr(identity, name)}, on record is {value}"
@@ -52,23 +46,15 @@ def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | 
 def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Iterator[str]:
     """What a checkpoint says of its run against run.json."""
     raw, identity = body.raw, asdict(record.identity)
-    told: dict[str, Any] = {name: raw[name] for name in ("run", "run_id") if name in raw}
-    yield from (
-        _otherwise(name, value, identity[name]) for name, value in told.items() if value != identity[name]
-    )
-    carried = raw.get("run_record")
-    if isinstance(carried, Mapping):
-        wanted = record.for_checkpoints()
-        for name in sorted(wanted):
-            if carried.get(name) != wanted[name]:
-                yield _otherwise(f"run_record.{name}", carried.get(name), wanted[name])
-    copy = body.files.get(TOKENIZER_COPY)
-    if copy is not None and copy.sha256 != identity["tokenizer_sha256"]:
-        yield _otherwise(f"sha256 of {TOKENIZER_COPY}", copy.sha256, identity["tokenizer_sha256"])
-
-
-def _otherwise(name: str, told: object, wanted: object) -> str:
-    return f"{name} {told} is not the run's, {wanted}"
+    told = {name: (raw[name], identity[name]) for name in ("run", "run_id") if name in raw}
+    if isinstance(carried := raw.get("run_record"), Mapping):
+        mine = sorted(record.for_checkpoints().items())
+        told |= {f"run_record.{name}": (carried.get(name), value) for name, value in mine}
+    if (copy := body.files.get(TOKENIZER_COPY)) is not None:
+        told[f"sha256 of {TOKENIZER_COPY}"] = (copy.sha256, identity["tokenizer_sha256"])
+    for name, (value, wanted) in told.items():
+        if value != wanted:
+            yield f"{name} {value} is not the run's, {wanted}"
 
 
 def _heldout_findings(file: Path, told: Heldout, seq_len: int) -> Iterator[str]:
@@ -83,12 +69,10 @@ def _heldout_findings(file: Path, told: Heldout, seq_len: int) -> Iterator[str]:
         return
     if found.sha256 != told.sha256:
         yield f"{file}: sha256 {found.sha256[:16]}, the run's record says {told.sha256[:16]}"
-    size = told.windows * (seq_len + 1) * ID_BYTES.get(told.dtype, 0)
+    size = told.windows * (seq_len + 1) * {"uint16": 2, "uint32": 4}.get(told.dtype, 0)
     if found.size != size or told.tokens != told.windows * seq_len:
-        yield (
-            f"{file}: {found.size} bytes; the run's record says {told.windows} windows, {told.tokens} tokens "
-            f"of {told.dtype}, which take {size}"
-        )
+        says = f"{told.windows} windows, {told.tokens} tokens of {told.dtype}, which take {size}"
+        yield f"{file}: {found.size} bytes; the run's record says {says}"
 
 
 def need_of_records(

@@ -117,18 +117,14 @@ def _repeated(rows: Sequence[Row]) -> Iterator[str]:
 
 def _against_plan(row: Row, accounts: Accounts, sealed: Mapping[Key, tuple[int, Position]]) -> Iterator[str]:
     assert row.position is not None
-    tokens = accounts.tokens(row.position)
+    tokens, where = accounts.tokens(row.position), f"line {row.line}: step {row.step}"
     if row.tokens != tokens:
-        yield (
-            f"line {row.line}: step {row.step} says {row.tokens} tokens; its position "
-            f"{row.position.as_list()} has {tokens} before it"
-        )
+        place = f"its position {row.position.as_list()} has {tokens} before it"
+        yield f"{where} says {row.tokens} tokens; {place}"
     if row.key in sealed and sealed[row.key] != (row.tokens, row.position):
         tokens, position = sealed[row.key]
-        yield (
-            f"line {row.line}: step {row.step} stands at {row.position.as_list()} with {row.tokens} tokens; "
-            f"its checkpoint at {position.as_list()} with {tokens}"
-        )
+        mine = f"{where} stands at {row.position.as_list()} with {row.tokens} tokens"
+        yield f"{mine}; its checkpoint at {position.as_list()} with {tokens}"
 
 
 def _in_steps(
@@ -140,21 +136,20 @@ def _in_steps(
     for row in rows:
         if row.step == step:
             continue  # a finding already: it is there twice
+        where, took, batch = (
+            f"line {row.line}: step {row.step}",
+            applied[row.line] - windows,
+            ground.batch_of(row),
+        )
+        after = f"{where} is {took} windows after step {step}"
         if not step < row.step <= step + ground.log_every:
-            yield f"line {row.line}: step {row.step} follows step {step}: rows are missing or out of order"
-        if applied[row.line] <= windows:
-            yield (
-                f"line {row.line}: step {row.step} is {applied[row.line] - windows} windows after "
-                f"step {step}: windows of an earlier step are applied twice"
-            )
-        elif (batch := ground.batch_of(row)) is not None:
-            if applied[row.line] - windows != batch * (row.step - step):
-                yield (
-                    f"line {row.line}: step {row.step} is {applied[row.line] - windows} windows after step "
-                    f"{step}, its launch trained on {batch} a step: some were applied twice or left out"
-                )
-        elif row.step > step:
-            batches.append((row, Fraction(applied[row.line] - windows, row.step - step)))
+            yield f"{where} follows step {step}: rows are missing or out of order"
+        if took <= 0:
+            yield f"{after}: windows of an earlier step are applied twice"
+        elif batch is not None and took != batch * (row.step - step):
+            yield f"{after}, its launch trained on {batch} a step: some were applied twice or left out"
+        elif batch is None and row.step > step:
+            batches.append((row, Fraction(took, row.step - step)))
         step, windows = row.step, applied[row.line]
     yield from _lone_batches(batches, ground.global_batch)
 
@@ -164,10 +159,9 @@ def _lone_batches(batches: Sequence[tuple[Row, Fraction]], configured: int) -> I
     for i, (row, batch) in enumerate(batches):
         around = [other for _, other in (*batches[max(0, i - 1) : i], *batches[i + 1 : i + 2])]
         if batch != configured and batch not in around:
-            yield (
-                f"line {row.line}: step {row.step} applied {float(batch):g} windows a step, the steps around "
-                f"it others, {configured} are configured: some were applied twice or left out"
-            )
+            others = f"the steps around it others, {configured} are configured"
+            step = f"line {row.line}: step {row.step} applied {float(batch):g} windows a step"
+            yield f"{step}, {others}: some were applied twice or left out"
 
 
 def _origin(

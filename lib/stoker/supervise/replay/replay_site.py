@@ -81,9 +81,8 @@ def link_sets(site: Site, pipeline: Pipeline, keys: Iterable[tuple[str, str]]) -
     Returns the first 16 digits of the keys whose link was changed. DataError for a set that is nowhere.
     """
     site.shards.mkdir(exist_ok=True)
-    dataset = str(site.told["dataset"])
-    warm = pipeline.warm_layout
-    places = [pipeline.hot_layout.shards(dataset), *([] if warm is None else [warm.shards(dataset)])]
+    disks = [disk for disk in (pipeline.hot_layout, pipeline.warm_layout) if disk is not None]
+    places = [disk.shards(str(site.told["dataset"])) for disk in disks]
     changed = []
     for key, digest in keys:
         link = site.shards / key[:16]
@@ -93,8 +92,7 @@ def link_sets(site: Site, pipeline: Pipeline, keys: Iterable[tuple[str, str]]) -
         if found is None:
             raise DataError(
                 f"shard set {key[:16]} is not where it should be ({' nor '.join(map(str, places))}), or is "
-                "not the one that the plan names; `stoker status` tells whether it is being brought back, "
-                "then run this again and it goes on"
+                "not the one that the plan names; when `stoker status` shows that it is back, run this again"
             )
         fresh = site.shards / f".{key[:16]}"
         fresh.unlink(missing_ok=True)

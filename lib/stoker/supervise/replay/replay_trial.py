@@ -16,14 +16,8 @@ from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
 from stoker.plan.positions import Position
-from stoker.store.errors import (
-    ConfigError,
-    DataError,
-    StokerError,
-    StorageError,
-    Transient,
-    UnavailableError,
-)
+from stoker.store import errors
+from stoker.store.errors import DataError, StokerError, StorageError, UnavailableError
 from stoker.store.names import new_id
 from stoker.store.record import read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
@@ -39,9 +33,7 @@ LOOK_S = 30.0  # at the links to sets that may have left hot
 TURN_S = 0.5
 
 Say = Callable[[str], None]
-ERRORS: Mapping[int, type[StokerError]] = {
-    error.exit_code: error for error in (DataError, StorageError, Transient, ConfigError, UnavailableError)
-}
+KNOWN = (DataError, StorageError, errors.Transient, errors.ConfigError, UnavailableError)
 
 
 class Stopped(Exception):
@@ -205,5 +197,5 @@ class Trial:
             return UnavailableError(f"the trainer was killed by {signal.Signals(end.signum).name}{again}")
         if end.code is None:
             return UnavailableError(f"the trainer's guard was lost{again}")
-        told = view.error or f"exit code {end.code}"
-        return ERRORS.get(end.code, StokerError)(f"the trainer failed: {told}{again}")
+        error = next((error for error in KNOWN if error.exit_code == end.code), StokerError)
+        return error(f"the trainer failed: {view.error or f'exit code {end.code}'}{again}")

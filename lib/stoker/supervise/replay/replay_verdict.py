@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -66,12 +67,13 @@ def compare(site: Site) -> Verdict:
     rows = [read_rows(path, history, site.to) for path in (site.metrics, site.run.metrics)]
     found = [*row_differences(*rows), *found]
     both = rows[0].keys() & rows[1].keys()
+    trained = sum(1 for _, trained in both if trained)
     return Verdict(
         identical=not found,
         to=site.to,
         step=None if site.compared is None else int(site.told["compared_step"]),
-        rows=sum(1 for _, trained in both if trained),
-        heldout_rows=sum(1 for _, trained in both if not trained),
+        rows=trained,
+        heldout_rows=len(both) - trained,
         tensors=tensors,
         differences=tuple(found[:MOST_TOLD]),
         more=len(found[MOST_TOLD:]),
@@ -93,12 +95,11 @@ def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
     """
     for key in sorted(recorded.keys() | repeated.keys()):
         step, trained = key
-        if key not in recorded or key not in repeated:
+        one, other = recorded.get(key), repeated.get(key)
+        if one is None or other is None:
             if trained:
-                missing = "the record" if key not in recorded else "the replay"
-                yield f"step {step}: {missing} has no row"
+                yield f"step {step}: {'the record' if one is None else 'the replay'} has no row"
             continue
-        one, other = recorded[key], repeated[key]
         for name in sorted((one.keys() | other.keys()) - (TIMED if trained else TIMED | {"timeline"})):
             if one.get(name) != other.get(name):
                 yield f"step {step}: {name} is {one.get(name)} in the record, {other.get(name)} in the replay"
@@ -147,14 +148,8 @@ def _refuse(reasons: Sequence[str]) -> None:
 
 
 def _raw_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                row = parse_json(line)
-            except ValueError:
-                continue
-            whole = (
-                isinstance(row, dict) and type(row.get("step")) is int and type(row.get("timeline")) is int
-            )
-            if whole:
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError):
+            row = parse_json(line)
+            if isinstance(row, dict) and type(row.get("step")) is type(row.get("timeline")) is int:
                 yield row
