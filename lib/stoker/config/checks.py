@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stoker.config.apart import nested
+from stoker.config.apart import overlaps, places
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
 from stoker.config.schema import Evict, Pipeline, Source
@@ -36,7 +36,7 @@ def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
     name = f"{pipeline.name!r} is not the file's name {file_stem!r}; {stem}"
     return [
         *_broken([(pipeline.name != file_stem, "name", name)]),
-        *_places(pipeline),
+        *_broken(_places(pipeline)),
         *_broken(_source(pipeline.dataset.source)),
         *_broken(_data(pipeline)),
         *_broken(_training(pipeline)),
@@ -73,22 +73,12 @@ def _broken(rules: Iterable[Rule]) -> list[Fault]:
     return [Fault(tuple(key.split(".")), text) for is_wrong, key, text in rules if is_wrong]
 
 
-def _places(pipeline: Pipeline) -> Iterator[Fault]:
-    places = {"state": pipeline.state, "hot": pipeline.hot, "warm": pipeline.warm}
-    known = {key: path for key, path in places.items() if path is not None and path != path.parent}
-    for key, path in places.items():
-        if path is not None and key not in known:
-            yield Fault((key,), "is the root of the file system; name a directory of its own")
-    for index, (key, path) in enumerate(known.items()):
-        for other, other_path in list(known.items())[:index]:
-            if path == other_path:
-                yield Fault((key,), f"is the same directory as {other}; give each its own")
-            elif path in other_path.parents or (other_path in path.parents and other != "state"):
-                inner, outer = (key, other) if other_path in path.parents else (other, key)
-                yield Fault((key,), f"{inner} lies inside {outer}; give each a directory of its own")
-    source = pipeline.dataset.source
-    if source.kind == "folder" and source.path is not None:
-        yield from (Fault(*found) for found in nested(source.path, known))
+def _places(pipeline: Pipeline) -> Iterator[Rule]:
+    known = places(pipeline)
+    for key, path in known.items():
+        yield path == path.parent, key, "is the root of the file system; name a directory of its own"
+    for key, text in overlaps({key: path for key, path in known.items() if path != path.parent}):
+        yield text, key, text
 
 
 def _source(source: Source) -> Iterator[Rule]:

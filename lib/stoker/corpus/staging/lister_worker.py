@@ -34,7 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.config.apart import nested
+from stoker.config.apart import SOURCE, overlaps
 from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, look_through
 from stoker.corpus.source.tree_watch import TreeWatch
 from stoker.corpus.staging.disk_contents import (
@@ -123,8 +123,8 @@ class Folder:
         Hot and warm are known by their owner locks: one on a dead mount must not hold up this look.
         """
         real = Path(os.path.realpath(self._root))
-        for key, fault in nested(real, {"state": Path(os.path.realpath(self._state))}):
-            raise ConfigError(f"{'.'.join(key)}: {fault}")
+        for key, fault in overlaps({"state": Path(os.path.realpath(self._state)), SOURCE: real}):
+            raise ConfigError(f"{key}: {fault}")
         for folder in real.parents:
             if read_contents(folder / DISK_LOCK).purpose == self._owner:
                 raise ConfigError(
