@@ -7,15 +7,15 @@ import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
 from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, reconcile, restore, segment_key
-from stoker.plan.packed import PackedSets
 from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.log import GENESIS
-from support.plan_data import fake_set, segment
+from support.plan_data import segment
 
 ENTRIES = (segment(0, 364), Passed(1, "b.parquet", "quarantined"), segment(2, 10), End(3))
 
@@ -138,24 +138,15 @@ def test_a_line_keeps_its_run_id_and_an_old_one_its_bytes(tmp_path: Path) -> Non
     assert "run_id" not in segment(0, 10).body()
 
 
-def test_packed_sets_are_a_sequence_like_the_pairs_they_were_made_of() -> None:
-    pairs = tuple(fake_set(name) for name in "abcd")
-    packed = PackedSets(pairs)
-    assert packed == pairs
-    assert packed == PackedSets(list(map(list, pairs)))
-    assert packed != pairs[:3]
-    assert hash(packed) == hash(pairs)
-    assert (packed[0], packed[-1], packed[1:3]) == (pairs[0], pairs[-1], pairs[1:3])
-    assert (*packed, pairs[0]) == (*pairs, pairs[0])
-    assert pairs[2] in packed
-    with pytest.raises(IndexError):
-        packed[4]
-    for wrong in (("ab", "cd"), (pairs[0][0].upper(), pairs[0][1]), (pairs[0][0] + "00", pairs[0][1][2:])):
-        with pytest.raises(ValueError, match="not a sha256"):
-            PackedSets([wrong])
+@pytest.mark.parametrize(
+    "wrong", [("ab", "cd"), ("AB" * 32, "cd" * 32), ("ab" * 33, "cd" * 31), ("ab" * 32, 7)]
+)
+def test_a_set_is_two_sha256_in_hex(wrong: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="not a sha256"):
+        replace(segment(0, 10), sets=[wrong])
 
 
-def test_a_plan_of_50000_sets_takes_64_bytes_a_set_and_a_little_for_each_entry(tmp_path: Path) -> None:
+def test_a_plan_of_50000_sets_takes_320_bytes_a_set_and_a_little_for_each_entry(tmp_path: Path) -> None:
     path, sets, entries = tmp_path / "plan.jsonl", 50_000, 500
     named = [[hashlib.sha256(b"%d" % i).hexdigest()] * 2 for i in range(sets)]
     head = GENESIS
@@ -174,7 +165,7 @@ def test_a_plan_of_50000_sets_takes_64_bytes_a_set_and_a_little_for_each_entry(t
     tracemalloc.stop()
 
     assert sum(len(entry.sets) for entry in writer.plan.segments) == sets
-    assert held < 64 * sets + 800 * entries + (256 << 10)
+    assert held < 320 * sets + 800 * entries + (256 << 10)
     assert peak < held + (1 << 20)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stoker.plan.log import End, Entry, Passed, Plan, Segment, segment_key, windows_of
-from stoker.plan.packed import SetPair
+from stoker.plan.log import End, Entry, Passed, Plan, Segment, SetPair, segment_key, windows_of
 
 
 class Draft:

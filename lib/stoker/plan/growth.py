@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.plan.draft import Draft
-from stoker.plan.log import Entry, Plan, Segment
-from stoker.plan.packed import SetPair
+from stoker.plan.log import Entry, Plan, Segment, SetPair
 
 AHEAD_BATCHES = 32  # global batches kept planned beyond the trainer, unless the horizon is nearer
 ENOUGH = "far enough ahead"

@@ -12,7 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from stoker.plan.packed import PackedSets, SetPair
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.log import ChainedLog, LogScan
@@ -22,13 +21,15 @@ PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
+SetPair = tuple[str, str]  # set key, sha256 of its manifest.json
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Shard sets whose train streams, concatenated, are visited in one keyed permutation of windows.
 
-    `sets` are (set key, sha256 of its manifest.json), kept packed whatever they are given as; ValueError
-    where one is not two sha256 in hex. `run_id` names the run whose plan this is; lines of old have none.
+    Each of `sets` is two sha256 in hex, else ValueError. `run_id` names the run whose plan this is; lines of
+    old have none.
     """
 
     n: int
@@ -42,7 +43,7 @@ class Segment:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sets", PackedSets(self.sets))
+        object.__setattr__(self, "sets", tuple(map(_pair, self.sets)))
 
     def body(self) -> dict[str, Any]:
         whose = {"run_id": self.run_id} if self.run_id else {}  # an old line stays as it is, hash and all
@@ -276,11 +277,18 @@ def _hex64(value: object, what: str) -> str:
     return value
 
 
-def _sets(body: Mapping[str, Any]) -> PackedSets:
+def _sets(body: Mapping[str, Any]) -> list[Any]:
     value = body.get("sets")
     if not isinstance(value, list) or not value:
         raise ValueError("sets is not a list of [key, manifest sha256]")
-    return PackedSets(value)
+    return value
+
+
+def _pair(pair: Sequence[str]) -> SetPair:
+    if not (isinstance(pair, list | tuple) and len(pair) == 2):
+        raise ValueError("sets is not a list of [key, manifest sha256]")
+    key, manifest = _hex64(pair[0], "set key"), _hex64(pair[1], "manifest sha256")
+    return sys.intern(key), sys.intern(manifest)  # later epochs name the same sets again
 
 
 def _permutation(value: object) -> str:

@@ -23,8 +23,7 @@ from stoker.corpus.records.record_dir import Shelf
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.plan import growth
 from stoker.plan.growth import GrowthPolicy, PlanSource
-from stoker.plan.log import Entry, Plan, PlanWriter, Segment, read_plan, restore
-from stoker.plan.packed import SetPair
+from stoker.plan.log import Entry, Plan, PlanWriter, Segment, SetPair, read_plan, restore
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.plan.residency import reach_from, reaching
 from stoker.store.layout import RunLayout, StateLayout
