@@ -129,21 +129,20 @@ def parse_document(text: str, file: str) -> Document:
     root = compose(text, file)
     if root is None:
         raise Unreadable(Mark(file, 1), "is empty; start from one of the examples in etc/")
-    top = Mark(file, root.start_mark.line + 1)
-    if not isinstance(root, yaml.MappingNode):
-        raise Unreadable(top, "holds no keys; a pipeline file is lines of `key: value`")
     reader = _Reader(file)
-    values = reader.value(root, ())
-    return Document(values, {**reader.marks, (): top}, reader.problems)
+    if not isinstance(root, yaml.MappingNode):
+        raise Unreadable(reader.mark(root), "holds no keys; a pipeline file is lines of `key: value`")
+    reader.marks[()] = reader.mark(root)
+    return Document(reader.value(root, ()), reader.marks, reader.problems)
 
 
 def parse_value(text: str, file: str) -> Document:
     """Parse any one YAML value, such as an environment variable's text, under the key `value`."""
     root = compose(text, file)
     reader = _Reader(file, with_lines=False)
+    reader.marks = {(): Mark(file, 0), ("value",): Mark(file, 0)}
     value = None if root is None else reader.value(root, ("value",))
-    mark = Mark(file, 0)
-    return Document({"value": value}, {**reader.marks, (): mark, ("value",): mark}, reader.problems)
+    return Document({"value": value}, reader.marks, reader.problems)
 
 
 def compose(text: str, file: str) -> yaml.Node | None:
@@ -166,9 +165,8 @@ def compose(text: str, file: str) -> yaml.Node | None:
 def _advice(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
     if "single document" in str(error.context):
         return "a second document begins here; a pipeline is one document, remove the `---`"
-    lines = text.splitlines()
-    here = lines[line - 1] if line <= len(lines) else ""
-    if "\t" in here[:column] and not here[:column].strip():
+    here = [*text.splitlines(), "", ""][line - 1][:column]
+    if "\t" in here and not here.strip():
         return "a tab; YAML indents with spaces only"
     problem = str(error.problem or error.context)
     if problem.startswith("mapping values are not allowed"):

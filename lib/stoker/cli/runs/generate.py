@@ -9,6 +9,7 @@ import click
 
 from stoker.checkpoints.format import step_of
 from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.select import find_checkpoints
 from stoker.cli.options import PATH
 from stoker.store.errors import DataError, StorageError, UsageError
 
@@ -60,16 +61,14 @@ def generate(  # noqa: PLR0917 - click passes one an option
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint a path means: itself, or the newest sealed one of a run's or a checkpoints directory."""
+    if not path.is_dir():
+        why = "is not a directory" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {why}; `ls {path.parent}` shows the checkpoints there are")
     if (path / "checkpoint.json").is_file() or step_of(path.name) is not None:
-        if not path.is_dir():
-            why = "is not a directory" if path.exists() else "does not exist"
-            raise UsageError(f"{path} {why}; `ls {path.parent}` shows the checkpoints there are")
         return path
     for place in (path, path / "checkpoints"):
-        steps = {step_of(entry.name): entry for entry in place.glob("step-*") if entry.is_dir()}
-        found = [step for step in steps if step is not None]
-        if found:
-            return steps[max(found)]
+        if found := find_checkpoints(place):
+            return max(found, key=lambda one: one.step).path
     raise UsageError(
         f"{path} is no checkpoint and holds none; name a step-... directory or <state>/runs/<run>"
     )

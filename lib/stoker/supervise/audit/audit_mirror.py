@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
@@ -17,8 +16,7 @@ from stoker.store.record import read_record
 ON_RECORD = "checkpoint mirror"
 
 
-@dataclass(frozen=True)
-class MirrorAudit:
+class MirrorAudit(NamedTuple):
     """How many copies there are, what is wrong with them, and what was not looked at but is on record."""
 
     copies: int = 0
@@ -41,10 +39,14 @@ def audit_mirror(pipeline: Pipeline, record: Mapping[str, Any], *, deep: bool) -
     if not mirror.is_dir():
         finding = f"{mirror}: not there, but {len(told)} checkpoints were copied there; is warm mounted?"
         return MirrorAudit(len(told), (finding,), (ON_RECORD,))
-    there = {one.name: one for one in list_mirror(mirror) if one.run_id in (None, record.get("run_id"))}
-    findings = [*_proofs(mirror, there), *_heldout(mirror, record)]
-    for name in sorted((told - there.keys()) & _on_record(run.mirror)):  # some may have been pruned meanwhile
-        findings.append(f"{mirror / name}: on record, but not there")
+    there = {one.name for one in list_mirror(mirror) if one.run_id in (None, record.get("run_id"))}
+    findings = list(_heldout(mirror, record))
+    for name in sorted(there):
+        proof = prove_checkpoint(mirror / name)
+        if proof.verdict != "proven" and (mirror / name).exists():
+            findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
+    lost = sorted((told - there) & _on_record(run.mirror))  # some may have been pruned meanwhile
+    findings += [f"{mirror / name}: on record, but not there" for name in lost]
     return MirrorAudit(len(there), tuple(findings))
 
 
@@ -54,13 +56,6 @@ def _on_record(path: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     return {Mirrored(**copy).name for copy in copies}
-
-
-def _proofs(mirror: Path, there: Mapping[str, Mirrored]) -> Iterator[str]:
-    for name in sorted(there):
-        proof = prove_checkpoint(mirror / name)
-        if proof.verdict != "proven" and (mirror / name).exists():
-            yield f"{mirror / name}: {proof.verdict}: {proof.reason}"
 
 
 def _heldout(mirror: Path, record: Mapping[str, Any]) -> Iterator[str]:
