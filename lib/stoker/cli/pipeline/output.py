@@ -28,7 +28,7 @@ STDOUT = 1
 
 
 class Output:
-    """Goes on in silence when nobody reads any more."""
+    """Prints lines and refreshes the live ones; prints nothing more once the terminal or the pipe is gone."""
 
     def __init__(self, layout: StateLayout, *, headless: bool, quiet: bool) -> None:
         self._layout, self._quiet = layout, quiet
