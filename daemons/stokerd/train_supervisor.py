@@ -6,13 +6,13 @@ import sys
 
 from stoker.kit.daemon import daemon_main
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stokerd.supervision.loop import story
+from stokerd.supervision.loop import main as supervise
 
 
 def main() -> int:
     """The command `stoker-train-supervisor FILE [--once]`."""
     about = "Plan the data, launch and watch the trainer, prove its checkpoints, resume after every stop."
-    return daemon_main(TRAIN_SUPERVISOR, story, sys.argv[1:], about=about)
+    return daemon_main(TRAIN_SUPERVISOR, supervise, sys.argv[1:], about=about)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from stoker.plan.positions import START, Position
 from stoker.plan.residency import reach_from
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
-from stokerd.supervision import launch_window as parts
-from stokerd.supervision.launch_window import STALL_S, Parts
+from stokerd.supervision import launch_window
+from stokerd.supervision.launch_window import STALL_S, LaunchWindow
 from support.plan_data import fake_set, plan_of, segment
 
 BATCH = 2
@@ -44,15 +44,15 @@ class Hot:
 @pytest.fixture
 def hot(monkeypatch: pytest.MonkeyPatch) -> Hot:
     made = Hot()
-    monkeypatch.setattr(parts.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(launch_window.time, "monotonic", lambda: made.now)
     return made
 
 
-def over(hot: Hot, reach: Position | None = None) -> Parts:
+def over(hot: Hot, reach: Position | None = None) -> LaunchWindow:
     events = SimpleNamespace(record=lambda word, *_, **__: hot.told.append(word))
     train = SimpleNamespace(global_batch=BATCH)
-    context: Any = SimpleNamespace(events=events, pipeline=SimpleNamespace(train=train))
-    return Parts(context, hot, reach)  # type: ignore[arg-type]
+    pipeline: Any = SimpleNamespace(train=train)
+    return LaunchWindow(pipeline, events, hot, reach)  # type: ignore[arg-type]
 
 
 def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none_does(hot: Hot) -> None:

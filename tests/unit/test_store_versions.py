@@ -22,7 +22,7 @@ from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import file_request, filed_requests, pending_requests
-from stoker.supervise.mirror.state import MirrorBook
+from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.launch_log import read_launches
 
 NEWER = {"v": 2, "dataset": "data", "path": "a", "key": "k", "origin": [1, 2, 3], "files": []}
@@ -35,7 +35,9 @@ RECORDS: dict[str, tuple[Reader, Reader]] = {  # by name: where it lies, and who
     "source": (lambda at: at.source("data", "a"), lambda at: read_sources(at, "data")),
     "one source": (lambda at: at.source("data", "a"), lambda at: read_source(at, "data", "a")),
     "run": (lambda at: at.run("main").record, lambda at: read_or_set_aside(at.run("main").record, at.state)),
-    "mirror": (lambda at: at.run("main").mirror, lambda at: MirrorBook(at.run("main").mirror, at.quarantine)),
+    "mirror": (
+        lambda at: at.run("main").mirror, lambda at: MirrorState(at.run("main").mirror, at.quarantine)
+    ),
     "build": (
         lambda at: at.state / "building" / PROGRESS, lambda at: recover(at.state / "building", "k", (1, 2, 3))
     ),

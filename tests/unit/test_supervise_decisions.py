@@ -147,13 +147,8 @@ def test_a_short_hang_limit_is_obeyed() -> None:
 
 
 def test_step_times_leave_out_what_came_between_steps() -> None:
-    times = StepTimes()
-    times.stepped(1, 10.0)
-    times.stepped(2, 11.0)
-    times.stepped(4, 13.0)  # one datagram was lost
-    times.interrupted()  # an evaluation
-    times.stepped(5, 90.0)
-    times.stepped(6, 91.5)
+    times = StepTimes().stepped(1, 10.0).stepped(2, 11.0).stepped(4, 13.0)  # one datagram was lost
+    times = times.interrupted().stepped(5, 90.0).stepped(6, 91.5)  # after an evaluation
     assert times.p99_s() == 1.5
 
 

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from stoker.checkpoints.mirror.copy import copy_checkpoint
-from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.checkpoints.mirror.layout import Local, Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.reading import reading
+from stoker.checkpoints.retention import RetentionPolicy
 from stoker.store.errors import UnavailableError
+from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
 from stoker.supervise.mirror.fetch import fetch_step
 from stoker.supervise.mirror.inventory import Checkpoints
-from stoker.supervise.mirror.state import MirrorBook
+from stoker.supervise.mirror.state import COMPLAINT_S, LOOK_AGAIN_S, MirrorState
+from stoker.supervise.mirroring import is_settled, next_job
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 
@@ -26,41 +29,41 @@ def one(step: int, timeline: int = 0) -> Mirrored:
     return Mirrored(timeline, step, f"{step:08x}", run_id="r")
 
 
-def book(home: Path) -> MirrorBook:
-    return MirrorBook(home / "mirror.json", home / "quarantine")
+def book(home: Path) -> MirrorState:
+    return MirrorState(home / "mirror.json", home / "quarantine")
 
 
 def test_a_run_that_would_begin_from_nothing_waits_until_the_mirror_was_seen_once(tmp_path: Path) -> None:
-    assert book(tmp_path).to_look(None, FROM_THE_START, convicted=False) == "wait"
+    assert book(tmp_path).to_look(None, FROM_THE_START, has_convicted=False) == "wait"
     first = book(tmp_path)
-    first.looked([])
-    assert first.to_look(None, FROM_THE_START, convicted=False) == "no"
-    assert book(tmp_path).to_look(None, FROM_THE_START, convicted=False) == "try"
+    first.looked([], 0.0)
+    assert first.to_look(None, FROM_THE_START, has_convicted=False) == "no"
+    assert book(tmp_path).to_look(None, FROM_THE_START, has_convicted=False) == "try"
 
 
 def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path) -> None:
     there = book(tmp_path)
-    there.looked([one(10), one(30)])
+    there.looked([one(10), one(30)], 0.0)
     for known in (there, book(tmp_path)):
-        assert known.to_look(20, FROM_THE_START, convicted=False) == "wait"
-        assert known.to_look(None, FROM_THE_START, convicted=False) == "wait"
-    assert there.to_look(30, FROM_THE_START, convicted=False) == "no"
-    assert there.to_look(20, ROLLED_BACK, convicted=False) == "no"
+        assert known.to_look(20, FROM_THE_START, has_convicted=False) == "wait"
+        assert known.to_look(None, FROM_THE_START, has_convicted=False) == "wait"
+    assert there.to_look(30, FROM_THE_START, has_convicted=False) == "no"
+    assert there.to_look(20, ROLLED_BACK, has_convicted=False) == "no"
 
 
 def test_a_copy_that_was_begun_may_be_there(tmp_path: Path) -> None:
     there = book(tmp_path)
     there.begin(one(30))
-    assert book(tmp_path).to_look(20, FROM_THE_START, convicted=True) == "wait"
-    there.looked([])
-    assert book(tmp_path).to_look(20, FROM_THE_START, convicted=True) == "try"
+    assert book(tmp_path).to_look(20, FROM_THE_START, has_convicted=True) == "wait"
+    there.looked([], 0.0)
+    assert book(tmp_path).to_look(20, FROM_THE_START, has_convicted=True) == "try"
 
 
 def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
     there = book(tmp_path)
-    there.looked([one(10)])
-    assert there.to_look(20, FROM_THE_START, convicted=True) == "try"
-    assert there.to_look(20, FROM_THE_START, convicted=False) == "no"
+    there.looked([one(10)], 0.0)
+    assert there.to_look(20, FROM_THE_START, has_convicted=True) == "try"
+    assert there.to_look(20, FROM_THE_START, has_convicted=False) == "no"
 
 
 def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -71,12 +74,66 @@ def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) 
     there.gone([one(10).name])
     after = book(tmp_path)
     assert after.copies == (one(20),)
-    assert (after.begun, after.expected, after.now) == (None, True, False)
+    assert (after.begun, after.is_fresh) == (None, False)
 
 
 def test_a_damaged_record_counts_as_never_seen(tmp_path: Path) -> None:
     (tmp_path / "mirror.json").write_bytes(b'{"v":1,"copies":[')
-    assert not book(tmp_path).ever
+    assert not book(tmp_path).has_record
+
+
+KEEP = RetentionPolicy(2, None, frozenset())
+HERE = [Local(f"step-{step:09d}", 0, step, f"{step:08x}" + "0" * 56) for step in (10, 20)]
+
+
+def beside(mirror: MirrorState, now: float = 100.0) -> MirrorJob | None:
+    return next_job(mirror, HERE, FROM_THE_START, KEEP, now)
+
+
+def test_it_looks_first_then_copies_the_newest_first_and_is_settled(tmp_path: Path) -> None:
+    mirror = book(tmp_path)
+    assert beside(mirror) == ListMirror()
+    mirror.looked([], 100.0)
+    for local in (HERE[1], HERE[0]):
+        assert beside(mirror) == CopyToMirror(local)
+        assert not is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
+        mirror.copied(one(local.step))
+    assert beside(mirror) is None
+    assert is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
+    assert mirror.status(0, None, 5) == {
+        "step": 20, "copies": 2, "waiting": 0, "copying": None, "copying_bytes": 0, "trouble": None,
+    }  # fmt: skip
+    assert beside(mirror, 100.0 + LOOK_AGAIN_S) == ListMirror()
+
+
+@pytest.mark.parametrize("was_proven", [True, False])
+def test_nothing_is_pruned_before_the_newest_copy_was_proven(tmp_path: Path, was_proven: bool) -> None:
+    mirror = book(tmp_path)
+    mirror.looked([one(step) for step in (1, 2, 10, 20)], 100.0)
+    if was_proven:
+        mirror.proven.add(one(20).name)
+    assert beside(mirror) == (PruneMirror((one(1).name, one(2).name)) if was_proven else None)
+
+
+def test_a_failed_copy_is_trouble_until_a_copy_succeeds(tmp_path: Path) -> None:
+    mirror = book(tmp_path)
+    mirror.looked([], 100.0)
+    assert mirror.failed("copy", "warm is full", 100.0)
+    assert is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)  # nothing more can be done now
+    assert beside(mirror, mirror.retry_at - 0.01) is None
+    assert beside(mirror, mirror.retry_at) == ListMirror()
+    assert not mirror.worked("list") and mirror.trouble == "warm is full"  # a look does not mend it
+    assert mirror.worked("copy") and mirror.trouble is None
+
+
+def test_trouble_that_lasts_is_reported_once_in_ten_minutes_and_tried_again_for_ever(tmp_path: Path) -> None:
+    mirror, now, reported = book(tmp_path), 0.0, []
+    while now < 2 * COMPLAINT_S:
+        if mirror.failed("list", "not mounted", now):
+            reported.append(now)
+        assert now < mirror.retry_at <= now + 60.0
+        now = mirror.retry_at
+    assert len(reported) == 2
 
 
 @pytest.fixture
@@ -89,12 +146,12 @@ def shelf(tmp_path: Path) -> Checkpoints:
     for step in (10, 20, 30):
         proof = prove_checkpoint(seal(run.checkpoints, step))
         assert proof.body is not None
-        shelf.proven(run.checkpoints / f"step-{step:09d}", proof.body.raw, str(proof.digest))
+        shelf.proven(f"step-{step:09d}", proof.body.raw, str(proof.digest), 0.0)
     return shelf
 
 
 def test_retention_leaves_alone_what_the_mirror_reads_until_it_has_read_it(shelf: Checkpoints) -> None:
-    with reading(shelf["step-000000010"].path):
+    with reading(shelf.path("step-000000010")):
         assert shelf.prune() == [20]
     assert shelf.prune() == [10]
 
@@ -105,7 +162,7 @@ def test_what_is_to_be_rolled_back_to_is_kept(shelf: Checkpoints) -> None:
 
 
 def test_a_name_that_was_moved_away_is_trusted_no_longer(shelf: Checkpoints, tmp_path: Path) -> None:
-    shelf["step-000000030"].path.rename(tmp_path / "abandoned")
+    shelf.path("step-000000030").rename(tmp_path / "abandoned")
     shelf.forget_missing()
     assert shelf.newest is not None
     assert shelf.newest.step == 20

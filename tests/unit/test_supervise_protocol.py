@@ -53,14 +53,11 @@ def test_only_a_new_step_or_phase_counts_as_movement() -> None:
 
 
 def test_housekeeping_is_stillness_and_work_is_not() -> None:
-    still = Stillness(now=0.0)
-    still.sampled(Work(cpu_s=5.0, moved_bytes=100), now=1.0)
-    still.sampled(Work(cpu_s=5.04, moved_bytes=100), now=11.0)
-    assert still.still_s(now=11.0) == 10.0
-    still.sampled(Work(cpu_s=5.04, moved_bytes=164), now=21.0)
-    assert still.still_s(now=21.0) == 0.0
-    still.sampled(Work(cpu_s=6.0, moved_bytes=164), now=31.0)
-    assert still.still_s(now=33.0) == 2.0
+    idle = Stillness.started(0.0).sampled(Work(5.0, 100), 1.0).sampled(Work(5.04, 100), 11.0)
+    assert 11.0 - idle.worked_at == 10.0
+    reads = idle.sampled(Work(5.04, 164), 21.0)
+    assert reads.worked_at == 21.0
+    assert reads.sampled(Work(6.0, 164), 31.0).worked_at == 31.0
 
 
 def test_work_is_read_from_proc_even_behind_an_odd_name(tmp_path: Path) -> None:

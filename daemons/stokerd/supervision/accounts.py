@@ -1,25 +1,27 @@
-"""Where the run stands: plan and books against the newest proven checkpoint, and consumed.json."""
+"""How far the run is: plan and record against the newest proven checkpoint, and consumed.json."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from stoker.checkpoints.select import History
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
-from stoker.plan.timelines import Timelines, ancestry, on_history, read_timelines, skips
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.rollback.apply import check_copy
+from stoker.supervise.run.data_wait import DataWait
 from stoker.supervise.run.horizon import consumed, finished_at, last_step
 from stoker.supervise.run.launch_log import read_launches
 from stoker.supervise.run.low_water import mark
 from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import SOON_S, Pace
-from stokerd.supervision.run_store import RunBook
+from stokerd.supervision.run_store import RunStore
 
 # The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
 # them, come from a disk that is shared and gives 40 MB/s in five minutes; twice that for a retry.
@@ -28,22 +30,23 @@ SHORT_WAIT_S = 60.0  # a wait for data that is part of how fast a run gets on
 RATE_CHANGE = 0.2  # a pace that changed by less is not worth a write
 
 
-class RunAccounts:
-    """The run's record, plan and timelines made to agree, and consumed.json, which says what came of them."""
+class Accounts:
+    """Makes the run's record, plan and timelines agree, and writes consumed.json."""
 
-    def __init__(self, context: DaemonContext, book: RunBook, planner: Planner) -> None:
+    def __init__(self, context: DaemonContext, store: RunStore, planner: Planner) -> None:
         self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
         self.run, self.file = context.layout.run(self.config.run), context.pipeline.file
-        self.book, self.planner = book, planner
+        self.store, self.planner = store, planner
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         rate, reach = before.get("windows_per_s"), before.get("reach")
         self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
         known = float(rate) if isinstance(rate, int | float) else None
         self.pace = Pace(known, least_s=SOON_S)  # of training alone: how soon its data is needed
         self.headway = Pace(known)  # short waits for data included: how long the run will take
+        self.wait = DataWait(context.pipeline.plan.hold)
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
-        self._told: tuple[Any, ...] = ()
+        self._written: tuple[Any, ...] = ()  # what consumed.json says, the rate last
         self._seen: tuple[Any, ...] = ()
         self._mark = START
         self._claimed: int | None = None
@@ -52,11 +55,9 @@ class RunAccounts:
         """The run's rollbacks as they are on disk."""
         return read_timelines(self.run.timelines)
 
-    def counts(self, checkpoint: Checkpoint | None) -> bool:
-        """Whether a proven checkpoint is of the run's current history."""
-        if checkpoint is None:
-            return True
-        return on_history(ancestry(self.timelines()), int(checkpoint.body["timeline"]), checkpoint.step)
+    def history(self) -> History:
+        """The history of the current timeline."""
+        return ancestry(self.timelines())
 
     def skips(self) -> tuple[Skip, ...]:
         """What the current timeline passes over."""
@@ -66,26 +67,28 @@ class RunAccounts:
         """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
         if checkpoint is None:
             return
-        if self.book.record is None:
-            self.book.restore(checkpoint)
+        if self.store.record is None:
+            self.store.restore(checkpoint)
             self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
-        self.book.check_ours(checkpoint)
+        self.store.check_ours(checkpoint)
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > launches[-1].resume_step:
-            self.book.fruitful()  # the last launch got this far, whoever saw to it then
+            self.store.fruitful()  # the last launch got this far
         check_copy(self.run, checkpoint.path)
-        self.planner.belongs_to(self.book.begun.identity.run_id)
+        self.planner.belongs_to(self.store.begun.identity.run_id)
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
-    def why_not_anew(self, *, convicted: bool) -> str:
-        """Why a run without a proven checkpoint does not begin at step 0, with the two ways on; empty where
-        it never had one. `convicted`: one was just now."""
-        if self.book.record is None:
+    def why_not_anew(self, *, has_convicted: bool) -> str:
+        """Why a run without a proven checkpoint does not begin at step 0, and what to do; "" where it may.
+
+        `has_convicted`: a checkpoint was proven wrong just now.
+        """
+        if self.store.record is None:
             return ""
         kept = int((read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}).get("step", 0))
-        best = max(kept, self.book.record.best_step)
-        if not (kept or (convicted and best)):
+        best = max(kept, self.store.record.best_step)
+        if not (kept or (has_convicted and best)):
             return ""
         return (
             f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
@@ -128,9 +131,10 @@ class RunAccounts:
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
         return Outlook(reached, reached + max(0, steps - step) * batch, lead)
 
-    def moved(self, position: Position, *, waited_s: float) -> None:
-        """The trainer is at a position now, and has waited for data so long."""
+    def moved(self, position: Position) -> None:
+        """The trainer is at a position now; a wait for data is no part of its speed."""
         now = time.monotonic()
+        waited_s = self.wait.lasted_s(now)
         for pace, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
             if waited_s > most_s:
                 pace.interrupted()
@@ -144,17 +148,17 @@ class RunAccounts:
 
     def keep(self, checkpoint: Checkpoint | None) -> None:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
-        history = ancestry(self.timelines())
+        history = self.history()
         self.timeline = history[0][0]
         low_water = self._low_water(history, checkpoint)
         finished, wants = self.over(checkpoint), self.planner.wants
         rate = self.pace.windows_per_s
         newest = (checkpoint.path, checkpoint.step) if checkpoint else None
-        told = (history, newest, low_water, self.reach, finished, () if finished else wants)
-        if self._told[:-1] == told and not _differs(self._told[-1], rate):
+        facts = (history, newest, low_water, self.reach, finished, () if finished else wants)
+        if self._written[:-1] == facts and not _differs(self._written[-1], rate):
             return
         body = checkpoint.body if checkpoint else {"step": 0, "position": START.as_list(), "tokens": 0}
-        books = consumed(
+        record = consumed(
             self.config.run,
             checkpoint.path.name if checkpoint else None,
             body,
@@ -166,12 +170,12 @@ class RunAccounts:
             windows_per_s=None if rate is None else round(rate, 3),
             reach=self.reach,
         )
-        write_record(self.run.consumed, books)
-        self._told = (*told, rate)
+        write_record(self.run.consumed, record)
+        self._written = (*facts, rate)
         self._claim(checkpoint, finished)
 
-    def _low_water(self, history: list[tuple[int, int | None]], checkpoint: Checkpoint | None) -> Position:
-        """The low-water mark, found anew when checkpoints came or went."""
+    def _low_water(self, history: History, checkpoint: Checkpoint | None) -> Position:
+        """The low-water mark, computed again when checkpoints came or went."""
         newest = checkpoint.step if checkpoint else 0
         seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest)
         if seen != self._seen:
@@ -196,7 +200,7 @@ class RunAccounts:
             self._claimed = wanted
 
 
-def _differs(told: float | None, now: float | None) -> bool:
-    if told is None or now is None:
-        return told is not now
-    return abs(now - told) > RATE_CHANGE * told
+def _differs(written: float | None, now: float | None) -> bool:
+    if written is None or now is None:
+        return written is not now
+    return abs(now - written) > RATE_CHANGE * written

@@ -1,122 +1,116 @@
-"""What a launch needs, before and all along: data past the gate, held-out windows, a plan, sets on hot."""
+"""What a launch needs of its data: past the start gate, held-out windows copied, a plan, its sets on hot."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
-from stoker.kit.context import DaemonContext
-from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.events import Events
 from stoker.plan.growth import MISSING
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip
 from stoker.shards.format.pinned import not_yet_pinned
-from stoker.store.errors import DataError
+from stoker.supervise.actions import CopyHeldout, ProveSets, SetsProved
+from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.run.gates import Gate, start_gate
 from stoker.supervise.run.plan_settings import gate_wants, growth_policy
 from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
-from stoker.supervise.run.record import Heldout, Identity
-from stokerd.supervision.cycle import Turns
+from stokerd.supervision.launch_window import LaunchWindow
 from stokerd.supervision.set_repair import Repairs, SetLost
 
-PROOF_QUIET_S = 300.0  # a worker that read nothing for so long hangs in a mount that does not answer
 SETS_AT_ONCE = 8
 DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
 RESTS = 5  # times as long as a look at the plan took, before the next one
-HOLD_OUT_RETRY_S = 10.0
-SETS = "/sets"  # no checkpoint is called so
 ANOTHER = "its manifest's sha256"
-PROOF_WORKER = "stoker.shards.format.proof_worker"
 
 
-class Provisions:
-    """The data side of one run."""
+class DataReadiness:
+    """The data side of one run. `gate` is the first that was closed at the last look."""
 
-    def __init__(self, context: DaemonContext, turns: Turns, planner: Planner) -> None:
-        self.events, self.pipeline = context.events, context.pipeline
-        self.turns = turns
-        self.planner = planner
-        self.repairs = Repairs(context, planner)
-        self.proving: dict[str, str] = {}  # key -> manifest sha256
-        self.needed: dict[str, str] = {}  # the same of what the next launch reads
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
+        self.events, self.pipeline, self.planner = events, pipeline, planner
+        self.repairs = Repairs(pipeline.layout, events, planner)
+        self.window = LaunchWindow(pipeline, events, planner, reach)
+        self.needed: dict[str, str] = {}  # what the next launch reads: key -> manifest sha256
+        self.gate: Gate | None = None
+        self.mended = 0  # repairs that were done when the last launch began
+        self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
         self._rest_until = 0.0  # with 50,000 sets a look takes a second
-        self.strange: dict[str, str] = {}  # whole sets that are not those the plan names
-        self.policy = growth_policy(self.pipeline)
+        self._strange: dict[str, str] = {}  # whole sets that are not those the plan names
         self._judged: tuple[tuple[int, str], str] | None = None
 
-    def wait_at_gate(self) -> DatasetPin:
-        """Wait until a new run may begin; DataError when the data is complete and will never do."""
-        wants = gate_wants(self.pipeline)
-        while True:
-            pin = self.planner.pin()
-            other = "" if pin is None else self._other(pin)
-            gate = Gate("closed", other) if other else start_gate(self.planner.in_view(pin), wants)
-            if gate.state == "open" and pin is not None:
-                self.events.record("start_gate_open", message=gate.why)
-                return pin
-            if gate.state == "hopeless":
-                raise DataError(gate.why)
-            self.turns.doing = f"waiting for data: {gate.why}"
-            self.turns.turn_or_stop()
+    def start(self, pin: DatasetPin | None) -> Gate:
+        """Whether there is enough data for a new run to begin."""
+        other = "" if pin is None else self._other(pin)
+        gate = Gate("closed", other) if other else start_gate(self.planner.in_view(pin), self._wants)
+        return gate if gate.state != "closed" else Gate("closed", f"waiting for data: {gate.why}")
 
     def _other(self, pin: DatasetPin) -> str:
-        """Why this pin is not that of the configured dataset; the answer stays until the pin is another."""
+        """Why this pin is not that of the configured dataset; computed once for each pin."""
         seen = pin.version, pin.build_id
         if self._judged is None or self._judged[0] != seen:
             self._judged = seen, not_yet_pinned(self.pipeline, pin)
         return self._judged[1]
 
-    def heldout_sets(self, pin: DatasetPin, seq_len: int) -> dict[str, str]:
-        """The sets whose val streams are held out, key to manifest sha256; none where nothing is."""
-        wanted = self.pipeline.train.evaluate.tokens
-        return self.planner.sets_with_heldout(pin, wanted + seq_len) if wanted else {}
+    def need_heldout(self, pin: DatasetPin) -> CopyHeldout | None:
+        """Need the sets whose val streams are held out; None where nothing is held out."""
+        train = self.pipeline.train
+        wanted = train.evaluate.tokens
+        self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
+        return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
 
-    def hold_out(self, sets: Mapping[str, str], identity: Identity, target: str) -> Heldout | None:
-        """Copy the held-out windows, once for the whole run; None when there is no held-out text."""
-        if not sets:
-            return None
-        task = {
-            "shards_root": str(self.pipeline.hot_layout.shards(identity.dataset)),
-            "sets": [list(pair) for pair in sets.items()],
-            "seq_len": identity.seq_len,
-            "vocab_size": identity.vocab_size,
-            "tokens": self.pipeline.train.evaluate.tokens,
-            "target": target,
-        }
-        while True:
-            self.turns.doing = "copying held-out windows"
-            if trouble := self._not_proven(sets):
-                why = "; ".join(trouble)
-            else:
-                ended = self.turns.errand(
-                    "hold out", "/heldout", "stoker.plan.heldout_worker", task, quiet_s=PROOF_QUIET_S
-                )
-                if (told := ended.result) is not None:
-                    held = Heldout(told["sha256"], told["windows"], told["dtype"], told["tokens"])
-                    return held if held.windows else None
-                why = ended.reason()
-            self.events.record("heldout_failed", "warning", reason=why)
-            self.turns.pause(HOLD_OUT_RETRY_S, "held-out windows could not be copied")
+    def heldout(self, pin: DatasetPin) -> Gate:
+        """Whether the sets with held-out text are on hot and proven."""
+        cold = self.planner.cold(self.needed)
+        self.repairs.check_hope(pin, cold, time.monotonic())
+        if cold:  # another run over the same data has passed them
+            return Gate("closed", f"bringing back {_sets(len(cold))} with held-out text")
+        return Gate("open" if self.planner.trusted(self.needed) else "closed", "proving shard sets")
 
-    def keep_planned(self, pin: DatasetPin, outlook: Outlook) -> None:
-        """Prove the sets that the next entries would name, and append what is due of the proven ones."""
-        now = time.monotonic()
-        if (ended := self.turns.take(SETS)) is not None:
-            self._take_proofs(ended, now)
-        elif now < self._rest_until:
+    def launchable(self, pin: DatasetPin | None, *, is_planned: bool) -> Iterator[Gate]:
+        """The gates before a launch, in order; `is_planned`: the plan has a batch left, or has ended.
+
+        Raises SetLost when a set never comes back. consumed.json must have named the needs before.
+        """
+        if not is_planned:
+            yield Gate("closed", waiting_words(self.planner.why))
+        if pin is None:
+            yield Gate("closed", "waiting for the dataset's pin")
             return
-        wanted = self.planner.to_prove(pin, outlook, self.policy, now)
-        if SETS not in self.turns.crew:
-            wanted = self.planner.unproven(self.needed, now) | wanted
-            self.proving = dict(list(wanted.items())[:SETS_AT_ONCE])
-            if self.proving:
-                task = self._proof_task(self.proving)
-                prove = Activity("prove", PROOF_WORKER, PROOF_QUIET_S)
-                self.turns.crew.start(prove, SETS, task, None)
-        for entry in self.planner.grow(pin, outlook, self.policy, now):
+        cold = self.planner.cold(self.needed)
+        self.repairs.check_hope(pin, cold, time.monotonic())
+        for key, why in self._strange.items():
+            if key in self.needed:
+                raise SetLost(f"{self.path(key)} is whole, but not the set that the plan names: {why}")
+        if cold:
+            yield Gate("closed", f"bringing back {_sets(len(cold))}")
+        if not self.planner.trusted(self.needed):
+            restored = f"; {_sets(self.repairs.open)} to be restored" if self.repairs.open else ""
+            yield Gate("closed", f"proving shard sets{restored}")
+
+    def need(self, position: Position, skips: Sequence[Skip]) -> None:
+        """Need what training on from here reads of what is planned: it is proven before growth is."""
+        self.window.look(position, skips)
+        self.needed = self.planner.needed(position, skips, upto=self.window.reach)
+
+    def to_prove(self, wanted: Mapping[str, str] | None = None) -> ProveSets | None:
+        """The next proof: of what is needed first, then of what is wanted for the plan."""
+        unproven = self.planner.unproven(self.needed, time.monotonic()) | dict(wanted or {})
+        return ProveSets(dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
+
+    def grow(self, pin: DatasetPin, outlook: Outlook) -> ProveSets | None:
+        """Append to the plan what is due of proven sets; returns the proof that the next entries need.
+
+        It rests after a look that found much to read.
+        """
+        now = time.monotonic()
+        if now < self._rest_until:
+            return None
+        proof = self.to_prove(self.planner.to_prove(pin, outlook, self._policy, now))
+        for entry in self.planner.grow(pin, outlook, self._policy, now):
             words: dict[str, Any] = {"entry": entry.n, "kind": type(entry).__name__.lower()}
             if isinstance(entry, Segment):
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
@@ -126,84 +120,42 @@ class Provisions:
                     "source_passed_over",
                     "warning",
                     path=entry.path,
-                    hold_s=self.policy.hold_s,
+                    hold_s=self._policy.hold_s,
                     message="the plan waited for it for plan.hold and goes on without it; it joins the plan "
                     "once it is a shard set. `stoker status` says what the other daemons know of it",
                 )
         self._rest_until = now + RESTS * (time.monotonic() - now)
+        return proof
 
-    def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> None:
-        """Take down what training on from here reads of what is planned: it is proven before growth is."""
-        self.needed = self.planner.needed(position, skips, upto=reach)
-
-    def lacking(self, pin: DatasetPin) -> str:
-        """What a launch would lack of what it needs, in words: nothing when all is on hot and proven.
-
-        Raises SetLost when something never comes back. consumed.json must have named the needs before.
-        """
-        cold = self.planner.cold(self.needed)
-        self.repairs.check_hope(pin, cold, time.monotonic())
-        for key, why in self.strange.items():
-            if key in self.needed:
-                raise SetLost(f"{self._path(key)} is whole, but not the set that the plan names: {why}")
-        if cold:
-            return f"bringing back {_sets(len(cold))}"
-        if not self.planner.trusted(self.needed):
-            restored = f"; {_sets(self.repairs.open)} to be restored" if self.repairs.open else ""
-            return f"proving shard sets{restored}"
-        return ""
-
-    def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
-        """The trainer found the data around a position wrong: it is proven before it is read again."""
-        self.planner.distrust(self.planner.needed(position, skips, DOUBTED_SEGMENTS))
-
-    def _not_proven(self, sets: Mapping[str, str]) -> list[str]:
-        """Have these sets proven now; what is wrong with which, in words."""
-        ended = self.turns.errand("prove", SETS, PROOF_WORKER, self._proof_task(sets), quiet_s=PROOF_QUIET_S)
-        found = list(self._verdicts(sets, ended))
-        for key, path, why in found:
+    def proved(self, proofs: SetsProved) -> None:
+        """Take in proofs, and have what is damaged restored."""
+        now, self._rest_until = time.monotonic(), 0.0
+        for key, why in proofs.wrong.items():
             if not why:
+                self.planner.proven(key, proofs.sets[key])
                 self.repairs.whole(key)
-            elif why.startswith("invalid"):
-                self.repairs.report(key, path, why)
-        return [f"{path}: {why}" for _, path, why in found if why]
-
-    def _proof_task(self, keys: Iterable[str]) -> dict[str, Any]:
-        return {"sets": [{"path": self._path(key), "key": key} for key in keys]}
-
-    def _path(self, key: str) -> str:
-        return str(self.pipeline.hot_layout.shard_set(self.pipeline.dataset.name, key))
-
-    def _verdicts(self, wanted: Mapping[str, str], ended: WorkerExit) -> Iterator[tuple[str, str, str]]:
-        """Each set's key, its path, and what is wrong with it: nothing when it is proven."""
-        if ended.result is None:
-            yield from ((key, self._path(key), f"not proven: {ended.reason()}") for key in wanted)
-            return
-        for (key, digest), proof in zip(wanted.items(), ended.result["proofs"], strict=True):
-            why = "" if proof["verdict"] == "proven" else f"{proof['verdict']}: {proof['reason']}"
-            if not why and proof["manifest_sha256"] != digest:
-                why = f"{ANOTHER} is {proof['manifest_sha256']}, recorded is {digest}"
-            yield key, self._path(key), why
-
-    def _take_proofs(self, ended: WorkerExit, now: float) -> None:
-        for key, path, why in self._verdicts(self.proving, ended):
-            if not why:
-                self.planner.proven(key, self.proving[key])
-                self.repairs.whole(key)
-                self.strange.pop(key, None)
+                self._strange.pop(key, None)
             elif why.startswith(ANOTHER) and key in self.needed:
-                self.strange[key] = why
+                self._strange[key] = why
             elif key in self.needed or why.startswith("invalid"):
-                self.planner.not_proven(key, now, self.repairs.report(key, path, why))
+                self.planner.not_proven(key, now, self.repairs.report(key, self.path(key), why))
             else:
                 self.planner.not_proven(key, now, RETRY_S)
                 self.events.record(
                     "shard_set_not_proven",
                     "warning",
-                    path=path,
+                    path=self.path(key),
                     reason=why,
                     message="it stays out of the plan and is tried again in a minute",
                 )
+
+    def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
+        """The trainer found the data around a position wrong: it is proven before it is read again."""
+        self.planner.distrust(self.planner.needed(position, skips, DOUBTED_SEGMENTS))
+
+    def path(self, key: str) -> str:
+        """Where a set lies on hot."""
+        return str(self.pipeline.hot_layout.shard_set(self.pipeline.dataset.name, key))
 
 
 def _sets(count: int) -> str:

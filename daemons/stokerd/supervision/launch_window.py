@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from stoker.kit.context import DaemonContext
+from stoker.config.schema import Pipeline
+from stoker.kit.events import Events
 from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.supervise.run.planner import Planner
@@ -17,12 +18,12 @@ from stoker.supervise.run.planner import Planner
 STALL_S = 30.0  # so long no set came back: then there is no room for all of them
 
 
-class Parts:
+class LaunchWindow:
     """`reach` is where the next launch stops, None: it may read all that is planned."""
 
-    def __init__(self, context: DaemonContext, planner: Planner, reach: Position | None) -> None:
-        self.events, self.planner = context.events, planner
-        self.batch = context.pipeline.train.global_batch
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
+        self.events, self.planner = events, planner
+        self.batch = pipeline.train.global_batch
         self.reach = reach  # as it was when an earlier supervisor ended
         self._cold = -1
         self._since = 0.0

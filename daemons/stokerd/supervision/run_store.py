@@ -25,14 +25,14 @@ from stoker.supervise.run.record import (
 )
 
 
-class RunBook:
+class RunStore:
     """run.json's one reader and writer here; `record` is None until the run has begun."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.path = pipeline.layout.run(pipeline.train.run).record
         self.record: RunRecord | None = None
-        self.uncounted = False  # the launch that was counted last is to be forgiven, once that can be written
+        self.is_last_forgiven = False  # the launch that was counted last never started
 
     @property
     def begun(self) -> RunRecord:
@@ -47,12 +47,12 @@ class RunBook:
             return
         self.record = self._parsed(body, self.path)
         self._refuse_changes(configured(self.pipeline))
-        # One more try, whatever was counted: somebody started us, and may have mended what was wrong.
+        # One more try, whatever was counted: an operator who starts the supervisor may have mended the cause.
         most = self.pipeline.supervise.no_progress_launches
         self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Make run.json anew from what a checkpoint carries of it."""
+        """Write run.json again from what a checkpoint carries of it."""
         self.record = self._parsed(checkpoint.body["run_record"], checkpoint.path / BODY)
         self._refuse_changes(configured(self.pipeline))
         self.change(best_step=checkpoint.step)
@@ -63,8 +63,8 @@ class RunBook:
         self.change()
 
     def launching(self) -> None:
-        """A launch begins. It counts as fruitless until it got somewhere: who counts might die with it."""
-        before = self.begun.moved(fruitless=max(0, self.begun.fruitless - self.uncounted))
+        """A launch begins. It counts as fruitless until it got somewhere: the supervisor may die with it."""
+        before = self.begun.moved(fruitless=max(0, self.begun.fruitless - self.is_last_forgiven))
         self.change(
             state="running",
             finished=None,
@@ -72,10 +72,10 @@ class RunBook:
             launches=before.launches + 1,
             fruitless=before.fruitless + 1,
         )
-        self.uncounted = False
+        self.is_last_forgiven = False
 
     def stopped(self) -> None:
-        """The launch was stopped as this daemon was asked to stop: nothing speaks against it."""
+        """The launch ended because this daemon was asked to stop: it does not count."""
         self.change(fruitless=max(0, self.begun.fruitless - 1))
 
     def rolled_back(self, step: int) -> None:
@@ -84,7 +84,7 @@ class RunBook:
         self.change()
 
     def fruitful(self) -> None:
-        """Something was got by, or mended: what was counted before says nothing any more."""
+        """The run has advanced, or its data was mended: earlier launches no longer count."""
         if self.begun.fruitless:
             self.change(fruitless=0)
 

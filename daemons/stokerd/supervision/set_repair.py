@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from stoker.corpus.records.pin import DatasetPin
 from stoker.kit.backoff import Backoff
-from stoker.kit.context import DaemonContext
+from stoker.kit.events import Events
 from stoker.shards.format.identity import set_key
 from stoker.store.errors import DataError
-from stoker.store.layout import STAGE_SHARD
+from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.rollback.lost_sets import by_key, why_lost
 from stoker.supervise.run.planner import Planner
 
 FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
 HOPE_S = 5.0  # between two looks at what could become of cold sets: a hash a record
-GONE_S = 600.0  # without any record of its source: a loop that starts anew writes its records anew
+GONE_S = 600.0  # without any record of its source: a loop that starts again writes its records again
 
 
 class SetLost(DataError):
@@ -35,8 +35,8 @@ class _Case:
 class Repairs:
     """Damaged sets by key; whole ones are forgotten."""
 
-    def __init__(self, context: DaemonContext, planner: Planner) -> None:
-        self.layout, self.events = context.layout, context.events
+    def __init__(self, layout: StateLayout, events: Events, planner: Planner) -> None:
+        self.layout, self.events = layout, events
         self.planner = planner
         self._cases: dict[str, _Case] = {}
         self._missing: dict[str, float] = {}

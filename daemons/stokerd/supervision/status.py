@@ -1,52 +1,53 @@
-"""What the train supervisor shows of its run, and the clock of its waits for data."""
+"""What the train supervisor shows of its run: status, metrics, and the clock of its waits for data."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
+from stoker.checkpoints.mirror.layout import waiting
 from stoker.kit.context import DaemonContext
+from stoker.supervise.actions import CopyToMirror, MirrorJob
+from stoker.supervise.report.metrics import Meters
 from stoker.supervise.report.hourly import EVERY_S, run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
-from stoker.supervise.run.data_wait import DataWait, waiting_words
-from stokerd.supervision.accounts import RunAccounts
-from stokerd.supervision.checkpoints import CheckpointDesk
-from stokerd.supervision.cycle import Turns
-from stokerd.supervision.launch import LaunchWatch
+from stoker.supervise.run.data_wait import waiting_words
+from stoker.supervise.state import Phase
+from stokerd.supervision.run import Run
+from stokerd.supervision.workers import Workers
 
 
 class RunBoard:
-    """Status, metrics and words; the story tells it which launch goes on and when it gathers data."""
+    """Status, metrics and words, all from one snapshot."""
 
-    def __init__(
-        self, context: DaemonContext, turns: Turns, desk: CheckpointDesk, accounts: RunAccounts
-    ) -> None:
-        self.context, self.turns, self.config = context, turns, context.pipeline.train
-        self.desk, self.accounts, self.planner = desk, accounts, accounts.planner
-        self.wait = DataWait(context.pipeline.plan.hold)
-        self.live: LaunchWatch | None = None  # the launch that goes on
-        self.gathering = False  # data for the next launch
+    def __init__(self, context: DaemonContext, run: Run, workers: Workers, meters: Meters) -> None:
+        self.context, self.run, self.workers, self.meters = context, run, workers, meters
+        self.wait = run.accounts.wait
         self.report_at = time.monotonic() + EVERY_S
-        self.at_rest = False  # finished, and nothing will be launched any more
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the trainer is asked to end, or is about to be."""
-        stopping = self.context.stopping or bool(self.turns.changed)
-        return self.live is not None and (self.live.stop_asked or stopping)
+        state = self.run.state
+        stopping = self.context.stopping or bool(state.rollbacks)
+        return state.live is not None and (state.live.stop_asked_at is not None or stopping)
 
     @property
     def doing(self) -> str:
         """What goes on, in words."""
-        if self.live is None:
-            return self.turns.doing
-        if self.ending:
+        live = self.run.state.live
+        if live is None:
+            return self.run.state.doing
+        if self.is_ending:
             return "waiting for the trainer to save and end"
-        return waiting_words(self.planner.why) if self.live.view.waits else "training"
+        return waiting_words(self.run.planner.why) if live.view.waits else "training"
 
-    def look(self) -> None:
-        """Keep the clock of a wait for data; one that is longer than plan.hold is an event, once."""
-        waits = self.gathering if self.live is None else self.live.view.waits and not self.ending
+    def show(self) -> None:
+        """Keep the clock of a wait for data, and show status and metrics."""
+        state, run = self.run.state, self.run
+        if state.live is None:
+            waits = state.phase is Phase.WAITING
+        else:
+            waits = state.live.view.waits and not self.is_ending
         if self.wait.note(self.doing if waits else "", time.monotonic()):
             self.context.events.record(
                 "data_wait",
@@ -55,36 +56,38 @@ class RunBoard:
                 since=self.wait.since,
                 message="no step is made until it is there; stoker status shows what download and shards do",
             )
-
-    def launch_ended(self) -> None:
-        """Count the trainer's last words, and show it no more."""
-        self.show()
-        self.live = None
-
-    def show(self) -> tuple[dict[str, Any], str]:
-        """The status snapshot and its one line; the metrics are set from the same."""
-        live = self.live
+        live, config = state.live, self.context.pipeline.train
         shown = snapshot(
-            run=self.config.run,
-            steps=self.accounts.last_step,
-            global_batch=self.config.global_batch,
-            windows_per_s=self.accounts.headway.windows_per_s,
+            run=config.run,
+            steps=run.accounts.last_step,
+            global_batch=config.global_batch,
+            windows_per_s=run.accounts.headway.windows_per_s,
             doing=self.doing,
             wait=self.wait,
-            ending=self.ending,
-            record=self.accounts.book.record,
+            ending=self.is_ending,
+            record=run.store.record,
             view=live.view if live else None,
-            checkpoint=self.desk.newest,
-            sealed=self.desk.sealed,
-            plan=self.planner.plan,
-            trainer_pid=live.trainer_pid if live else None,
+            checkpoint=run.newest,
+            sealed=run.checkpoints.sealed,
+            plan=run.planner.plan,
+            trainer_pid=live.pid if live else None,
             trainer_rss_bytes=live.rss_bytes if live else 0,
-            at_rest=self.at_rest,
-            timeline=self.accounts.timeline,
-            mirror=self.desk.mirror.status() if self.desk.mirror else None,
+            at_rest=state.is_at_rest,
+            timeline=run.accounts.timeline,
+            mirror=self._mirror(),
         )
-        self.desk.meters.show(shown, self.desk.age_s)
+        proven_at = run.checkpoints.proven_at
+        self.meters.show(shown, None if proven_at is None else time.monotonic() - proven_at)
         if time.monotonic() >= self.report_at and (fields := run_progress(shown)):
             self.report_at = time.monotonic() + EVERY_S
             self.context.events.record("run_progress", **fields)
-        return shown, status_text(shown)
+        self.context.beat(shown, status_text(shown))
+
+    def _mirror(self) -> dict[str, object] | None:
+        run, job = self.run, self.workers.jobs.get(MirrorJob.slot)
+        if run.mirror is None:
+            return None
+        copying = job.local.step if isinstance(job, CopyToMirror) else None
+        checkpoints, history = run.checkpoints, run.accounts.history()
+        queue = waiting(checkpoints.local(), run.mirror.copies, history, checkpoints.policy)
+        return run.mirror.status(len(queue), copying, self.workers.mirror_bytes)

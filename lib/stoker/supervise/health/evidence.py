@@ -46,25 +46,24 @@ def describe(pids: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
 class Stillness:
-    """Since when a tree has done nothing worth the name; sampled, in monotonic seconds."""
+    """Since when a tree has done nothing worth the name, by samples; times are monotonic seconds."""
 
-    def __init__(self, now: float) -> None:
-        self._work = Work()
-        self._sampled_at = now
-        self._worked_at = now
+    sampled_at: float
+    worked_at: float
+    work: Work = Work()
 
-    def sampled(self, work: Work, now: float) -> None:
-        """Take a sample; less work than before (a member of the tree ended) is a sign of life too."""
-        idle_s = IDLE_SHARE * (now - self._sampled_at)
-        gained_s = work.cpu_s - self._work.cpu_s
-        if gained_s < 0 or gained_s > idle_s or work.moved_bytes != self._work.moved_bytes:
-            self._worked_at = now
-        self._work, self._sampled_at = work, now
+    @classmethod
+    def started(cls, now: float) -> Stillness:
+        return cls(now, now)
 
-    def still_s(self, now: float) -> float:
-        """Seconds since the tree last did something."""
-        return now - self._worked_at
+    def sampled(self, work: Work, now: float) -> Stillness:
+        """With one more sample; less work than before (a member of the tree ended) is a sign of life too."""
+        idle_s = IDLE_SHARE * (now - self.sampled_at)
+        gained_s = work.cpu_s - self.work.cpu_s
+        worked = gained_s < 0 or gained_s > idle_s or work.moved_bytes != self.work.moved_bytes
+        return Stillness(now, now if worked else self.worked_at, work)
 
 
 def _cpu_s(stat: Path) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -74,25 +73,26 @@ def judge(phase: str, silence: Silence, p99_s: float | None, limits: Limits) -> 
     return Verdict("alive")
 
 
+@dataclass(frozen=True)
 class StepTimes:
     """Seconds a step takes, from the arrival of steps that follow one another, over the last 512 of them."""
 
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=WINDOW_STEPS)
-        self._last: tuple[int, float] | None = None
+    times: tuple[float, ...] = ()
+    last: tuple[int, float] | None = None
 
-    def stepped(self, step: int, now: float) -> None:
-        """A word named this step; several at once (a stopped supervisor catching up) share their time."""
-        if self._last is not None and step > self._last[0]:
-            self._times.append((now - self._last[1]) / (step - self._last[0]))
-        if self._last is None or step != self._last[0]:
-            self._last = (step, now)
+    def stepped(self, step: int, now: float) -> StepTimes:
+        """With a step that was named now; several at once (after a stopped supervisor) share their time."""
+        times = self.times
+        if self.last is not None and step > self.last[0]:
+            times = (*times, (now - self.last[1]) / (step - self.last[0]))[-WINDOW_STEPS:]
+        moved = self.last is None or step != self.last[0]
+        return StepTimes(times, (step, now) if moved else self.last)
 
-    def interrupted(self) -> None:
+    def interrupted(self) -> StepTimes:
         """Something other than a step came between: the next interval is not a step's time."""
-        self._last = None
+        return StepTimes(self.times)
 
     def p99_s(self) -> float | None:
         """The 99th percentile in seconds, None before the first interval."""
-        ordered = sorted(self._times)
+        ordered = sorted(self.times)
         return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] if ordered else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.mirror.layout import Local
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
-from stoker.checkpoints.select import Found, History, candidates, find_checkpoints
+from stoker.checkpoints.select import History, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.positions import Position
@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The directory of sealed checkpoints and what is known of each. The trainer adds, we remove."""
+    """The sealed checkpoints and what is known of each. The trainer adds, the supervisor removes."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         run = pipeline.layout.run(pipeline.train.run)
@@ -50,45 +50,52 @@ class Checkpoints:
         keep = pipeline.train.checkpoint
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
         self.kept: set[str] = set()  # names that retention leaves alone until the next launch
+        self.proven_at: float | None = None  # when the newest one was proven
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
+        self._sealed: Checkpoint | None = None
 
     @property
     def newest(self) -> Checkpoint | None:
         """The newest one proven so far."""
         return max(self._proven.values(), key=lambda one: one.step, default=None)
 
-    def __getitem__(self, name: str) -> Checkpoint:
-        """The one with this name, which is proven."""
-        return self._proven[name]
+    @property
+    def sealed(self) -> Checkpoint | None:
+        """The newest one that `note_sealed` found, while it is there."""
+        return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
 
-    def sweep(self) -> list[str]:
-        """Remove what interrupted seals and removals left; only while nobody can be sealing."""
+    def get(self, name: str) -> Checkpoint | None:
+        """The one with this name, if it is proven."""
+        return self._proven.get(name)
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
+    def note_sealed(self, history: History) -> None:
+        """Find the newest sealed one, proven or not, to be shown; only while nothing seals."""
+        self._sealed = None
+        for found in candidates(find_checkpoints(self._directory), history):
+            with contextlib.suppress(OSError, DataError):  # its proof will tell
+                body = read_body((found.path / BODY).read_bytes())
+                self._sealed = Checkpoint(found.path, found.step, body.raw)
+                return
+
+    def before_selection(self) -> list[str]:
+        """Forget what is gone, and remove what interrupted seals left; only while nothing seals."""
+        self.forget_missing()
+        self.kept.clear()
         return sweep_leftovers(self._directory)
 
-    def newest_candidate(self, history: Sequence[tuple[int, int | None]]) -> Found | None:
-        """The newest sealed one of this history; before a launch it is proven again, whatever was known."""
-        return next(iter(candidates(find_checkpoints(self._directory), history)), None)
+    def newest_candidate(self, history: History) -> str:
+        """The name of the newest sealed one of a history, "" without any."""
+        return next((one.path.name for one in candidates(find_checkpoints(self._directory), history)), "")
 
-    def sealed(self, history: History) -> Checkpoint | None:
-        """The newest sealed one of this history whose checkpoint.json can be read; nothing is proven."""
-        for found in candidates(find_checkpoints(self._directory), history):
-            with contextlib.suppress(OSError, DataError):  # a proof will tell
-                body = read_body((found.path / BODY).read_bytes())
-                return Checkpoint(found.path, found.step, body.raw)
-        return None
-
-    def unproven(self, history: History, now: float) -> Found | None:
-        """The newest sealed one that nobody has looked at yet and that may be tried now."""
-        found = candidates(find_checkpoints(self._directory), history)
-        return next(
-            (
-                one
-                for one in found
-                if one.path.name not in self._proven and self._retry_at.get(one.path.name, now) <= now
-            ),
-            None,
-        )
+    def unproven(self, history: History, now: float) -> str:
+        """The name of the newest sealed one without a verdict that may be tried now, "" without any."""
+        found = (one.path.name for one in candidates(find_checkpoints(self._directory), history))
+        new = (name for name in found if name not in self._proven)
+        return next((name for name in new if self._retry_at.get(name, now) <= now), "")
 
     def local(self) -> list[Local]:
         """The proven ones, as the mirror wants to know them."""
@@ -110,35 +117,39 @@ class Checkpoints:
         self._proven.pop(name, None)
 
     def forget_missing(self) -> None:
-        """Trust nothing that was moved away: its name may be another's soon."""
+        """Trust nothing that was moved away: another checkpoint may get its name."""
         for name in [name for name, one in self._proven.items() if not one.path.exists()]:
             del self._proven[name]
 
-    def proven(self, path: Path, body: Mapping[str, Any], digest: str) -> Checkpoint:
-        """Take in a proof that succeeded."""
-        checkpoint = Checkpoint(path, int(body["step"]), body, digest)
-        self._proven[path.name] = checkpoint
-        self._retry_at.pop(path.name, None)
-        return checkpoint
+    def proven(self, name: str, body: Mapping[str, Any], digest: str, now: float) -> bool:
+        """Take in a proof that succeeded; True when it is the newest one now."""
+        before = self.newest
+        checkpoint = Checkpoint(self.path(name), int(body["step"]), body, digest)
+        self._proven[name] = checkpoint
+        self._retry_at.pop(name, None)
+        is_newest = before is None or checkpoint.step > before.step
+        if is_newest:
+            self.proven_at = now
+        return is_newest
 
-    def unreadable(self, path: Path, now: float) -> None:
+    def unreadable(self, name: str, now: float) -> None:
         """Take in that nothing could be found out: it is neither trusted nor convicted, and tried again."""
-        self._proven.pop(path.name, None)
-        self._retry_at[path.name] = now + RETRY_S
+        self._proven.pop(name, None)
+        self._retry_at[name] = now + RETRY_S
 
-    def convict(self, path: Path, reason: str) -> Quarantined:
+    def convict(self, name: str, reason: str) -> Quarantined:
         """Move one that was proven wrong into quarantine, within its budget."""
-        self._proven.pop(path.name, None)
+        self._proven.pop(name, None)
         return quarantine_checkpoint(
             self._quarantine,
-            path,
+            self.path(name),
             reason,
             keep=self._budget.keep_checkpoints,
             keep_bytes=self._budget.keep_bytes,
         )
 
     def prune(self) -> list[int]:
-        """Remove what retention no longer keeps and nobody reads; returns the steps."""
+        """Remove what retention no longer keeps and nothing reads; returns the steps."""
         self.forget_missing()
         kept = [
             Kept(one.step, True, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)

@@ -1,7 +1,7 @@
 """What the supervisor knows of its checkpoints' mirror between two looks at it, also across restarts.
 
 `runs/<run>/mirror.json` holds the names that the last look or copy left there. It tells an unmounted warm
-from an empty one, and what could be fallen back on while warm is away.
+from an empty one, and what could be fetched while warm is away.
 """
 
 from __future__ import annotations
@@ -9,79 +9,121 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.select import History
+from stoker.kit.backoff import Backoff
 from stoker.store.record import read_or_set_aside, write_record
 
 Look = Literal["wait", "try", "no"]
 
+LOOK_AGAIN_S = 3600.0  # warm may be cleared by hand
+COMPLAINT_S = 600.0
+PRUNE_AGAIN_S = 30.0  # what is left then is being read
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
+BESIDE = ("copy", "prune")  # work beside training: only the same work ends trouble with it
 
-class MirrorBook:
-    """The copies by the last look; `ever` a look succeeded, `now` one did in this daemon's life.
+
+class MirrorState:
+    """The copies by the last look, and the trouble with warm; times are monotonic seconds.
 
     `begun` is a copy that was started and of which no end was heard: it may be there.
     """
 
     def __init__(self, path: Path, quarantine: Path) -> None:
         self._path = path
-        self.ever = self.now = False
+        self.has_record = False  # a look has succeeded, in this daemon's life or before
+        self.is_fresh = False  # one has in this daemon's life
         self.begun: Mirrored | None = None
         self._copies: dict[str, Mirrored] = {}
         body = read_or_set_aside(path, quarantine)
         if body is not None:
-            self.ever = True
+            self.has_record = True
             found = [Mirrored(**copy) for copy in body["copies"]]
             self.begun = Mirrored(**body["begun"]) if body["begun"] else None
             self._copies = {one.name: one for one in found}
+        self.proven: set[str] = set()  # names of copies that were proven in this daemon's life
+        self.trouble: str | None = None  # why the last try at `trouble_doing` failed
+        self.trouble_doing = ""
+        self.is_foreign_reported = False
+        self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
     @property
     def copies(self) -> tuple[Mirrored, ...]:
         return tuple(self._copies.values())
 
-    def looked(self, found: Iterable[Mirrored]) -> None:
+    def looked(self, found: Iterable[Mirrored], now: float) -> None:
         """Take in a look that succeeded."""
-        self.now = True
+        self.is_fresh, self.look_at = True, now + LOOK_AGAIN_S
         self._change({one.name: one for one in found})
 
     def begin(self, one: Mirrored) -> None:
-        """Take in, before it is done, that a copy is begun."""
+        """Record, before it is done, that a copy is begun."""
         self._change(self._copies, begun=one)
 
     def copied(self, one: Mirrored) -> None:
         """Take in a copy that was proven."""
+        self.proven.add(one.name)
         self._change({**self._copies, one.name: one})
 
     def gone(self, names: Iterable[str]) -> None:
-        """Take in that these are no longer there."""
+        """Take in that these copies are no longer there."""
         left = set(names)
         self._change({name: one for name, one in self._copies.items() if name not in left})
+
+    def failed(self, doing: str, reason: str, now: float) -> bool:
+        """Take in a failure: all is tried again, later and later; True when it is worth an event."""
+        self.retry_at, self.look_at = now + self._backoff.next(), 0.0
+        is_worth = self.trouble is None or now >= self._complain_at
+        if is_worth:
+            self._complain_at = now + COMPLAINT_S
+        self.trouble, self.trouble_doing = reason, doing
+        return is_worth
+
+    def worked(self, doing: str) -> bool:
+        """Take in that something was done on warm; True when that ends the trouble.
+
+        Where a copy failed, a look that succeeds does not.
+        """
+        if self.trouble is None or (self.trouble_doing in BESIDE and doing != self.trouble_doing):
+            return False
+        self.trouble, self.retry_at = None, 0.0
+        self._backoff.reset()
+        return True
 
     def newest(self, history: History) -> Mirrored | None:
         """The newest copy of a history."""
         return next(iter(fallback(self.copies, history, -1)), None)
 
-    @property
-    def expected(self) -> bool:
-        """Whether something must be there."""
-        return bool(self._copies)
-
-    def to_look(self, here: int | None, history: History, *, convicted: bool) -> Look:
+    def to_look(self, here: int | None, history: History, *, has_convicted: bool) -> Look:
         """Whether a launch from step `here` (None: from nothing) must know first what the mirror holds.
 
         `wait`: it could hold a newer one than what is proven here, and going back in silence would undo what
         was trained; `try`: by our own record it holds none, but that may be an old one that was put back, so
-        a look is worth a moment. `convicted`: a newer one was proven wrong here just now.
+        a look is worth a moment. `has_convicted`: a newer one was proven wrong here just now.
         """
         step = -1 if here is None else here
         possible = [*self.copies, *([self.begun] if self.begun else [])]
-        if fallback(possible, history, step) or (here is None and not self.ever):
+        if fallback(possible, history, step) or (here is None and not self.has_record):
             return "wait"
-        return "try" if convicted or not self.now else "no"
+        return "try" if has_convicted or not self.is_fresh else "no"
+
+    def status(self, waiting: int, copying: int | None, copied_bytes: int) -> dict[str, Any]:
+        """The mirror for people; `copying` is the step whose copy is under way."""
+        newest = max(self.copies, key=lambda one: (one.timeline, one.step), default=None)
+        return {
+            "step": newest.step if newest else None,
+            "copies": len(self._copies),
+            "waiting": waiting,
+            "copying": copying,
+            "copying_bytes": copied_bytes if copying is not None else 0,
+            "trouble": self.trouble,
+        }
 
     def _change(self, copies: dict[str, Mirrored], begun: Mirrored | None = None) -> None:
-        if self.ever and (copies, begun) == (self._copies, self.begun):
+        if self.has_record and (copies, begun) == (self._copies, self.begun):
             return
         ordered = sorted(copies.values(), key=lambda one: (one.timeline, one.step, one.mark))
         written = {
@@ -90,4 +132,4 @@ class MirrorBook:
             "begun": asdict(begun) if begun else None,
         }
         write_record(self._path, written)
-        self._copies, self.begun, self.ever = copies, begun, True
+        self._copies, self.begun, self.has_record = copies, begun, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,10 +29,15 @@ class GateWants:
 
 @dataclass(frozen=True)
 class Gate:
-    """`open`: begin; `closed`: wait for more; `hopeless`: the data is complete and cannot fill one window."""
+    """`open`: go on; `closed`: wait, for what `why` says; `hopeless`: waiting will never help."""
 
     state: Literal["open", "closed", "hopeless"]
     why: str
+
+
+def first_closed(gates: Iterable[Gate]) -> Gate | None:
+    """The first gate that is not open; those behind it are not asked."""
+    return next((gate for gate in gates if gate.state != "open"), None)
 
 
 def start_gate(data: DataInView, wants: GateWants) -> Gate:

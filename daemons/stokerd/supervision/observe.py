@@ -1,0 +1,81 @@
+"""What the supervisor sees of its run: the facts that its phase decides by, and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.checkpoints.mirror.layout import fallback
+from stoker.checkpoints.select import counts
+from stoker.config.schema import Pipeline
+from stoker.store.hashing import hash_file
+from stoker.supervise.actions import Job, MirrorJob, ProveCheckpoint
+from stoker.supervise.decide import AskedRollback, Policy
+from stoker.supervise.health.liveness import limits_for
+from stoker.supervise.mirroring import is_settled
+from stokerd.supervision.run import Run
+
+Facts = dict[str, Any]  # fields of decide.Seen
+
+
+def policy_of(pipeline: Pipeline) -> Policy:
+    """What the configuration says about restarts."""
+    supervise = pipeline.supervise
+    return Policy(
+        supervise.stop_time,
+        supervise.no_progress_launches,
+        supervise.backoff.first,
+        supervise.backoff.most,
+        limits_for(supervise.hang_limit),
+    )
+
+
+def proving(run: Run, rollback: AskedRollback | None) -> Facts:
+    """What the choice of a checkpoint goes by."""
+    state, history = run.state, run.accounts.history()
+    if not state.is_taken_up or rollback is not None:
+        return {"rollback": rollback, "has_mirror": run.mirror is not None}
+    if state.is_settled:
+        over = run.accounts.over(run.newest) if state.exit is not None else None
+        return {"lost_heldout": _lost_heldout(run), "over": over}
+    name = run.checkpoints.newest_candidate(history)
+    newest = run.checkpoints.get(name)
+    step = newest.step if newest is not None else None
+    facts: Facts = {"candidate": name}
+    if newest is not None:
+        facts["is_on_history"] = counts(int(newest.body["timeline"]), newest.step, history)
+    elif not name:
+        facts["why_not_anew"] = run.accounts.why_not_anew(has_convicted=state.has_convicted)
+    if run.mirror is not None:
+        facts["look"] = run.mirror.to_look(step, history, has_convicted=state.has_convicted)
+        newer = fallback(run.mirror.copies, history, -1 if step is None else step)
+        facts["newer"] = next(iter(newer), None)
+    return facts
+
+
+def _lost_heldout(run: Run) -> str:
+    """The hash of the held-out windows where they are not whole here, and the mirror may have them."""
+    held = run.store.record.heldout if run.store.record is not None else None
+    if held is None or run.state.is_heldout_seen:
+        return ""
+    try:
+        return "" if hash_file(run.layout.heldout, past_cache=False).sha256 == held.sha256 else held.sha256
+    except FileNotFoundError:
+        return held.sha256
+
+
+def waiting(run: Run) -> Facts:
+    """What a launch goes by."""
+    return {"over": run.accounts.over(run.newest), "gate": run.data.gate}
+
+
+def finished(run: Run, jobs: Mapping[str, Job]) -> Facts:
+    """Whether older checkpoints have still to be proven, or proven ones to be mirrored."""
+    now, history = time.monotonic(), run.accounts.history()
+    is_judged = ProveCheckpoint.slot not in jobs and not run.checkpoints.unproven(history, now)
+    if run.mirror is None or run.store.record is None or run.mirror.trouble is not None:
+        return {"is_settled": is_judged}
+    local, policy = run.checkpoints.local(), run.checkpoints.policy
+    is_mirrored = MirrorJob.slot not in jobs and is_settled(run.mirror, local, history, policy, now)
+    return {"is_settled": is_judged and is_mirrored}

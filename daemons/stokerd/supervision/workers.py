@@ -1,0 +1,99 @@
+"""The supervisor's workers, at most one a slot. Those on warm have a pool of their own: one that hangs in a
+mount that does not answer holds up nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stoker.kit.context import DaemonContext
+from stoker.kit.process.process_id import processes_with_environment, signal_process
+from stoker.kit.workers.launch import CREW_VARIABLE
+from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.workers.pool import ABANDONED, Crew
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.supervise.actions import Job, MirrorJob
+
+KILLED_WAIT_S = 1.0  # for a killed worker of an earlier supervisor; a longer wait would hold up the loop
+
+
+class Workers:
+    """Starts a worker for a job, and reports how it ended."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        self._waiter = context.waiter
+        self._warm_name = f"{context.layout.state}:mirror"
+        self._here = Crew(f"{context.layout.state}:{TRAIN_SUPERVISOR}", context.waiter)
+        self._warm = Crew(self._warm_name, context.waiter)
+        self._is_warm_clear = False
+        self.jobs: dict[str, Job] = {}
+        self.mirror_bytes = 0  # done of the job on warm
+
+    @property
+    def pids(self) -> set[int]:
+        return self._here.pids | self._warm.pids
+
+    def end_leftovers(self) -> None:
+        """Kill the workers of an earlier supervisor and wait for them; Transient where one does not end."""
+        self._here.end_leftovers()
+
+    def is_clear(self, job: Job) -> bool:
+        """Whether no worker of an earlier supervisor is at such work; a killed one may hang in the kernel."""
+        give_up = time.monotonic() + KILLED_WAIT_S
+        while isinstance(job, MirrorJob) and not self._is_warm_clear:
+            left = processes_with_environment(CREW_VARIABLE, self._warm_name)
+            for process in left:
+                with contextlib.suppress(PermissionError):
+                    signal_process(process, signal.SIGKILL)
+            self._is_warm_clear = not left
+            if left and time.monotonic() >= give_up:
+                return False
+            if left:
+                time.sleep(0.02)
+        return True
+
+    def start(self, job: Job, module: str, task: Mapping[str, Any], *, silent_s: float) -> None:
+        """Start a job's worker; it is killed once it has said nothing for `silent_s` seconds."""
+        self.jobs[job.slot] = job
+        if isinstance(job, MirrorJob):
+            self.mirror_bytes = 0
+        self._pool(job).start(job.kind, job.slot, module, task, quiet_s=silent_s)
+
+    def ended(self) -> Iterator[tuple[Job, WorkerExit]]:
+        """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
+        for pool in (self._here, self._warm):
+            for worker, messages, end in pool.hear():
+                self.mirror_bytes += sum(int(message.get("bytes", 0)) for message in messages)
+                if end is not None:
+                    yield self.jobs.pop(worker.subject), end
+        if ABANDONED in self._warm.busy.values():
+            job = self.jobs.pop(MirrorJob.slot)
+            self._forget_warm()
+            yield job, WorkerExit("timed_out", None, None, None, None, 0)
+
+    def stop(self) -> None:
+        """Stop the workers that are not on warm; what they would have found out is asked again."""
+        self._stop(self._here)
+        self.jobs = {slot: job for slot, job in self.jobs.items() if slot == MirrorJob.slot}
+
+    def stop_mirror(self) -> None:
+        """Stop the worker on warm: a copy that it began is continued later."""
+        if self.jobs.pop(MirrorJob.slot, None) is not None:
+            self._stop(self._warm)
+            self._is_warm_clear = False
+
+    def _pool(self, job: Job) -> Crew:
+        return self._warm if isinstance(job, MirrorJob) else self._here
+
+    def _stop(self, pool: Crew) -> None:
+        for subject in pool.busy:
+            self._waiter.remove_fd(pool[subject].descriptor)
+        pool.stop()
+
+    def _forget_warm(self) -> None:
+        for subject in self._warm.busy:
+            self._waiter.remove_fd(self._warm[subject].descriptor)
+        self._warm, self._is_warm_clear = Crew(self._warm_name, self._waiter), False

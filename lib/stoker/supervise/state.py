@@ -1,0 +1,188 @@
+"""Where a train supervisor is in its run: plain facts, which can be written down and taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from stoker.kit.process.process_id import ProcessId
+from stoker.plan.positions import Position
+from stoker.store.parsing import require_version
+from stoker.supervise.health.evidence import Stillness, Work
+from stoker.supervise.health.exit_class import Exit
+from stoker.supervise.health.liveness import StepTimes
+from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
+from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.run.record import Heldout
+
+
+class Phase(StrEnum):
+    """What the supervisor is about."""
+
+    CLEANING = "cleaning"  # until nothing of an earlier launch is alive
+    PROVING = "proving"  # rollbacks, the newest whole checkpoint, the end of the last launch
+    BACKOFF = "backoff"  # the delay after a launch that failed
+    WAITING = "waiting"  # until what a launch needs is planned, proven and on hot
+    TRAINING = "training"
+    FINISHED = "finished"  # the last checkpoints are proven and mirrored, then nothing is left to do
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One launch, as its trainer's words and /proc show it."""
+
+    launch: Launch
+    guard: ProcessId
+    view: TrainerView
+    stillness: Stillness
+    sample_at: float  # when /proc is looked at next
+    pid: int | None = None  # the trainer's, once its guard has reported it
+    step_times: StepTimes = field(default_factory=StepTimes)
+    rss_bytes: int = 0  # of the trainer and what it started
+    is_suspected: bool = False
+    is_hung: bool = False
+    stop_asked_at: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The newest step the trainer reported, or the one it resumed from."""
+        return self.view.step if self.view.step is not None else self.launch.resume_step
+
+    @property
+    def position(self) -> Position | None:
+        """The position the trainer reported last; None before its first step."""
+        return Position(*self.view.position) if self.view.position else None
+
+    def told(self, datagrams: Iterable[bytes], now: float) -> Trainer:
+        """With every word that has arrived."""
+        view, times = self.view, self.step_times
+        for datagram in datagrams:
+            word = parse(datagram, self.launch.launch)
+            if word is None:
+                continue
+            if (word.phase or view.phase) != "train":
+                times = times.interrupted()
+            elif word.step is not None:
+                times = times.stepped(word.step, now)
+            view = heard(view, word, now)
+        return replace(self, view=view, step_times=times)
+
+    def sampled(self, work: Work, rss_bytes: int, now: float, *, next_at: float) -> Trainer:
+        """With what /proc shows, until the next sample."""
+        stillness = self.stillness.sampled(work, now)
+        return replace(self, stillness=stillness, rss_bytes=rss_bytes, sample_at=next_at)
+
+    def excused(self, now: float) -> Trainer:
+        """With its silence counted from now on: the machine, or this supervisor, did not run until now."""
+        view = replace(self.view, heard_at=now, moved_at=now)
+        return replace(self, view=view, stillness=Stillness.started(now))
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The supervisor's position in its run; times are monotonic seconds.
+
+    What is durable (run.json, plan, checkpoints, mirror.json) is not repeated here.
+    """
+
+    phase: Phase = Phase.CLEANING
+    since: float = 0.0
+    doing: str = "starting"
+    retry_at: float = 0.0  # nothing of the phase is tried before
+    retry_doing: str = ""
+    failures: int = 0  # launches or disks that failed in a row: the next delay is longer
+    rollbacks: tuple[str, ...] = ()  # ids of the requests that were accepted and are not answered yet
+
+    # cleaning
+    is_reported: bool = False
+    is_term_sent: bool = False
+
+    # proving
+    is_taken_up: bool = False  # interrupted rollbacks are finished
+    proofs: Mapping[str, str] = field(default_factory=dict)  # verdict by checkpoint, in this phase
+    has_convicted: bool = False
+    look: Literal["", "done", "failed"] = ""  # at the mirror, in this phase
+    look_problem: str = ""
+    look_failures: int = 0
+    is_settled: bool = False  # record and plan agree with the newest proven checkpoint
+    resume: str = ""  # its name, "" where the run begins
+    is_heldout_seen: bool = False
+
+    # waiting
+    is_gate_open: bool = False
+    is_heldout_copied: bool = False
+    heldout: Heldout | None = None
+    heldout_retry_at: float = 0.0
+
+    # training
+    trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
+    exit: Exit | None = None  # how the last launch ended
+    keep_at: float = 0.0  # when plan and books are looked at next
+
+    is_at_rest: bool = False
+    exit_code: int | None = None  # the supervisor ends with it
+
+    @property
+    def live(self) -> Trainer | None:
+        """The trainer that is running."""
+        return self.trainer if self.phase is Phase.TRAINING else None
+
+    def entered(self, phase: Phase, now: float) -> RunState:
+        """At the beginning of a phase; what an earlier phase found out and a later one needs is kept."""
+        moved = replace(self, phase=phase, since=now, retry_at=0.0, keep_at=0.0, is_at_rest=False)
+        if phase is not Phase.CLEANING:
+            return moved
+        fresh = RunState()
+        forgotten = {name: getattr(fresh, name) for name in _OF_ONE_ROUND}
+        return replace(moved, **forgotten)
+
+    def paused(self, seconds: float, doing: str, now: float) -> RunState:
+        """With nothing of the phase tried for so long; what could not be read is then read again."""
+        proofs = {name: verdict for name, verdict in self.proofs.items() if verdict != "unreadable"}
+        return replace(self, retry_at=now + seconds, retry_doing=doing, proofs=proofs)
+
+    def awakened(self) -> RunState:
+        """With plan and books to be looked at now; beside training they have their own rhythm."""
+        return self if self.phase is Phase.TRAINING else replace(self, keep_at=0.0)
+
+    def record(self, now: float) -> dict[str, Any]:
+        """The state as JSON; `now` is written too, as another process may count time from elsewhere."""
+        return {"v": 1, "now": now, "run": _json().dump_python(self, mode="json")}
+
+
+_OF_ONE_ROUND = (
+    *("is_reported", "is_term_sent", "is_taken_up", "proofs", "has_convicted", "look", "look_problem"),
+    *("look_failures", "is_settled", "resume", "is_heldout_seen"),
+)
+
+
+def read_state(body: Mapping[str, Any], now: float) -> RunState:
+    """The state that `record` made, its times converted to this clock."""
+    require_version(body, "the supervisor's state")
+    run, by = _json().validate_python(body["run"]), now - body["now"]
+    trainer = None if run.trainer is None else _shifted(run.trainer, by)
+    times = {name: getattr(run, name) + by for name in ("since", "retry_at", "heldout_retry_at", "keep_at")}
+    return replace(run, trainer=trainer, **times)
+
+
+def _shifted(trainer: Trainer, by: float) -> Trainer:
+    view, still, times = trainer.view, trainer.stillness, trainer.step_times
+    asked = trainer.stop_asked_at
+    return replace(
+        trainer,
+        view=replace(view, heard_at=view.heard_at + by, moved_at=view.moved_at + by),
+        stillness=replace(still, sampled_at=still.sampled_at + by, worked_at=still.worked_at + by),
+        step_times=replace(times, last=times.last and (times.last[0], times.last[1] + by)),
+        sample_at=trainer.sample_at + by,
+        stop_asked_at=None if asked is None else asked + by,
+    )
+
+
+@cache
+def _json() -> TypeAdapter[RunState]:
+    return TypeAdapter(RunState)

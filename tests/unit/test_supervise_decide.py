@@ -1,0 +1,296 @@
+"""What the train supervisor does next, phase by phase; each decision is the same after the state was JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.kit.process.process_id import ProcessId
+from stoker.supervise import actions as do
+from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Policy, Seen, decide
+from stoker.supervise.health.evidence import Stillness
+from stoker.supervise.health.exit_class import Exit, ExitClass
+from stoker.supervise.health.guarded import GuardedEnd
+from stoker.supervise.health.leftovers import Leftovers
+from stoker.supervise.health.liveness import StepTimes, limits_for
+from stoker.supervise.health.trainer_protocol import TrainerView
+from stoker.supervise.run.gates import Gate
+from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.state import Phase, RunState, Trainer, read_state
+
+NOW = 1000.0
+POLICY = Policy(60.0, 3, 10.0, 300.0, limits_for(900.0))
+NEWEST, OLDER = "step-000000030", "step-000000020"
+COPY = Mirrored(0, 40, "00000040", run_id="r")
+ALIVE = (ProcessId(7, 70),)
+SOURCE = Exit(ExitClass.KILLED, "killed by SIGKILL")
+
+
+def trainer(**changes: Any) -> Trainer:
+    """A trainer that resumed from step 30 and has made step 35 five seconds ago."""
+    launch = Launch("l1", 0, Path("/s") / NEWEST, 30, Path("/run/x.sock"))
+    view = TrainerView("l1", NOW - 5, NOW - 5, phase="train", step=35, position=(0, 140))
+    times = StepTimes((1.0, 1.0), (35, NOW - 5))
+    usual = Trainer(launch, ProcessId(5, 50), view, Stillness(NOW, NOW), NOW, 6, times)
+    return replace(usual, **changes)
+
+
+def quiet(seconds: float, still_s: float = 0.0, **changes: Any) -> Trainer:
+    """A trainer that says nothing, and whose processes do nothing."""
+    view = replace(trainer().view, heard_at=NOW - seconds, moved_at=NOW - seconds)
+    return trainer(view=view, stillness=Stillness(NOW, NOW - still_s), **changes)
+
+
+def decided(run: RunState, seen: Seen, now: float = NOW) -> tuple[do.Action, ...]:
+    """The decision, which the state as JSON leads to on another clock too."""
+    actions = decide(run, seen, POLICY, now)
+    again = read_state(json.loads(json.dumps(run.record(now))), now + 12345.0)
+    assert decide(again, seen, POLICY, now + 12345.0) == actions
+    return actions
+
+
+def begun(phase: Phase, **changes: Any) -> RunState:
+    return replace(RunState(phase=phase, since=NOW - 1), **changes)
+
+
+WAIT = do.Wait("waiting for an earlier trainer to save and end", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("left", "changes", "expected"),
+    [
+        (Leftovers(False, False, ()), {}, (do.Enter(Phase.PROVING),)),
+        (Leftovers(True, True, ALIVE), {}, (do.ClearLeftovers(""), WAIT)),
+        (Leftovers(False, True, ALIVE), {}, (do.ClearLeftovers("TERM"), WAIT)),
+        (Leftovers(False, True, ALIVE), {"is_term_sent": True}, (do.ClearLeftovers(""), WAIT)),
+        (Leftovers(True, True, ALIVE), {"since": NOW - 71}, (do.ClearLeftovers("KILL"), WAIT)),
+    ],
+)
+def test_no_checkpoint_is_looked_at_before_an_earlier_trainer_is_gone(
+    left: Leftovers, changes: dict[str, Any], expected: tuple[do.Action, ...]
+) -> None:
+    assert decided(begun(Phase.CLEANING, **changes), Seen(left=left)) == expected
+
+
+def proving(**changes: Any) -> RunState:
+    return begun(Phase.PROVING, **{"is_taken_up": True} | changes)
+
+
+PROVEN = {"proofs": {NEWEST: "proven"}}
+LOOK = do.ListMirror(is_awaited=True)
+MUST = do.ListMirror(is_awaited=True, must=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "seen", "first"),
+    [
+        (begun(Phase.PROVING), {}, do.TakeUpRollbacks()),
+        (proving(), {"candidate": NEWEST},
+         do.Start(do.ProveCheckpoint(NEWEST), f"proving checkpoint {NEWEST}")),
+        # proven again before each launch, whatever was known; the next one where it was moved away
+        (proving(proofs={NEWEST: "invalid"}), {"candidate": OLDER, "newest": OLDER},
+         do.Start(do.ProveCheckpoint(OLDER), f"proving checkpoint {OLDER}")),
+        (proving(proofs={NEWEST: "unreadable"}), {"candidate": NEWEST},
+         do.Pause(READ_AGAIN_S, f"checkpoint {NEWEST} cannot be read now; trying")),
+        (proving(**PROVEN), {"candidate": NEWEST}, do.Settle()),
+        (proving(), {}, do.Settle()),
+        (proving(), {"why_not_anew": "none is left"}, do.End(65, "none is left")),
+        (proving(**PROVEN), {"candidate": NEWEST, "is_on_history": False}, do.Enter(Phase.CLEANING)),
+        # the mirror: a look that may be tried, one that must succeed, a newer copy
+        (proving(**PROVEN), {"candidate": NEWEST, "look": "try"},
+         do.Start(LOOK, "looking at the mirror of the checkpoints")),
+        (proving(**PROVEN), {"candidate": NEWEST, "look": "wait"},
+         do.Start(MUST, "looking at the mirror of the checkpoints")),
+        (proving(**PROVEN, look="failed"), {"candidate": NEWEST, "look": "try"}, do.Settle()),
+        (proving(**PROVEN, look="done"), {"candidate": NEWEST, "look": "wait", "newer": COPY},
+         do.Start(do.FetchCopy(COPY), f"fetching checkpoint {COPY.name} from the mirror")),
+        (proving(**PROVEN, is_settled=True), {"lost_heldout": "ab"},
+         do.Start(do.RestoreHeldout("ab"), "fetching the held-out windows from the mirror")),
+        (proving(**PROVEN, is_settled=True, is_heldout_seen=True), {"lost_heldout": "ab"},
+         do.Enter(Phase.WAITING)),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole_here_or_in_the_mirror(
+    run: RunState, seen: dict[str, Any], first: do.Action
+) -> None:
+    assert decided(run, Seen(**seen))[0] == first
+
+
+def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_waits_for() -> None:
+    proof = do.ProveCheckpoint(NEWEST)
+    (waits,) = decided(proving(), Seen(candidate=NEWEST, jobs={"checkpoint": proof}))
+    assert waits == do.Wait(f"proving checkpoint {NEWEST}")
+    looking = Seen(candidate=NEWEST, look="wait")
+    beside, same = replace(looking, jobs={"mirror": do.ListMirror()}), replace(looking, jobs={"mirror": MUST})
+    assert isinstance(decided(proving(**PROVEN), beside)[0], do.Start)
+    assert isinstance(decided(proving(**PROVEN), same)[0], do.Wait)
+
+
+@pytest.mark.parametrize(
+    ("run", "asked", "first"),
+    [
+        (proving(), AskedRollback("r", 0), do.MakeRollback("r")),
+        (proving(), AskedRollback("r", 20, OLDER),
+         do.Start(do.ProveCheckpoint(OLDER), "rolling back to step 20")),
+        (proving(proofs={OLDER: "proven"}), AskedRollback("r", 20, OLDER), do.MakeRollback("r")),
+        (proving(proofs={OLDER: "invalid"}), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
+        (proving(), AskedRollback("r", 20, OLDER, False), do.Start(LOOK, "rolling back to step 20")),
+        (proving(look="failed"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
+        (proving(look="done"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
+        (proving(look="done"), AskedRollback("r", 40, "step-000000040", False, COPY),
+         do.Start(do.FetchCopy(COPY, is_for_rollback=True), "rolling back to step 40")),
+    ],
+)  # fmt: skip
+def test_a_rollback_is_made_once_its_checkpoint_is_here_and_proven_or_cannot_be(
+    run: RunState, asked: AskedRollback, first: do.Action
+) -> None:
+    assert decided(run, Seen(rollback=asked, has_mirror=True))[0] == first
+
+
+def ended(exit_: Exit = SOURCE, until: int | None = None, **changes: Any) -> RunState:
+    one = trainer()
+    launched = replace(one, launch=replace(one.launch, until=until))
+    facts = {"is_settled": True, "trainer": launched, "exit": exit_, **PROVEN}
+    return proving(**facts | changes)
+
+
+SAVED = Exit(ExitClass.FINISHED, "exit code 0")
+BAD = Exit(ExitClass.BAD_DATA, "exit code 65: a set is bad", doubts_data=True)
+DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_failure=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "seen", "expected"),
+    [
+        (ended(), {"step": 30, "fruitless": 1, "best_step": 40}, (do.AnswerEnd(1, 40, False), DELAY)),
+        (ended(failures=2), {"step": 30, "fruitless": 2, "best_step": 40},
+         (do.AnswerEnd(2, 40, False), replace(DELAY, seconds=20.0))),
+        (ended(), {"step": 34, "fruitless": 3, "best_step": 30}, (do.AnswerEnd(0, 35, True), DELAY)),
+        (ended(), {"step": 30, "fruitless": 3, "best_step": 40},
+         (do.AnswerEnd(3, 40, False), do.End(70, "given up"))),
+        (ended(), {"step": 30, "fruitless": 3, "best_step": 40, "over": "steps"},
+         (do.AnswerEnd(3, 40, False), do.Enter(Phase.WAITING))),
+        (ended(SAVED, until=34), {"step": 34, "best_step": 30},
+         (do.AnswerEnd(0, 35, True), do.Enter(Phase.WAITING))),
+        (ended(BAD), {"step": 34, "best_step": 30},
+         (do.AnswerEnd(0, 35, True, doubts_data=True),
+          replace(DELAY, doing="the trainer ended (exit code 65: a set is bad); starting"))),
+    ],
+)  # fmt: skip
+def test_a_launchs_end_is_answered_once_the_newest_checkpoint_is_known(
+    run: RunState, seen: dict[str, Any], expected: tuple[do.Action, ...]
+) -> None:
+    actions = decided(run, Seen(**seen, jitter=0.5))
+    if isinstance(expected[-1], do.End):
+        assert isinstance(actions[-1], do.End) and actions[-1].exit_code == expected[-1].exit_code
+    else:
+        assert actions[-1] == expected[-1]
+    assert actions[0] == expected[0]
+
+
+def test_a_delay_is_waited_for_unless_a_stop_or_a_rollback_is_asked() -> None:
+    run = begun(Phase.BACKOFF, retry_at=NOW + 7.4, retry_doing="starting")
+    assert decided(run, Seen()) == (do.Wait("starting, again in 7 s", 1.0),)
+    assert decided(run, Seen(is_stopping=True)) == (do.End(0),)
+    assert decided(replace(run, retry_at=0.0), Seen()) == (do.Enter(Phase.WAITING),)
+    assert decided(replace(run, retry_at=0.0, rollbacks=("r",)), Seen()) == (do.Enter(Phase.CLEANING),)
+
+
+def waiting(**changes: Any) -> RunState:
+    return begun(Phase.WAITING, **{"resume": NEWEST, "keep_at": NOW + 1} | changes)
+
+
+@pytest.mark.parametrize(
+    ("run", "seen", "expected"),
+    [
+        (waiting(), {}, do.LaunchTrainer()),
+        (waiting(keep_at=NOW), {}, do.KeepBooks()),
+        (waiting(), {"gate": Gate("closed", "proving shard sets")}, do.Wait("proving shard sets")),
+        (waiting(), {"gate": Gate("hopeless", "a set is lost")}, do.End(65, "a set is lost")),
+        (waiting(keep_at=NOW), {"over": "steps"}, do.Finish("steps")),
+        (waiting(keep_at=NOW), {"over": "data_exhausted"}, do.KeepBooks()),  # more epochs may be allowed now
+        (waiting(), {"over": "data_exhausted", "gate": Gate("closed", "x")}, do.Finish("data_exhausted")),
+        (waiting(rollbacks=("r",)), {}, do.Enter(Phase.CLEANING)),
+        (waiting(), {"newest": OLDER}, do.Enter(Phase.CLEANING)),  # never from an older one in silence
+        (waiting(), {"is_stopping": True}, do.End(0)),
+    ],
+)
+def test_a_launch_waits_for_the_first_gate_that_is_closed(
+    run: RunState, seen: dict[str, Any], expected: do.Action
+) -> None:
+    assert decided(run, Seen(**{"newest": NEWEST} | seen)) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("run", "seen", "expected"),
+    [
+        (trainer(), {}, do.KeepBooks()),
+        (trainer(), {"is_stopping": True}, do.StopTrainer()),
+        (trainer(stop_asked_at=NOW - 5), {"is_stopping": True}, do.Wait("")),
+        (trainer(stop_asked_at=NOW - 60 - GUARD_MARGIN_S), {}, do.Wait("")),
+        (trainer(stop_asked_at=NOW - 61 - GUARD_MARGIN_S), {}, do.StopTrainer(kill_guard=True)),
+        (quiet(25), {}, do.Suspect("no step for 25 s; the slowest of a hundred takes 1.0 s")),
+        (quiet(25, is_suspected=True), {}, do.KeepBooks()),
+        (trainer(is_suspected=True), {}, do.Suspect("")),
+        (quiet(70, 70), {},
+         do.StopTrainer("no step for 70 s, and no CPU time or I/O in its tree for 70 s")),
+    ],
+)  # fmt: skip
+def test_a_trainer_is_watched_asked_once_to_stop_and_its_guard_killed_long_after(
+    run: Trainer, seen: dict[str, Any], expected: do.Action
+) -> None:
+    assert decided(begun(Phase.TRAINING, trainer=run), Seen(**seen)) == (expected,)
+
+
+def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> None:
+    run = begun(Phase.TRAINING, trainer=trainer(), rollbacks=("r",))
+    assert decided(run, Seen()) == (do.StopTrainer(),)
+    killed = Seen(end=GuardedEnd(None, 9, None))
+    assert decided(run, killed) == (do.EndLaunch(SOURCE, False), do.Enter(Phase.CLEANING))
+    asked = replace(run, trainer=trainer(stop_asked_at=NOW - 1))
+    saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
+    stopped = Seen(end=GuardedEnd(0, None, None), is_stopping=True)
+    assert decided(asked, stopped) == (do.EndLaunch(saved, True), do.End(0))
+    hung = replace(run, trainer=trainer(stop_asked_at=NOW - 1, is_hung=True))
+    (told, _) = decided(hung, Seen(end=GuardedEnd(0, None, None)))
+    assert isinstance(told, do.EndLaunch) and told.exit.kind is ExitClass.HUNG
+
+
+@pytest.mark.parametrize(
+    ("run", "seen", "expected"),
+    [
+        ({}, {}, do.KeepBooks()),
+        ({"keep_at": NOW + 1}, {}, do.Wait("finished: steps")),
+        ({"keep_at": NOW + 1}, {"is_settled": True}, do.Rest()),
+        ({"is_at_rest": True}, {}, do.Wait("finished: steps")),
+        ({"is_at_rest": True}, {"is_once": True}, do.End(0)),
+        ({"is_at_rest": True, "rollbacks": ("r",)}, {}, do.Enter(Phase.CLEANING)),
+    ],
+)
+def test_a_finished_run_rests_once_all_is_proven_and_mirrored(
+    run: dict[str, Any], seen: dict[str, Any], expected: do.Action
+) -> None:
+    assert decided(begun(Phase.FINISHED, doing="finished: steps", **run), Seen(**seen)) == (expected,)
+
+
+def test_a_new_round_forgets_what_the_last_one_found_and_keeps_what_is_not_answered_yet() -> None:
+    run = ended(look="done", rollbacks=("r",), has_convicted=True, failures=2, resume=NEWEST)
+    fresh = run.entered(Phase.CLEANING, NOW)
+    assert (fresh.proofs, fresh.look, fresh.is_settled, fresh.has_convicted, fresh.resume) == (
+        {},
+        "",
+        False,
+        False,
+        "",
+    )
+    assert (fresh.exit, fresh.trainer, fresh.rollbacks, fresh.failures) == (run.exit, run.trainer, ("r",), 2)
+
+
+def test_after_a_pause_what_could_not_be_read_is_read_again() -> None:
+    run = proving(proofs={NEWEST: "unreadable", OLDER: "proven"}).paused(10.0, "x", NOW)
+    assert (run.proofs, run.retry_at) == ({OLDER: "proven"}, NOW + 10.0)
