@@ -13,8 +13,8 @@ from stoker.plan.positions import START, Position
 from stoker.plan.residency import reach_from
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
-from stokerd.supervision import launch_window
-from stokerd.supervision.launch_window import STALL_S, LaunchWindow
+from stokerd.supervision import data
+from stokerd.supervision.data import STALL_S, LaunchWindow
 from support.plan_data import fake_set, plan_of, segment
 
 BATCH = 2
@@ -44,7 +44,7 @@ class Hot:
 @pytest.fixture
 def hot(monkeypatch: pytest.MonkeyPatch) -> Hot:
     made = Hot()
-    monkeypatch.setattr(launch_window.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(data.time, "monotonic", lambda: made.now)
     return made
 
 

@@ -250,14 +250,14 @@ def test_a_trainer_is_watched_asked_once_to_stop_and_its_guard_killed_long_after
 def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> None:
     run = begun(Phase.TRAINING, trainer=trainer(), rollbacks=("r",))
     assert decided(run, Seen()) == (do.StopTrainer(),)
-    killed = Seen(end=GuardedEnd(None, 9, None))
+    killed = Seen(end=GuardedEnd(None, 9))
     assert decided(run, killed) == (do.EndLaunch(SOURCE, False), do.Enter(Phase.CLEANING))
     asked = replace(run, trainer=trainer(stop_asked_at=NOW - 1))
     saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
-    stopped = Seen(end=GuardedEnd(0, None, None), is_stopping=True)
+    stopped = Seen(end=GuardedEnd(0, None), is_stopping=True)
     assert decided(asked, stopped) == (do.EndLaunch(saved, True), do.End(0))
     hung = replace(run, trainer=trainer(stop_asked_at=NOW - 1, is_hung=True))
-    (told, _) = decided(hung, Seen(end=GuardedEnd(0, None, None)))
+    (told, _) = decided(hung, Seen(end=GuardedEnd(0, None)))
     assert isinstance(told, do.EndLaunch) and told.exit.kind is ExitClass.HUNG
 
 

@@ -18,7 +18,7 @@ from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState
 from stokerd.supervision.activities import ACTIVITIES, on_end
-from stokerd.supervision.data_readiness import ANOTHER
+from stokerd.supervision.data import ANOTHER
 from stokerd.supervision.mirror import MirrorEffects
 from stokerd.supervision.run import Run
 from support.pipelines import make_pipeline

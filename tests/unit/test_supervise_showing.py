@@ -7,18 +7,30 @@ from typing import Any
 
 import pytest
 
+from stoker.kit.process.process_id import ProcessId
 from stoker.plan.growth import ENOUGH
+from stoker.supervise.health.evidence import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, Word, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.report.hourly import run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import DataWait, waiting_words
+from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.rate import SOON_S, Pace
+from stoker.supervise.state import Trainer
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
 PROVEN = Checkpoint(Path("step-000000040"), 40, BODY)
 SEALED = Checkpoint(Path("step-000000047"), 47, {**BODY, "step": 47, "loss": 3.0})
-TRAINING = TrainerView("l1", 0.0, 0.0, phase="train", step=50, loss=2.5, tokens_per_s=900.0)
+LAUNCH = Launch("l1", 0, None, 0, Path("x.sock"))
+
+
+def trainer(**said: Any) -> Trainer:
+    view = TrainerView("l1", 0.0, 0.0, **said)
+    return Trainer(LAUNCH, ProcessId(5, 50), view, Stillness.started(0.0), 0.0)
+
+
+TRAINING = trainer(phase="train", step=50, loss=2.5, tokens_per_s=900.0)
 
 
 def shown(**changes: Any) -> dict[str, Any]:
@@ -32,12 +44,10 @@ def shown(**changes: Any) -> dict[str, Any]:
         "wait": DataWait(60.0),
         "ending": False,
         "record": None,
-        "view": TRAINING,
+        "live": TRAINING,
         "checkpoint": PROVEN,
         "sealed": PROVEN,
         "plan": None,
-        "trainer_pid": None,
-        "trainer_rss_bytes": None,
         "at_rest": False,
     }
     return snapshot(**usual | changes)
@@ -56,8 +66,8 @@ def waiting() -> DataWait:
         ({"windows_per_s": None}, 900.0, None),
         ({"wait": waiting()}, None, None),
         ({"ending": True}, None, None),
-        ({"view": None}, None, None),
-        ({"view": TrainerView("l1", 0.0, 0.0, phase="load")}, None, None),
+        ({"live": None}, None, None),
+        ({"live": trainer(phase="load")}, None, None),
     ],
 )
 def test_speed_and_time_left_are_told_of_a_trainer_that_trains(
@@ -90,12 +100,12 @@ def test_a_wait_is_told_with_what_is_waited_for_and_since_when() -> None:
 
 
 def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or_not() -> None:
-    told = shown(view=None, sealed=SEALED)
+    told = shown(live=None, sealed=SEALED)
     assert (told["step"], told["loss"]) == (47, 3.0)
     assert told["checkpoint"] == {"name": "step-000000047", "step": 47, "proven": False}
-    told = shown(view=None, sealed=None)
+    told = shown(live=None, sealed=None)
     assert told["checkpoint"] == {"name": "step-000000040", "step": 40, "proven": True}
-    assert shown(view=None, sealed=None, checkpoint=None)["checkpoint"] is None
+    assert shown(live=None, sealed=None, checkpoint=None)["checkpoint"] is None
 
 
 @pytest.mark.parametrize(

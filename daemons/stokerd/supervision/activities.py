@@ -10,7 +10,7 @@ from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.workers.parent import WorkerExit
 from stoker.supervise import actions as do
 from stoker.supervise.run.record import Heldout
-from stokerd.supervision.data_readiness import ANOTHER
+from stokerd.supervision.data import ANOTHER
 from stokerd.supervision.run import Run
 
 PROOF_S = 300.0  # a worker that read nothing for so long hangs in a mount that does not answer

@@ -15,8 +15,8 @@ from stoker.plan.positions import Position
 from stoker.supervise.actions import Job, ProveCheckpoint
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
+from stokerd.supervision.data import SetLost
 from stokerd.supervision.run import Run
-from stokerd.supervision.set_repair import SetLost
 
 
 def prune_and_keep(run: Run, events: Events) -> None:

@@ -18,7 +18,7 @@ from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
 from stokerd.supervision.accounts import Accounts
-from stokerd.supervision.data_readiness import DataReadiness
+from stokerd.supervision.data import DataReadiness
 from stokerd.supervision.run_store import RunStore
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, FileEntry, read_body, write_sums
 from stoker.checkpoints.mirror.layout import size_of
 from stoker.store.errors import DataError, StorageError, storage_errors
-from stoker.store.files import fsync_dir, opened, temporary_beside, write_all, write_atomic
+from stoker.store.files import fsync_dir, opened, temporary_beside, write_all
 from stoker.store.hashing import hash_file
 from stoker.store.names import inside
 
@@ -65,31 +65,37 @@ def _carry_file(source: Path, target: Path, entry: FileEntry, tell: Tell) -> int
     """Copy one file, hashing what is read; returns the bytes written, 0 where it is there in full length."""
     if _size(target) == entry.size:
         return 0  # of an earlier try: its proof will say whether it became durable
-    digest, size, synced = hashlib.sha256(), 0, 0
     try:
         with (
             storage_errors(f"copy {source} to", target),
             opened(source, os.O_RDONLY | os.O_NOFOLLOW) as reader,
             opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as writer,
         ):
-            while chunk := os.read(reader, _CHUNK):
-                digest.update(chunk)
-                write_all(writer, chunk)
-                size += len(chunk)
-                if size - synced >= PORTION_BYTES:
-                    os.fdatasync(writer)
-                    synced = size
-                tell(size)
-            os.fsync(writer)
-            for descriptor in (reader, writer):  # neither is read again soon
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            copied = _copy_bytes(reader, writer, None, tell)
     except FileNotFoundError as missing:
         if source.exists():
             raise StorageError(f"{target.parent} went away; is it mounted?", errno.ENOENT) from missing
         raise SourceBad(f"{source.name} is missing") from missing
-    if (size, digest.hexdigest()) != (entry.size, entry.sha256):
+    if copied != entry:
         raise SourceBad(f"{source.name} is not what {BODY} says")
-    return size
+    return entry.size
+
+
+def _copy_bytes(reader: int, writer: int, most: int | None, tell: Tell) -> FileEntry:
+    """Copy an open file, at most so many bytes of it, durably; returns size and hash of what was read."""
+    digest, size, synced = hashlib.sha256(), 0, 0
+    while chunk := os.read(reader, _CHUNK if most is None else min(_CHUNK, most - size)):
+        digest.update(chunk)
+        write_all(writer, chunk)
+        size += len(chunk)
+        if size - synced >= PORTION_BYTES:
+            os.fdatasync(writer)
+            synced = size
+        tell(size)
+    os.fsync(writer)
+    for descriptor in (reader, writer):  # neither is read again soon
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return FileEntry(size, digest.hexdigest())
 
 
 def bring_heldout(source: Path, target: Path, sha256: str) -> Literal["there", "brought", "missing"]:
@@ -97,34 +103,28 @@ def bring_heldout(source: Path, target: Path, sha256: str) -> Literal["there", "
 
     Raises SourceBad where the source has other bytes, StorageError where either disk fails.
     """
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if hash_file(target).sha256 == sha256:
             return "there"
-    except FileNotFoundError:
-        pass
-    try:
-        with storage_errors("read", source):
-            data = source.read_bytes()
-    except FileNotFoundError:
-        return "missing"
-    if (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise SourceBad(f"{source}: sha256 {found[:16]}, the run's record says {sha256[:16]}")
-    write_atomic(target, data)
-    if hash_file(target).sha256 != sha256:
-        raise StorageError(f"{target} reads differently from what was written; check the disk", errno.EIO)
-    return "brought"
+    return "brought" if bring_log(source, target, lambda _: None, sha256) else "missing"
 
 
-def bring_log(source: Path, target: Path, tell: Tell) -> bool:
+def bring_log(source: Path, target: Path, tell: Tell, sha256: str | None = None) -> bool:
     """Make `target` a copy of a log as it is now, read back past the cache; False where there is none.
 
-    Raises StorageError where either disk fails.
+    Raises SourceBad where it has another hash than the one given, StorageError where either disk fails.
     """
     temporary = temporary_beside(target)
     try:
-        with storage_errors(f"copy {source} to", target), opened(source, os.O_RDONLY) as reader:
-            digest = _write_new(temporary, reader, tell)
-        if hash_file(temporary).sha256 != digest:
+        with (
+            storage_errors(f"copy {source} to", target),
+            opened(source, os.O_RDONLY) as reader,
+            opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writer,
+        ):
+            found = _copy_bytes(reader, writer, os.fstat(reader).st_size, tell).sha256
+        if sha256 is not None and found != sha256:
+            raise SourceBad(f"{source}: sha256 {found[:16]}, the run's record says {sha256[:16]}")
+        if hash_file(temporary).sha256 != found:
             raise StorageError(f"{temporary} reads differently from what was written", errno.EIO)
         with storage_errors("replace", target):
             temporary.rename(target)
@@ -135,19 +135,6 @@ def bring_log(source: Path, target: Path, tell: Tell) -> bool:
         with contextlib.suppress(OSError):
             temporary.unlink()
     return True
-
-
-def _write_new(target: Path, reader: int, tell: Tell) -> str:
-    digest, left, done = hashlib.sha256(), os.fstat(reader).st_size, 0
-    with opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writer:
-        while left and (chunk := os.read(reader, min(left, _CHUNK))):
-            digest.update(chunk)
-            write_all(writer, chunk)
-            left -= len(chunk)
-            done += len(chunk)
-            tell(done)
-        os.fsync(writer)
-    return digest.hexdigest()
 
 
 def _require_room(place: Path, needed: int) -> None:

@@ -20,7 +20,6 @@ class GuardedEnd:
 
     code: int | None
     signum: int | None
-    max_rss_bytes: int | None
 
 
 class GuardedTrainer:
@@ -62,7 +61,7 @@ class GuardedTrainer:
         self._reports = reading
         self._lock: Lock | None = lock
         self._unread = b""
-        self._end = GuardedEnd(None, None, None)
+        self._end = GuardedEnd(None, None)
         self.trainer_pid: int | None = None
 
     @property
@@ -116,7 +115,7 @@ class GuardedTrainer:
             self.trainer_pid = int(report["started"])
         if "exited" in report:
             how = report["exited"]
-            self._end = GuardedEnd(how.get("code"), how.get("signal"), report.get("max_rss_bytes"))
+            self._end = GuardedEnd(how.get("code"), how.get("signal"))
 
     def _keep_lock_no_longer(self) -> None:
         if self._lock is not None:

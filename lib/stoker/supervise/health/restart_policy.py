@@ -25,10 +25,6 @@ class Next:
     prove_data: bool
     reason: str
 
-    @property
-    def again(self) -> bool:
-        return self.exit_code is None
-
 
 def after_exit(exit_: Exit, *, progressed: bool, fruitless: int, most_fruitless: int) -> Next:
     """What follows; `progressed` = the launch sealed a checkpoint or went a step beyond all before it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T", int, float)
@@ -120,19 +120,7 @@ def heard(view: TrainerView, word: Word, now: float) -> TrainerView:
     )
 
 
-_CARRIED = (
-    "phase",
-    "step",
-    "tokens",
-    "loss",
-    "lr",
-    "grad_norm",
-    "tokens_per_s",
-    "val_loss",
-    "position",
-    "finished",
-    "error",
-)
+_CARRIED = {one.name for one in fields(Word)} & {one.name for one in fields(TrainerView)} - {"ready"}
 
 
 def _text(value: str | None) -> str | None:

@@ -16,6 +16,16 @@ _GAUGES = {
     "grad_norm": ("train_gradient_norm", "Norm of the gradient before clipping."),
     "trainer_rss_bytes": ("trainer_rss_bytes", "Resident memory of the trainer and what it started."),
     "plan_windows_ahead": ("plan_ahead_windows", "Windows planned beyond the trainer's position."),
+    "launches": ("train_launches", "Launches of the run so far."),
+    "history": (
+        "train_history_tokens",
+        "Tokens in the run's history; falls at a rollback and after a crash.",
+    ),
+    "speed": ("train_tokens_per_second", "Speed of the last step; 0 while nothing is trained."),
+    "checkpoint_step": ("train_checkpoint_step", "Step of the newest proven checkpoint."),
+    "checkpoint_age": ("train_checkpoint_age_seconds", "Seconds since the newest checkpoint was proven."),
+    "mirrored_step": ("checkpoint_mirrored_step", "Step of the newest checkpoint copied to the mirror."),
+    "mirror_waiting": ("checkpoint_mirror_waiting", "Proven checkpoints still to be copied to the mirror."),
 }
 
 
@@ -27,29 +37,10 @@ class Meters:
         self._processed = metrics.counter(
             "train_tokens_total", "Tokens trained on since the supervisor started, repeated ones too."
         )
-        self._history = metrics.gauge(
-            "train_history_tokens", "Tokens in the run's history; it falls at a rollback and after a crash."
-        )
         self._at: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        self._speed = metrics.gauge(
-            "train_tokens_per_second", "Speed of the last step; 0 while nothing is trained."
-        )
-        self._checkpoint_step = metrics.gauge(
-            "train_checkpoint_step", "Step of the newest proven checkpoint."
-        )
-        self._checkpoint_age = metrics.gauge(
-            "train_checkpoint_age_seconds", "Seconds since the newest checkpoint was proven."
-        )
         self._state = metrics.gauge("train_state", "1 for the state the run is in.", labels=("state",))
-        self._launches = metrics.gauge("train_launches", "Launches of the run so far.")
         self.restarts = metrics.counter(
             "train_restarts_total", "Ends of launches by class.", labels=("class",)
-        )
-        self._mirrored_step = metrics.gauge(
-            "checkpoint_mirrored_step", "Step of the newest checkpoint copied to the mirror."
-        )
-        self._mirror_waiting = metrics.gauge(
-            "checkpoint_mirror_waiting", "Proven checkpoints still to be copied to the mirror."
         )
         self.mirror_failures = metrics.counter(
             "checkpoint_mirror_failures_total", "Tries at the mirror that failed."
@@ -60,26 +51,23 @@ class Meters:
 
     def show(self, snapshot: Mapping[str, Any], checkpoint_age_s: float | None) -> None:
         """Set every gauge the snapshot has a value for."""
+        launch, tokens = snapshot["launch"], snapshot["tokens"] or 0
+        checkpoint, mirror = snapshot["checkpoint"] or {}, snapshot["mirror"] or {}
+        values = {
+            **snapshot,
+            "history": tokens,
+            "speed": snapshot["tokens_per_s"] or 0,
+            "checkpoint_step": checkpoint.get("step") if checkpoint.get("proven") else None,
+            "checkpoint_age": checkpoint_age_s,
+            "mirrored_step": mirror.get("step"),
+            "mirror_waiting": mirror.get("waiting"),
+        }
         for key, gauge in self._gauges.items():
-            if snapshot.get(key) is not None:
-                gauge.set(snapshot[key])
-        self._count_tokens(snapshot["launch"], snapshot["tokens"] or 0)
-        self._speed.set(snapshot["tokens_per_s"] or 0)
-        self._launches.set(snapshot["launches"])
+            if values.get(key) is not None:
+                gauge.set(values[key])
         for state in ("waiting", "running", "finished", "failed"):
             self._state.labels(state).set(1 if snapshot["run_state"] == state else 0)
-        if snapshot["checkpoint"] is not None and snapshot["checkpoint"]["proven"]:
-            self._checkpoint_step.set(snapshot["checkpoint"]["step"])
-        if (mirror := snapshot.get("mirror")) is not None:
-            self._mirror_waiting.set(mirror["waiting"])
-            if mirror["step"] is not None:
-                self._mirrored_step.set(mirror["step"])
-        if checkpoint_age_s is not None:
-            self._checkpoint_age.set(checkpoint_age_s)
-
-    def _count_tokens(self, launch: str | None, tokens: int) -> None:
-        """Before its first word a launch is shown with the tokens of the checkpoint that it resumes from."""
-        self._history.set(tokens)
+        # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.
         if launch is not None and launch == self._at[0]:
             self._processed.inc(max(0, tokens - self._at[1]))
         self._at = (launch, tokens)

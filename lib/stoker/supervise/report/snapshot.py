@@ -9,10 +9,11 @@ from stoker.config.units import format_count, format_duration
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
-from stoker.supervise.health.trainer_protocol import STEPPING, TrainerView
+from stoker.supervise.health.trainer_protocol import STEPPING
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.data_wait import DataWait
 from stoker.supervise.run.record import RunRecord
+from stoker.supervise.state import Trainer
 
 
 def snapshot(
@@ -25,21 +26,20 @@ def snapshot(
     wait: DataWait,
     ending: bool,
     record: RunRecord | None,
-    view: TrainerView | None,
+    live: Trainer | None,
     checkpoint: Checkpoint | None,
     sealed: Checkpoint | None,
     plan: Plan | None,
-    trainer_pid: int | None,
-    trainer_rss_bytes: int | None,
     at_rest: bool,
     mirror: Mapping[str, Any] | None = None,
     timeline: int = 0,
 ) -> dict[str, Any]:
     """The run now; steps and losses are the last words of a trainer that lives, else the newest checkpoint's.
 
-    `view` is of a launch that goes on; `checkpoint` is proven, `sealed` need not be. Speed and time left are
-    told only of a trainer that trains, and is not `ending`.
+    `live` is a trainer that runs; `checkpoint` is proven, `sealed` need not be. Speed and time left are
+    shown only of a trainer that trains, and is not `ending`.
     """
+    view = live.view if live is not None else None
     newest, proven = checkpoint, True
     if sealed is not None and (checkpoint is None or sealed.step > checkpoint.step):
         newest, proven = sealed, False
@@ -69,8 +69,8 @@ def snapshot(
         "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
-        "trainer_pid": trainer_pid,
-        "trainer_rss_bytes": trainer_rss_bytes,
+        "trainer_pid": live.pid if live else None,
+        "trainer_rss_bytes": live.rss_bytes if live else 0,
         "checkpoint": {"name": newest.path.name, "step": newest.step, "proven": proven} if newest else None,
         "mirror": mirror,
         "plan_entries": len(plan.entries) if plan else 0,

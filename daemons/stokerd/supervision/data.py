@@ -1,30 +1,149 @@
-"""What a launch needs of its data: past the start gate, held-out windows copied, a plan, its sets on hot."""
+"""What a launch needs of its data: past the start gate, held-out windows copied, a plan, its sets on hot.
+
+A plan may be trained on in parts: after a rollback, what is planned from there on may be more than hot holds.
+Then a launch goes as far as hot allows, seals and ends; what it read leaves hot, what comes next is brought
+back, and the next launch goes on.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
+from stoker.kit.backoff import Backoff
 from stoker.kit.events import Events
-from stoker.plan.growth import MISSING
+from stoker.plan.growth import AHEAD_BATCHES, MISSING
 from stoker.plan.log import Passed, Segment
-from stoker.plan.positions import Position, Skip
+from stoker.plan.positions import Position, Skip, left_after
+from stoker.shards.format.identity import set_key
 from stoker.shards.format.pinned import not_yet_pinned
+from stoker.store.errors import DataError
+from stoker.store.layout import STAGE_SHARD, StateLayout
+from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import CopyHeldout, ProveSets, SetsProved
+from stoker.supervise.rollback.lost_sets import by_key, why_lost
 from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.run.gates import Gate, start_gate
 from stoker.supervise.run.plan_settings import gate_wants, growth_policy
 from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
-from stokerd.supervision.launch_window import LaunchWindow
-from stokerd.supervision.set_repair import Repairs, SetLost
 
 SETS_AT_ONCE = 8
 DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
 RESTS = 5  # times as long as a look at the plan took, before the next one
 ANOTHER = "its manifest's sha256"
+FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
+HOPE_S = 5.0  # between two looks at what could become of cold sets: a hash a record
+GONE_S = 600.0  # without any record of its source: a loop that starts again writes its records again
+STALL_S = 30.0  # so long no set came back: then there is no room for all of them
+
+
+class SetLost(DataError):
+    """A set that the plan names is gone, and with it what it could be made from again."""
+
+
+@dataclass
+class _Case:
+    """One damaged set: the request that waits for an answer, and the pauses between its proofs."""
+
+    request: str | None = None
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, MOST_S))
+
+
+class Repairs:
+    """Damaged sets by key; whole ones are forgotten."""
+
+    def __init__(self, layout: StateLayout, events: Events, planner: Planner) -> None:
+        self.layout, self.events = layout, events
+        self.planner = planner
+        self._cases: dict[str, _Case] = {}
+        self._missing: dict[str, float] = {}
+        self._hope_at = 0.0
+        self.mended = 0  # sets so far
+
+    @property
+    def open(self) -> int:
+        """How many sets are being waited for."""
+        return len(self._cases)
+
+    def report(self, key: str, path: str, reason: str) -> float:
+        """Ask the loop to see to a set that is not whole; returns the seconds until another proof is due."""
+        case = self._cases.setdefault(key, _Case())
+        if case.request is None or read_outcome(self.layout, case.request) is not None:
+            case.request = file_request(self.layout, STAGE_SHARD, "prove_set", {"key": key, "reason": reason})
+            self.events.record(
+                "shard_set_damaged",
+                "error",
+                path=path,
+                key=key,
+                reason=reason,
+                request=case.request,
+                message="the stage-shard loop is asked to restore it; what needs it waits",
+            )
+        return case.backoff.next()
+
+    def whole(self, key: str) -> None:
+        """A proof succeeded."""
+        if self._cases.pop(key, None) is not None:
+            self.mended += 1
+            self.events.record("shard_set_restored", key=key)
+
+    def check_hope(self, pin: DatasetPin, cold: Iterable[str], now: float) -> None:
+        """SetLost when a set that is not on hot can never come back: neither a warm copy nor its source."""
+        cold = list(cold)
+        if not cold or now < self._hope_at:
+            return
+        self._hope_at = now + HOPE_S
+        sources = by_key(self.planner.sources(), lambda sha256: set_key(sha256, pin.build_id))
+        for key in cold:
+            why = why_lost(key, sources)
+            if why is None:
+                self._missing.pop(key, None)
+                continue
+            if key not in sources and now - self._missing.setdefault(key, now) < GONE_S:
+                continue
+            raise SetLost(
+                f"shard set {key[:16]}, which the plan names, is neither on hot nor on warm, and {why}. Put "
+                "the source file back, then start again; or give its tokens up for good with `stoker "
+                f"skip-set FILE {key[:16]}`"
+            )
+
+
+class LaunchWindow:
+    """`reach` is where the next launch stops, None: it may read all that is planned."""
+
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
+        self.events, self.planner = events, planner
+        self.batch = pipeline.train.global_batch
+        self.reach = reach  # as it was when an earlier supervisor ended
+        self._cold = -1
+        self._since = 0.0
+
+    def look(self, position: Position, skips: Sequence[Skip]) -> None:
+        """Decide how far a launch from a position may go, by what is on hot and what comes back."""
+        cold, now = len(self.planner.cold(self.planner.needed(position, skips))), time.monotonic()
+        if cold != self._cold:
+            self._cold, self._since = cold, now
+        if not cold:
+            self.reach = None
+        elif self.reach is not None or now - self._since >= STALL_S:
+            in_parts = self.reach is not None
+            still = now - self._since >= 2 * STALL_S  # not even the few batches a launch is worth fit
+            self.reach = self.planner.reach(position, skips, (1 if still else AHEAD_BATCHES) * self.batch)
+            if not in_parts and self.reach is not None:
+                advice = "hot does not hold all that is planned from here; it is trained on in parts"
+                self.events.record("plan_in_parts", "warning", cold_sets=cold, message=advice)
+
+    def until(self, step: int, position: Position, skips: Sequence[Skip]) -> int | None:
+        """The last step that a launch from here makes of what it may read; None: as far as it likes."""
+        if self.reach is None:
+            return None
+        plan = self.planner.plan
+        windows = left_after(plan, position, skips) - left_after(plan, self.reach, skips)
+        return step + windows // self.batch
 
 
 class DataReadiness:
