@@ -55,28 +55,17 @@ def consumed(
     *,
     finished: str | None,
     skips: Sequence[Skip] = (),
-    low_water: Position = START,
-    wants: tuple[str, ...] = (),
-    windows_per_s: float | None = None,
-    reach: Position | None = None,
+    **words: Any,
 ) -> dict[str, Any]:
-    """consumed.json at a proven checkpoint: what of the plan is trained on, and what never will be."""
+    """consumed.json at a proven checkpoint: what of the plan is trained on, and what never will be.
+
+    `words` are the other fields, as `consumed_body` has them.
+    """
     account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
+    books_now = {key: getattr(account, key) for key in ("applied", "skipped", "remainder", "tail_tokens")}
+    usual = {"low_water": START, "wants": (), "windows_per_s": None}
     return consumed_body(
-        run=run,
-        checkpoint=name,
-        body=body,
-        books={
-            "applied": account.applied,
-            "skipped": account.skipped,
-            "remainder": account.remainder,
-            "tail_tokens": account.tail_tokens,
-        },
-        low_water=low_water,
-        wants=wants,
-        finished=finished,
-        windows_per_s=windows_per_s,
-        reach=reach,
+        run=run, checkpoint=name, body=body, books=books_now, finished=finished, **{**usual, **words}
     )
 
 
