@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
+from stoker.checkpoints.mirror.layout import waiting
 from stoker.kit.context import DaemonContext
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
@@ -188,17 +189,20 @@ class Effects:
             self.run.mirror.look_at = 0.0  # what was under way may have come to its end
 
     def mirror_beside(self) -> None:
-        """Start what is to be done on warm now; trouble with it is only said."""
-        run, now = self.run, time.monotonic()
-        if run.mirror is None or run.store.record is None or MirrorJob.slot in self.workers.jobs:
+        """Start what is to be done on warm now; trouble with it is only reported."""
+        run, mirror, now = self.run, self.run.mirror, time.monotonic()
+        if mirror is None or run.store.record is None or now < mirror.tend_at:
             return
+        mirror.tend_at = now + KEEP_S
         try:
-            history = run.accounts.history()
-            job = next_job(run.mirror, run.checkpoints.local(), history, run.checkpoints.policy, now)
-            if job is not None:
+            seen = run.checkpoints.local(), run.accounts.history(), run.checkpoints.policy
+            mirror.waiting = len(waiting(seen[0], mirror.copies, *seen[1:]))
+            if MirrorJob.slot in self.workers.jobs:
+                return
+            if (job := next_job(mirror, *seen, now)) is not None:
                 self.start(job)
-            elif run.mirror.trouble is not None and now >= run.mirror.retry_at:
-                self.mirror.worked(run.mirror.trouble_doing)  # what failed is no longer wanted
+            elif mirror.trouble is not None and now >= mirror.retry_at:
+                self.mirror.worked(mirror.trouble_doing)  # what failed is no longer wanted
         except StorageError as problem:
             self.apply(do.MirrorFailed(do.ListMirror(), str(problem)))
 

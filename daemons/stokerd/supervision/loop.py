@@ -79,6 +79,8 @@ class Supervisor:
     def _hear_workers(self) -> None:
         for job, end in self.workers.ended():
             self.run.state = self.run.state.awakened()
+            if self.run.mirror is not None:
+                self.run.mirror.tend_at = 0.0
             try:
                 self.effects.apply(on_end(job, end))
             except StorageError as problem:

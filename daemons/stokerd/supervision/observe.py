@@ -72,6 +72,8 @@ def waiting(run: Run) -> Facts:
 
 def finished(run: Run, jobs: Mapping[str, Job]) -> Facts:
     """Whether older checkpoints have still to be proven, or proven ones to be mirrored."""
+    if run.state.is_at_rest:
+        return {}
     now, history = time.monotonic(), run.accounts.history()
     is_judged = ProveCheckpoint.slot not in jobs and not run.checkpoints.unproven(history, now)
     if run.mirror is None or run.store.record is None or run.mirror.trouble is not None:

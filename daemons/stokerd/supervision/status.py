@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from stoker.checkpoints.mirror.layout import waiting
 from stoker.kit.context import DaemonContext
 from stoker.supervise.actions import CopyToMirror, MirrorJob
 from stoker.supervise.report.metrics import Meters
@@ -86,6 +85,4 @@ class RunBoard:
         if run.mirror is None:
             return None
         copying = job.local.step if isinstance(job, CopyToMirror) else None
-        checkpoints, history = run.checkpoints, run.accounts.history()
-        queue = waiting(checkpoints.local(), run.mirror.copies, history, checkpoints.policy)
-        return run.mirror.status(len(queue), copying, self.workers.mirror_bytes)
+        return run.mirror.status(copying, self.workers.mirror_bytes)

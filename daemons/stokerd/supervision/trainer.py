@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -144,7 +145,8 @@ class TrainerControl:
         self.context.events.record("trainer_exited", level, message=exit_.detail, **words)
         doing = f"the trainer ended: {exit_.detail}"
         if ended.is_forgiven:
-            run.store.stopped()
+            with contextlib.suppress(StorageError):  # the next start grants one more launch anyway
+                run.store.stopped()
             doing = f"stopped at step {trainer.step}: {exit_.detail}"
         run.change(exit=exit_, doing=doing)
 

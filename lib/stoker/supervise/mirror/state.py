@@ -47,7 +47,8 @@ class MirrorState:
         self.trouble: str | None = None  # why the last try at `trouble_doing` failed
         self.trouble_doing = ""
         self.is_foreign_reported = False
-        self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
+        self.waiting = 0  # checkpoints still to be copied, at the last look
+        self.tend_at = self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
     @property
@@ -110,13 +111,13 @@ class MirrorState:
             return "wait"
         return "try" if has_convicted or not self.is_fresh else "no"
 
-    def status(self, waiting: int, copying: int | None, copied_bytes: int) -> dict[str, Any]:
+    def status(self, copying: int | None, copied_bytes: int) -> dict[str, Any]:
         """The mirror for people; `copying` is the step whose copy is under way."""
         newest = max(self.copies, key=lambda one: (one.timeline, one.step), default=None)
         return {
             "step": newest.step if newest else None,
             "copies": len(self._copies),
-            "waiting": waiting,
+            "waiting": self.waiting,
             "copying": copying,
             "copying_bytes": copied_bytes if copying is not None else 0,
             "trouble": self.trouble,
