@@ -97,32 +97,24 @@ class Accounts:
             f"each with its reason.json), or begin anew on purpose: stoker rollback {self.file} 0"
         )
 
-    def steps(self, checkpoint: Checkpoint | None) -> int:
+    def steps(self, at: Checkpoint) -> int:
         """The run's last step, seen from a checkpoint."""
+        tokens, skipped = int(at.body["tokens"]), self.skips()
+        plan, position = self.planner.plan, at.position
         self.last_step = last_step(
-            self.config,
-            self.planner.plan,
-            step=checkpoint.step if checkpoint else 0,
-            position=checkpoint.position if checkpoint else START,
-            tokens=int(checkpoint.body["tokens"]) if checkpoint else 0,
-            skips=self.skips(),
+            self.config, plan, step=at.step, position=position, tokens=tokens, skips=skipped
         )
         return self.last_step
 
-    def over(self, checkpoint: Checkpoint | None) -> str | None:
-        """Why the run is over at this checkpoint; None while it goes on."""
-        return finished_at(
-            checkpoint.step if checkpoint else 0,
-            checkpoint.position if checkpoint else START,
-            self.planner.plan,
-            steps=self.steps(checkpoint),
-            global_batch=self.config.global_batch,
-            skips=self.skips(),
-        )
+    def over(self, at: Checkpoint) -> str | None:
+        """Why the run is over at a checkpoint; None while it goes on."""
+        steps, batch = self.steps(at), self.config.global_batch
+        plan, skipped = self.planner.plan, self.skips()
+        return finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
 
-    def windows_left(self, checkpoint: Checkpoint | None) -> int:
+    def windows_left(self, at: Checkpoint) -> int:
         """Windows the plan still has to give from a checkpoint on."""
-        return left_after(self.planner.plan, checkpoint.position if checkpoint else START, self.skips())
+        return left_after(self.planner.plan, at.position, self.skips())
 
     def outlook(self, step: int, position: Position, steps: int) -> Outlook:
         """How far the plan must reach, seen from a step; what is skipped ahead is no window to train on."""
@@ -146,52 +138,44 @@ class Accounts:
         self.pace.interrupted()
         self.headway.interrupted()
 
-    def keep(self, checkpoint: Checkpoint | None) -> None:
+    def keep(self, at: Checkpoint) -> None:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
         history = self.history()
         self.timeline = history[0][0]
-        low_water = self._low_water(history, checkpoint)
-        finished, wants = self.over(checkpoint), self.planner.wants
+        low_water, finished = self._low_water(history, at), self.over(at)
         rate = self.pace.windows_per_s
-        newest = (checkpoint.path, checkpoint.step) if checkpoint else None
-        facts = (history, newest, low_water, self.reach, finished, () if finished else wants)
+        wants = () if finished else self.planner.wants
+        facts = (history, at.path, at.step, low_water, self.reach, finished, wants)
         if self._written[:-1] == facts and not _differs(self._written[-1], rate):
             return
-        body = checkpoint.body if checkpoint else {"step": 0, "position": START.as_list(), "tokens": 0}
         record = consumed(
             self.config.run,
-            checkpoint.path.name if checkpoint else None,
-            body,
+            at.path.name or None,
+            at.body,
             self.planner.plan,
             finished=finished,
             skips=self.skips(),
             low_water=low_water,
-            wants=() if finished else wants,
+            wants=wants,
             windows_per_s=None if rate is None else round(rate, 3),
             reach=self.reach,
         )
         write_record(self.run.consumed, record)
         self._written = (*facts, rate)
-        self._claim(checkpoint, finished)
+        self._claim(at, finished)
 
-    def _low_water(self, history: History, checkpoint: Checkpoint | None) -> Position:
+    def _low_water(self, history: History, at: Checkpoint) -> Position:
         """The low-water mark, computed again when checkpoints came or went."""
-        newest = checkpoint.step if checkpoint else 0
-        seen = (self.run.checkpoints.stat().st_mtime_ns, history, newest)
+        seen = (self.run.checkpoints.stat().st_mtime_ns, history, at.step)
         if seen != self._seen:
-            self._mark = mark(
-                self.run.checkpoints,
-                history,
-                self.planner.plan,
-                keep_last=self.config.checkpoint.keep_last,
-                newest=newest,
-            )
+            keep, plan = self.config.checkpoint.keep_last, self.planner.plan
+            self._mark = mark(self.run.checkpoints, history, plan, keep_last=keep, newest=at.step)
             self._seen = seen
         return self._mark
 
-    def _claim(self, checkpoint: Checkpoint | None, finished: str | None) -> None:
+    def _claim(self, at: Checkpoint, finished: str | None) -> None:
         """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""
-        files = checkpoint.body["files"].values() if checkpoint and not finished else ()
+        files = at.body.get("files", {}).values() if not finished else ()
         wanted = 2 * sum(int(file["size"]) for file in files)
         if wanted != self._claimed:
             place = self.run.checkpoints

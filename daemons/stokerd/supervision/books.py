@@ -21,10 +21,9 @@ from stokerd.supervision.run import Run
 
 def prune_and_keep(run: Run, events: Events) -> None:
     """Prune what a proven checkpoint makes superfluous, which makes room, and keep consumed.json true."""
-    newest = run.newest
-    for step in run.checkpoints.prune() if newest is not None else ():
+    for step in run.checkpoints.prune():
         events.record("checkpoint_pruned", step=step)
-    run.accounts.keep(newest)
+    run.accounts.keep(run.at)
 
 
 def keep(run: Run, events: Events, now: float) -> Iterator[Job]:
@@ -36,7 +35,7 @@ def keep(run: Run, events: Events, now: float) -> Iterator[Job]:
         yield ProveCheckpoint(name)
     prune_and_keep(run, events)
     if (trainer := run.state.live) is not None:
-        position = trainer.position or run.place[1]
+        position = trainer.position or run.at.position
         if trainer.step > trainer.launch.resume_step:  # what precedes it is no part of its pace
             run.accounts.moved(position)
         yield from _keep_planned(run, run.planner.pin(), trainer.step, position)
@@ -74,7 +73,7 @@ def _prepare(run: Run, events: Events, pin: DatasetPin | None) -> Iterator[Job]:
         return
     data.gate = data.heldout(pin)
     run.planner.note_wants(data.needed)
-    run.accounts.keep(None)
+    run.accounts.keep(run.at)
     if (proof := data.to_prove()) is not None:
         yield proof
     if data.gate.state == "open":
@@ -85,11 +84,11 @@ def _prepare(run: Run, events: Events, pin: DatasetPin | None) -> Iterator[Job]:
 
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     """See to everything a launch reads."""
-    step, position = run.place
+    step, position = run.at.step, run.at.position
     run.data.need(position, run.accounts.skips())
     run.accounts.reach = run.data.window.reach
     yield from _keep_planned(run, pin, step, position)
-    left = run.accounts.windows_left(run.newest)
+    left = run.accounts.windows_left(run.at)
     is_planned = left >= run.pipeline.train.global_batch
     run.data.gate = first_closed(run.data.launchable(pin, is_planned=is_planned))
 
@@ -99,13 +98,13 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
 
     What is needed hot, from the newest checkpoint on, is written down before it is looked for there.
     """
-    newest, skips, reach = run.newest, run.accounts.skips(), run.data.window.reach
+    skips, reach = run.accounts.skips(), run.data.window.reach
     if pin is not None:
         run.store.check_pin(pin)
-        outlook = run.accounts.outlook(step, position, run.accounts.steps(newest))
+        outlook = run.accounts.outlook(step, position, run.accounts.steps(run.at))
         if (proof := run.data.grow(pin, outlook)) is not None:
             yield proof
-    here = run.place[1]
+    here = run.at.position
     later = () if reach is None else run.planner.needed(reach, skips)
     run.planner.note_wants(run.planner.needed(here, skips, upto=reach), later)
-    run.accounts.keep(newest)
+    run.accounts.keep(run.at)

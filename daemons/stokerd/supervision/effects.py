@@ -151,8 +151,7 @@ class Effects:
         run = self.run
         run.accounts.settle(run.newest)
         books.prune_and_keep(run, self.events)
-        resume = run.newest.path.name if run.newest else ""
-        self.run.change(is_settled=True, is_heldout_seen=run.mirror is None, resume=resume)
+        run.change(is_settled=True, is_heldout_seen=run.mirror is None, resume=run.at.path.name)
 
     @_apply.register
     def _answer_end(self, action: do.AnswerEnd) -> None:
@@ -162,7 +161,7 @@ class Effects:
         failures = 0 if action.has_progressed else run.state.failures
         self.run.change(exit=None, trainer=None, failures=failures)
         if action.doubts_data:
-            run.data.doubt(run.place[1], run.accounts.skips())
+            run.data.doubt(run.at.position, run.accounts.skips())
 
     # Jobs
 
@@ -284,7 +283,7 @@ class Effects:
         run, record, why = self.run, self.run.store.record, action.why
         if record is not None and (record.state, record.finished) != ("finished", why):
             run.store.change(state="finished", finished=why, reason=None, fruitless=0)
-            self.events.record("run_finished", message=why, step=run.place[0])
+            self.events.record("run_finished", message=why, step=run.at.step)
         self._enter(Phase.FINISHED)
         self.run.change(doing=f"finished: {why}", trainer=None, exit=None)
 

@@ -7,6 +7,7 @@ it, show how the run is, wait. The position in the run is data (stoker.supervise
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.process_id import reap_strays, set_child_subreaper
@@ -113,32 +114,29 @@ class Supervisor:
                 return min(WAIT_S, actions[-1].seconds)
 
     def _seen(self, end: GuardedEnd | None) -> Seen:
-        run, context = self.run, self.context
-        record, newest = run.store.record, run.newest
-        return Seen(
-            is_stopping=context.stopping,
-            is_once=context.once,
+        run, record = self.run, self.run.store.record
+        seen = Seen(
+            is_stopping=self.context.stopping,
+            is_once=self.context.once,
             jitter=jitter(),
             jobs=self.workers.jobs,
             fruitless=record.fruitless if record else 0,
             best_step=record.best_step if record else 0,
-            newest=newest.path.name if newest else "",
-            step=newest.step if newest else 0,
-            **self._facts(end),
+            newest=run.at.path.name,
+            step=run.at.step,
+            end=end,
         )
-
-    def _facts(self, end: GuardedEnd | None) -> observe.Facts:
-        match self.run.state.phase:
+        match run.state.phase:
             case Phase.CLEANING:
-                return {"left": self.effects.leftovers()}
+                return replace(seen, left=self.effects.leftovers())
             case Phase.PROVING:
-                return observe.proving(self.run, self.effects.rollbacks.next())
+                return observe.proving(run, seen, self.effects.rollbacks.next())
             case Phase.WAITING:
-                return observe.waiting(self.run)
+                return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
             case Phase.FINISHED:
-                return observe.finished(self.run, self.workers.jobs)
+                return observe.finished(run, seen)
             case _:
-                return {"end": end}
+                return seen
 
     def _storage_trouble(self, problem: StorageError) -> float:
         """A full disk passes: training goes on, anything else begins again."""

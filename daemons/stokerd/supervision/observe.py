@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.select import counts
 from stoker.config.schema import Pipeline
 from stoker.store.hashing import hash_file
-from stoker.supervise.actions import Job, MirrorJob, ProveCheckpoint
-from stoker.supervise.decide import AskedRollback, Policy
+from stoker.supervise.actions import MirrorJob, ProveCheckpoint
+from stoker.supervise.decide import AskedRollback, Policy, Seen
 from stoker.supervise.health.liveness import limits_for
 from stoker.supervise.mirroring import is_settled
 from stokerd.supervision.run import Run
-
-Facts = dict[str, Any]  # fields of decide.Seen
 
 
 def policy_of(pipeline: Pipeline) -> Policy:
@@ -31,27 +28,28 @@ def policy_of(pipeline: Pipeline) -> Policy:
     )
 
 
-def proving(run: Run, rollback: AskedRollback | None) -> Facts:
+def proving(run: Run, seen: Seen, rollback: AskedRollback | None) -> Seen:
     """What the choice of a checkpoint goes by."""
     state, history = run.state, run.accounts.history()
     if not state.is_taken_up or rollback is not None:
-        return {"rollback": rollback, "has_mirror": run.mirror is not None}
+        return replace(seen, rollback=rollback, has_mirror=run.mirror is not None)
     if state.is_settled:
-        over = run.accounts.over(run.newest) if state.exit is not None else None
-        return {"lost_heldout": _lost_heldout(run), "over": over}
+        return replace(seen, lost_heldout=_lost_heldout(run), over=run.accounts.over(run.at))
     name = run.checkpoints.newest_candidate(history)
     newest = run.checkpoints.get(name)
-    step = newest.step if newest is not None else None
-    facts: Facts = {"candidate": name}
+    seen = replace(seen, candidate=name)
     if newest is not None:
-        facts["is_on_history"] = counts(int(newest.body["timeline"]), newest.step, history)
+        is_on_history = counts(int(newest.body["timeline"]), newest.step, history)
+        seen = replace(seen, is_on_history=is_on_history)
     elif not name:
-        facts["why_not_anew"] = run.accounts.why_not_anew(has_convicted=state.has_convicted)
-    if run.mirror is not None:
-        facts["look"] = run.mirror.to_look(step, history, has_convicted=state.has_convicted)
-        newer = fallback(run.mirror.copies, history, -1 if step is None else step)
-        facts["newer"] = next(iter(newer), None)
-    return facts
+        why = run.accounts.why_not_anew(has_convicted=state.has_convicted)
+        seen = replace(seen, why_not_anew=why)
+    if run.mirror is None:
+        return seen
+    step = newest.step if newest is not None else None
+    look = run.mirror.to_look(step, history, has_convicted=state.has_convicted)
+    newer = fallback(run.mirror.copies, history, -1 if step is None else step)
+    return replace(seen, look=look, newer=next(iter(newer), None))
 
 
 def _lost_heldout(run: Run) -> str:
@@ -65,19 +63,14 @@ def _lost_heldout(run: Run) -> str:
         return held.sha256
 
 
-def waiting(run: Run) -> Facts:
-    """What a launch goes by."""
-    return {"over": run.accounts.over(run.newest), "gate": run.data.gate}
-
-
-def finished(run: Run, jobs: Mapping[str, Job]) -> Facts:
+def finished(run: Run, seen: Seen) -> Seen:
     """Whether older checkpoints have still to be proven, or proven ones to be mirrored."""
     if run.state.is_at_rest:
-        return {}
+        return seen
     now, history = time.monotonic(), run.accounts.history()
-    is_judged = ProveCheckpoint.slot not in jobs and not run.checkpoints.unproven(history, now)
+    is_judged = ProveCheckpoint.slot not in seen.jobs and not run.checkpoints.unproven(history, now)
     if run.mirror is None or run.store.record is None or run.mirror.trouble is not None:
-        return {"is_settled": is_judged}
+        return replace(seen, is_settled=is_judged)
     local, policy = run.checkpoints.local(), run.checkpoints.policy
-    is_mirrored = MirrorJob.slot not in jobs and is_settled(run.mirror, local, history, policy, now)
-    return {"is_settled": is_judged and is_mirrored}
+    is_mirrored = MirrorJob.slot not in seen.jobs and is_settled(run.mirror, local, history, policy, now)
+    return replace(seen, is_settled=is_judged and is_mirrored)

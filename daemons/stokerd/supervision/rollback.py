@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
-from stoker.checkpoints.mirror.layout import fallback
-from stoker.checkpoints.select import abandoned, counts, find_checkpoints
+from stoker.checkpoints.mirror.layout import Mirrored, fallback
+from stoker.checkpoints.select import abandoned, find_checkpoints
 from stoker.kit.events import Events
 from stoker.plan.timelines import Timeline, ancestry
 from stoker.shards.format.identity import set_key
@@ -53,8 +52,7 @@ class Rollbacks:
             return self._refused(request, refusal)
         self.run.checkpoints.kept.add(checkpoint_name(ask.to))
         self.events.record("rollback_asked", request=request.id, to=ask.to, by=request.by, reason=ask.reason)
-        state = self.run.state
-        self.run.state = replace(state, rollbacks=(*state.rollbacks, request.id), retry_at=0.0)
+        self.run.change(rollbacks=(*self.run.state.rollbacks, request.id), retry_at=0.0)
         return None
 
     def take_up(self) -> None:
@@ -67,34 +65,30 @@ class Rollbacks:
 
     def pending(self) -> tuple[str, ...]:
         """The ids of the rollbacks that are asked for."""
-        found = pending_requests(self.run.pipeline.layout, TRAIN_SUPERVISOR)
-        return tuple(request.id for request in found if request.verb in VERBS)
+        return tuple(request.id for request in self._pending())
 
     def next(self) -> AskedRollback | None:
         """The next rollback to make, and what it goes back to."""
-        for request in pending_requests(self.run.pipeline.layout, TRAIN_SUPERVISOR):
-            if request.verb in VERBS:
-                return self._asked(request)
-        return None
+        return next((self._asked(request) for request in self._pending()), None)
+
+    def _pending(self) -> list[Request]:
+        found = pending_requests(self.run.pipeline.layout, TRAIN_SUPERVISOR)
+        return [request for request in found if request.verb in VERBS]
 
     def _asked(self, request: Request) -> AskedRollback:
         try:
             ask = self._ask(request)
-            timelines = self.run.accounts.timelines()
         except (RollbackRefused, DataError):
             return AskedRollback(request.id, 0)
-        if not ask.to or self.run.store.record is None or already(ask, timelines) is not None:
+        is_made = already(ask, self.run.accounts.timelines()) is not None
+        if not ask.to or self.run.store.record is None or is_made:
             return AskedRollback(request.id, ask.to)
-        copies = self.run.mirror.copies if self.run.mirror is not None else ()
-        found = fallback(copies, ancestry(timelines), ask.to - 1)
-        copy = next((one for one in found if one.step == ask.to), None)
-        is_here = ask.to in self._standing().steps
+        is_here, copy = ask.to in self._standing().steps, self._copy(ask.to)
         return AskedRollback(request.id, ask.to, checkpoint_name(ask.to), is_here, copy)
 
     def make(self, request_id: str) -> bool:
         """Make a rollback, or refuse it, and answer; True when it was made. Stop all workers before."""
-        pending = pending_requests(self.run.pipeline.layout, TRAIN_SUPERVISOR)
-        request = next((one for one in pending if one.id == request_id), None)
+        request = next((one for one in self._pending() if one.id == request_id), None)
         if request is None:
             return False
         is_made = True
@@ -135,8 +129,7 @@ class Rollbacks:
     def _check(self, ask: Ask) -> None:
         """RollbackRefused where it can be seen already that it cannot be made."""
         found = self._begun()
-        here = ask.to in found.steps or ask.to == 0
-        if not here and ask.to in self._mirrored():
+        if ask.to and ask.to not in found.steps and self._copy(ask.to) is not None:
             ask = Ask(0, (), ask.reason, ask.timeline)  # the rest is judged once it was fetched
         self._decide(ask, found)
 
@@ -159,10 +152,11 @@ class Rollbacks:
             raise RollbackRefused("the run has not begun: there is nothing to go back from")
         return self._standing()
 
-    def _mirrored(self) -> set[int]:
+    def _copy(self, step: int) -> Mirrored | None:
+        """The copy of a step of this history in the mirror, as far as is known."""
         copies = self.run.mirror.copies if self.run.mirror is not None else ()
-        history = self.run.accounts.history()
-        return {one.step for one in copies if counts(one.timeline, one.step, history)}
+        found = fallback(copies, self.run.accounts.history(), step - 1)
+        return next((one for one in found if one.step == step), None)
 
     def _refused(self, request: Request, refusal: Exception) -> dict[str, Any]:
         self.events.record("rollback_refused", "warning", request=request.id, message=str(refusal))

@@ -10,10 +10,9 @@ from typing import Any
 from stoker.checkpoints.mirror.layout import MARK_HEX, Local, Mirrored
 from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
-from stoker.plan.positions import START, Position
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
-from stoker.supervise.mirror.inventory import Checkpoint, Checkpoints
+from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints
 from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
@@ -49,9 +48,9 @@ class Run:
         return self.checkpoints.newest
 
     @property
-    def place(self) -> tuple[int, Position]:
-        """The step and the position of the newest proven checkpoint."""
-        return (self.newest.step, self.newest.position) if self.newest else (0, START)
+    def at(self) -> Checkpoint:
+        """The same, or the beginning."""
+        return self.newest or BEGINNING
 
     def run_id(self, *, or_of_newest: bool = False) -> str | None:
         """The run's id, if its record or, where allowed, its newest checkpoint is there."""

@@ -48,7 +48,7 @@ class TrainerControl:
         run, pin = self.run, self.run.planner.pin()
         if pin is None:
             raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
-        step, position = run.place
+        step, position = run.at.step, run.at.position
         if run.data.repairs.mended > run.data.mended:
             run.store.fruitful()
         launch = Launch(
@@ -70,7 +70,7 @@ class TrainerControl:
 
     def _record(self, launch: Launch, pin: DatasetPin) -> None:
         run, events = self.run, self.context.events
-        steps = run.accounts.steps(run.newest)
+        steps = run.accounts.steps(run.at)
         body = launch_body(launch, run.pipeline, pin, run.store.begun, steps=steps)
         write_record(run.layout.launch, body)
         line = launched_body(body, resume_step=launch.resume_step, time=utc_now())

@@ -39,6 +39,9 @@ class Checkpoint:
         return read_plan(self.path / "plan.jsonl")
 
 
+BEGINNING = Checkpoint(Path(), 0, {"step": 0, "position": [0, 0], "tokens": 0})  # before the first one
+
+
 class Checkpoints:
     """The sealed checkpoints and what is known of each. The trainer adds, the supervisor removes."""
 
