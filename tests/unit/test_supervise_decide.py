@@ -10,21 +10,24 @@ from typing import Any
 import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.config.schema import BackoffPolicy, Supervise
 from stoker.kit.process.process_id import ProcessId
 from stoker.supervise import actions as do
-from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Policy, Seen, decide
+from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Seen, decide
 from stoker.supervise.health.evidence import Stillness
 from stoker.supervise.health.exit_class import Exit, ExitClass
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.health.leftovers import Leftovers
-from stoker.supervise.health.liveness import StepTimes, limits_for
+from stoker.supervise.health.liveness import StepTimes
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState, Trainer, read_state
 
 NOW = 1000.0
-POLICY = Policy(60.0, 3, 10.0, 300.0, limits_for(900.0))
+POLICY = Supervise(
+    stop_time=60.0, no_progress_launches=3, hang_limit=900.0, backoff=BackoffPolicy(first=10.0, most=300.0)
+)
 NEWEST, OLDER = "step-000000030", "step-000000020"
 COPY = Mirrored(0, 40, "00000040", run_id="r")
 ALIVE = (ProcessId(7, 70),)

@@ -9,18 +9,23 @@ from typing import Any, cast
 import pytest
 
 from stoker.checkpoints.mirror.layout import Local, Mirrored
+from stoker.kit.process.process_id import ProcessId
 from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline, read_timelines
 from stoker.store.log import ChainedLog
 from stoker.supervise import actions as do
+from stoker.supervise.health.evidence import Stillness
+from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.mirror.inventory import Checkpoints
 from stoker.supervise.mirror.state import MirrorState
+from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
-from stoker.supervise.state import Phase, RunState
+from stoker.supervise.state import Phase, RunState, Trainer
 from stokerd.supervision.activities import ACTIVITIES, on_end
 from stokerd.supervision.data import ANOTHER
 from stokerd.supervision.mirror import MirrorEffects
 from stokerd.supervision.run import Run
+from stokerd.supervision.trainer import TrainerControl
 from support.pipelines import make_pipeline
 
 PROOF = do.ProveCheckpoint("step-000000030")
@@ -184,3 +189,18 @@ def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path
     found = do.MirrorListed((), ("another",), (tmp_path / "copy.jsonl").read_text(), is_awaited=True)
     assert warm.apply(found, found) == ["mirror_foreign", "timelines_restored"]
     assert read_timelines(warm.run.layout.timelines).current == 1
+
+
+def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_killed(tmp_path: Path) -> None:
+    guard, events = list[str](), list[str]()
+    launch = Launch("l1", 0, None, 0, tmp_path / "socket")
+    trainer = Trainer(launch, ProcessId(1, 1), TrainerView.started("l1", 0.0), Stillness.started(0.0), 0.0)
+    run = Run(*cast(Any, (None, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 6)))
+    told: Any = SimpleNamespace(record=lambda event, *_, **__: events.append(event))
+    control = TrainerControl(cast(Any, SimpleNamespace(events=told)), run, cast(Any, None))
+    words: Any = SimpleNamespace(pid=1, stop=lambda: guard.append("stop"), kill=lambda: guard.append("kill"))
+    control.guard = words
+    control.stop(do.StopTrainer())
+    control.stop(do.StopTrainer(kill_guard=True))
+    assert (guard, events) == (["stop", "kill"], ["trainer_stop_asked", "guard_stuck"])
+    assert run.state.trainer is not None and run.state.trainer.stop_asked_at is not None

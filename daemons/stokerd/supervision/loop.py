@@ -13,7 +13,7 @@ from stoker.kit.context import DaemonContext
 from stoker.kit.process.process_id import reap_strays, set_child_subreaper
 from stoker.store.errors import StorageError
 from stoker.supervise.actions import Enter, Pause, Wait
-from stoker.supervise.decide import Seen, decide
+from stoker.supervise.decide import Seen, decide, delay_s
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.report.metrics import Meters
 from stoker.supervise.state import Phase
@@ -49,7 +49,7 @@ class Supervisor:
         self.effects = Effects(context, self.run, self.workers, meters)
         self.requests = Requests(context, self.effects.rollbacks)
         self.board = RunBoard(context, self.run, self.workers, meters)
-        self._policy = observe.policy_of(context.pipeline)
+        self._policy = context.pipeline.supervise
         self._began_at = time.monotonic()
         self._reap_at = self._complain_at = 0.0
 
@@ -145,8 +145,7 @@ class Supervisor:
             self._complain_at = now + COMPLAINT_S
             self.context.events.record("storage_trouble", "warning", message=str(problem))
         if not is_training:
-            state, policy = self.run.state, self._policy
-            pause_s = policy.delay_s(state.failures, jitter())
+            pause_s = delay_s(self._policy.backoff, self.run.state.failures, jitter())
             doing = "the state directory cannot be used; trying"
             self.effects.apply(Enter(Phase.CLEANING), Pause(pause_s, doing, is_failure=True))
         return WAIT_S

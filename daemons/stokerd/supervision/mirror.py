@@ -10,6 +10,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
+from stoker.config.schema import BackoffPolicy
 from stoker.kit.events import Events
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
@@ -20,7 +21,7 @@ from stoker.supervise.mirror.state import PRUNE_AGAIN_S, MirrorState
 from stoker.supervise.report.metrics import Meters
 from stokerd.supervision.run import Run, jitter
 
-AWAIT_S, AWAIT_MOST_S = 0.5, 15.0
+AWAIT = BackoffPolicy(first=0.5, most=15.0)  # between two tries at what a launch waits for
 
 
 class MirrorEffects:
@@ -75,7 +76,7 @@ class MirrorEffects:
 
     def _wait(self, what: str, reason: str) -> None:
         state = self.run.state
-        seconds = delay_s(AWAIT_S, AWAIT_MOST_S, state.look_failures, jitter())
+        seconds = delay_s(AWAIT, state.look_failures, jitter())
         doing = f"waiting for warm, which may hold {what}: {reason}; trying"
         self.run.state = state.paused(seconds, doing, time.monotonic())
         self.run.change(look_failures=state.look_failures + 1)

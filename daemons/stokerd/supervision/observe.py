@@ -7,25 +7,11 @@ from dataclasses import replace
 
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.select import counts
-from stoker.config.schema import Pipeline
 from stoker.store.hashing import hash_file
 from stoker.supervise.actions import MirrorJob, ProveCheckpoint
-from stoker.supervise.decide import AskedRollback, Policy, Seen
-from stoker.supervise.health.liveness import limits_for
+from stoker.supervise.decide import AskedRollback, Seen
 from stoker.supervise.mirroring import is_settled
 from stokerd.supervision.run import Run
-
-
-def policy_of(pipeline: Pipeline) -> Policy:
-    """What the configuration says about restarts."""
-    supervise = pipeline.supervise
-    return Policy(
-        supervise.stop_time,
-        supervise.no_progress_launches,
-        supervise.backoff.first,
-        supervise.backoff.most,
-        limits_for(supervise.hang_limit),
-    )
 
 
 def proving(run: Run, seen: Seen, rollback: AskedRollback | None) -> Seen:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.kit.context import DaemonContext
@@ -62,17 +62,18 @@ class Workers:
             self.mirror_bytes = 0
         self._pool(job).start(job.kind, job.slot, module, task, quiet_s=silent_s)
 
-    def ended(self) -> Iterator[tuple[Job, WorkerExit]]:
+    def ended(self) -> list[tuple[Job, WorkerExit]]:
         """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
-        for pool in (self._here, self._warm):
-            for worker, messages, end in pool.hear():
-                self.mirror_bytes += sum(int(message.get("bytes", 0)) for message in messages)
-                if end is not None:
-                    yield self.jobs.pop(worker.subject), end
+        heard = [*self._here.hear()]
+        for worker, messages, end in self._warm.hear():
+            self.mirror_bytes += sum(int(message.get("bytes", 0)) for message in messages)
+            heard.append((worker, messages, end))
+        ended = [(self.jobs.pop(worker.subject), end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
-            job = self.jobs.pop(MirrorJob.slot)
-            self._forget_warm()
-            yield job, WorkerExit("timed_out", None, None, None, None, 0)
+            ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("timed_out", None, None, None, None, 0)))
+            self._forget_fds(self._warm)
+            self._warm, self._is_warm_clear = Crew(self._warm_name, self._waiter), False
+        return ended
 
     def stop(self) -> None:
         """Stop the workers that are not on warm; what they would have found out is asked again."""
@@ -89,11 +90,9 @@ class Workers:
         return self._warm if isinstance(job, MirrorJob) else self._here
 
     def _stop(self, pool: Crew) -> None:
-        for subject in pool.busy:
-            self._waiter.remove_fd(pool[subject].descriptor)
+        self._forget_fds(pool)
         pool.stop()
 
-    def _forget_warm(self) -> None:
-        for subject in self._warm.busy:
-            self._waiter.remove_fd(self._warm[subject].descriptor)
-        self._warm, self._is_warm_clear = Crew(self._warm_name, self._waiter), False
+    def _forget_fds(self, pool: Crew) -> None:
+        for subject in pool.busy:
+            self._waiter.remove_fd(pool[subject].descriptor)

@@ -63,13 +63,18 @@ def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[s
     That one stays whatever its size, unless `keep` is 0.
     """
     places = _newest_last(quarantined(quarantine))
-    sizes = {place: _tree_bytes(place) for place in places}
-    dropped: list[str] = []
-    while len(places) > keep or (len(places) > 1 and sum(sizes[place] for place in places) > keep_bytes):
-        oldest = places.pop(0)
-        remove_tree(oldest)
-        dropped.append(oldest.name)
-    return tuple(dropped)
+    return tuple(place.name for place in drop_first(places, keep=keep, keep_bytes=keep_bytes))
+
+
+def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
+    """Remove the first of some directories until both limits hold; returns the removed ones.
+
+    The last one stays whatever its size, unless `keep` is 0.
+    """
+    left, sizes = list(places), {place: _tree_bytes(place) for place in places}
+    while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
+        remove_tree(left.pop(0))
+    return [place for place in places if place not in left]
 
 
 def quarantined(quarantine: Path) -> list[Path]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.config.schema import BackoffPolicy, Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
 from stoker.supervise.health.exit_class import Ending, ExitClass, classify
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.health.leftovers import Cleaning, Leftovers
 from stoker.supervise.health.leftovers import decide as clean
-from stoker.supervise.health.liveness import Limits, Silence, judge
+from stoker.supervise.health.liveness import Limits, Silence, judge, limits_for
 from stoker.supervise.health.restart_policy import after_exit
 from stoker.supervise.mirror.state import Look
 from stoker.supervise.run.gates import Gate
@@ -24,24 +25,9 @@ READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
 GUARD_MARGIN_S = 30.0  # beyond the stop time, in which a guard that runs has killed what is left
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What the configuration says about restarts; delays in seconds."""
-
-    stop_time_s: float
-    most_fruitless: int
-    first_delay_s: float
-    most_delay_s: float
-    limits: Limits
-
-    def delay_s(self, failures: int, jitter: float) -> float:
-        """The delay after so many failures in a row."""
-        return delay_s(self.first_delay_s, self.most_delay_s, failures, jitter)
-
-
-def delay_s(first_s: float, most_s: float, failures: int, jitter: float) -> float:
-    """A delay that doubles with each failure; `jitter` lies between a half and 1."""
-    return jitter * min(most_s, first_s * 2.0 ** min(failures, 60))
+def delay_s(backoff: BackoffPolicy, failures: int, jitter: float) -> float:
+    """A delay that doubles with each failure in a row; `jitter` lies between a half and 1."""
+    return jitter * min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class Seen:
 Actions = tuple[do.Action, ...]
 
 
-def decide(run: RunState, seen: Seen, policy: Policy, now: float) -> Actions:
+def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
     """The next actions; the last one is a `Wait` where nothing further can be done now."""
     if run.phase is Phase.TRAINING:
         return _training(run, seen, policy, now)
@@ -117,17 +103,17 @@ def decide(run: RunState, seen: Seen, policy: Policy, now: float) -> Actions:
 _SIGNALS: dict[Cleaning, Literal["TERM", "KILL"]] = {Cleaning.TERM: "TERM", Cleaning.KILL: "KILL"}
 
 
-def _cleaning(run: RunState, seen: Seen, policy: Policy, now: float) -> Actions:
+def _cleaning(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
     left = seen.left or Leftovers(False, False, ())
     waited_s, asked = now - run.since, run.is_term_sent
-    cleaning = clean(left, waited_s=waited_s, asked=asked, stop_time_s=policy.stop_time_s)
+    cleaning = clean(left, waited_s=waited_s, asked=asked, stop_time_s=policy.stop_time)
     if cleaning is Cleaning.CLEAR:
         return (do.Enter(Phase.PROVING),)
     clear = do.ClearLeftovers(_SIGNALS.get(cleaning, ""))
     return clear, do.Wait("waiting for an earlier trainer to save and end", CLEANING_S)
 
 
-def _proving(run: RunState, seen: Seen, policy: Policy) -> Actions:
+def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     if not run.is_taken_up:
         return (do.TakeUpRollbacks(),)
     if seen.rollback is not None:
@@ -186,7 +172,7 @@ def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
     return (do.Wait(doing),)
 
 
-def _answer(run: RunState, seen: Seen, policy: Policy) -> Actions:
+def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     """What follows the end of the last launch: another one, now or after a delay, or giving up."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
@@ -196,7 +182,7 @@ def _answer(run: RunState, seen: Seen, policy: Policy) -> Actions:
         exit_,
         progressed=progressed,
         fruitless=max(0, seen.fruitless - 1),  # it was counted when it began
-        most_fruitless=policy.most_fruitless,
+        most_fruitless=policy.no_progress_launches,
     )
     best = max(seen.best_step, trainer.step, seen.step)
     is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
@@ -207,9 +193,9 @@ def _answer(run: RunState, seen: Seen, policy: Policy) -> Actions:
         return answer, do.End(following.exit_code, following.reason)
     if not is_retried:
         return answer, do.Enter(Phase.WAITING)
-    delay_s = policy.delay_s(0 if progressed else run.failures, seen.jitter)
+    seconds = delay_s(policy.backoff, 0 if progressed else run.failures, seen.jitter)
     words = f"the trainer ended ({following.reason}); starting"
-    return answer, do.Enter(Phase.BACKOFF), do.Pause(delay_s, words, is_failure=True)
+    return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words, is_failure=True)
 
 
 def _waiting(run: RunState, seen: Seen, now: float) -> Actions:
@@ -236,7 +222,7 @@ def _finished(run: RunState, seen: Seen, now: float) -> Actions:
     return (do.Rest(),) if seen.is_settled else (do.Wait(run.doing),)
 
 
-def _training(run: RunState, seen: Seen, policy: Policy, now: float) -> Actions:
+def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
     trainer = run.trainer
     if trainer is None:
         return (do.Enter(Phase.CLEANING),)
@@ -246,11 +232,11 @@ def _training(run: RunState, seen: Seen, policy: Policy, now: float) -> Actions:
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
         return do.EndLaunch(exit_, is_forgiven=seen.is_stopping), following
     if (asked_at := trainer.stop_asked_at) is not None:
-        is_stuck = now - asked_at > policy.stop_time_s + GUARD_MARGIN_S
+        is_stuck = now - asked_at > policy.stop_time + GUARD_MARGIN_S
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
     if seen.is_stopping or run.rollbacks:
         return (do.StopTrainer(),)
-    return health(trainer, policy.limits, now) or (
+    return health(trainer, limits_for(policy.hang_limit), now) or (
         (do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),)
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stoker.checkpoints.format import BODY, TIMELINES_COPY, checkpoint_name, read_body
 from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.quarantine import drop_first
 from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.plan.log import Plan
@@ -26,7 +27,7 @@ from stoker.plan.timelines import (
     skips,
 )
 from stoker.store.errors import DataError
-from stoker.store.files import make_dir, move_durably, remove_tree, unlink_durably
+from stoker.store.files import make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
@@ -225,18 +226,5 @@ def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
     places = [
         path for left in lefts for path in sorted((abandoned_dir / f"t{left}").iterdir()) if path.is_dir()
     ]
-    sizes = {place: _tree_bytes(place) for place in places}
-    dropped = []
-    while len(places) > budget.keep_checkpoints or (
-        len(places) > 1 and sum(sizes[place] for place in places) > budget.keep_bytes
-    ):
-        oldest = places.pop(0)
-        remove_tree(oldest)
-        dropped.append(f"{oldest.parent.name}/{oldest.name}")
-    return tuple(dropped)
-
-
-def _tree_bytes(path: Path) -> int:
-    return sum(
-        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
-    )
+    dropped = drop_first(places, keep=budget.keep_checkpoints, keep_bytes=budget.keep_bytes)
+    return tuple(f"{place.parent.name}/{place.name}" for place in dropped)
