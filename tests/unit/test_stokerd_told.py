@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import stokerd.common.alerts
-from stokerd.common.alerts import Told
+from stokerd.common.alerts import Alerts
 
 
 class Heard:
@@ -24,7 +24,7 @@ def test_it_is_told_once_a_while_and_a_new_one_at_once(monkeypatch: pytest.Monke
     clock = [0.0]
     monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: clock[0])
     heard = Heard()
-    told = Told(heard, repeat_s=10.0)  # type: ignore[arg-type]
+    told = Alerts(heard, repeat_s=10.0)  # type: ignore[arg-type]
     for clock[0] in (100.0, 105.0, 111.0):
         told.trouble("away")
         told.trouble("short", repeat=False)

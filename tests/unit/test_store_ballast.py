@@ -39,7 +39,7 @@ def test_a_directory_that_is_not_there_holds_nothing_and_stops_nothing(tmp_path:
     assert not ballast.hold() and not ballast.give_back()
 
 
-class Told:
+class Alerts:
     def __init__(self) -> None:
         self.words: list[str] = []
 
@@ -53,7 +53,7 @@ def test_a_reserve_is_given_back_once_and_made_again_when_there_is_room(
     free = SimpleNamespace(bytes=100 * MIB)
     monkeypatch.setattr(Ballast, "_space", lambda self: (free.bytes, 200 * MIB))
     monkeypatch.setattr("stoker.kit.disk_reserve.LOOK_EVERY_S", 0.0)
-    told: Any = Told()
+    told: Any = Alerts()
     reserve = Reserve(Ballast(tmp_path / "ballast", MIB), told)
     reserve.look()
     assert not reserve.spent and told.words == []

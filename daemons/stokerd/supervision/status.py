@@ -6,8 +6,8 @@ import time
 
 from stoker.kit.context import DaemonContext
 from stoker.supervise.actions import CopyToMirror, MirrorJob
-from stoker.supervise.report.metrics import Meters
 from stoker.supervise.report.hourly import EVERY_S, run_progress
+from stoker.supervise.report.metrics import Meters
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.state import Phase

@@ -11,9 +11,10 @@ from typing import Any
 
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.process_id import processes_with_environment, signal_process
-from stoker.kit.workers.launch import CREW_VARIABLE
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import ABANDONED, Crew
+from stoker.kit.workers.pool import ABANDONED, WorkerPool
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.actions import Job, MirrorJob
 
@@ -26,8 +27,8 @@ class Workers:
     def __init__(self, context: DaemonContext) -> None:
         self._waiter = context.waiter
         self._warm_name = f"{context.layout.state}:mirror"
-        self._here = Crew(f"{context.layout.state}:{TRAIN_SUPERVISOR}", context.waiter)
-        self._warm = Crew(self._warm_name, context.waiter)
+        self._here = WorkerPool[None](f"{context.layout.state}:{TRAIN_SUPERVISOR}", context.waiter)
+        self._warm = WorkerPool[None](self._warm_name, context.waiter)
         self._is_warm_clear = False
         self.jobs: dict[str, Job] = {}
         self.mirror_bytes = 0  # done of the job on warm
@@ -44,7 +45,7 @@ class Workers:
         """Whether no worker of an earlier supervisor is at such work; a killed one may hang in the kernel."""
         give_up = time.monotonic() + KILLED_WAIT_S
         while isinstance(job, MirrorJob) and not self._is_warm_clear:
-            left = processes_with_environment(CREW_VARIABLE, self._warm_name)
+            left = processes_with_environment(POOL_VARIABLE, self._warm_name)
             for process in left:
                 with contextlib.suppress(PermissionError):
                     signal_process(process, signal.SIGKILL)
@@ -60,7 +61,7 @@ class Workers:
         self.jobs[job.slot] = job
         if isinstance(job, MirrorJob):
             self.mirror_bytes = 0
-        self._pool(job).start(job.kind, job.slot, module, task, quiet_s=silent_s)
+        self._pool(job).start(Activity(job.kind, module, silent_s), job.slot, task, None)
 
     def ended(self) -> list[tuple[Job, WorkerExit]]:
         """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
@@ -72,7 +73,7 @@ class Workers:
         if ABANDONED in self._warm.busy.values():
             ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("timed_out", None, None, None, None, 0)))
             self._forget_fds(self._warm)
-            self._warm, self._is_warm_clear = Crew(self._warm_name, self._waiter), False
+            self._warm, self._is_warm_clear = WorkerPool[None](self._warm_name, self._waiter), False
         return ended
 
     def stop(self) -> None:
@@ -86,13 +87,13 @@ class Workers:
             self._stop(self._warm)
             self._is_warm_clear = False
 
-    def _pool(self, job: Job) -> Crew:
+    def _pool(self, job: Job) -> WorkerPool[None]:
         return self._warm if isinstance(job, MirrorJob) else self._here
 
-    def _stop(self, pool: Crew) -> None:
+    def _stop(self, pool: WorkerPool[None]) -> None:
         self._forget_fds(pool)
         pool.stop()
 
-    def _forget_fds(self, pool: Crew) -> None:
+    def _forget_fds(self, pool: WorkerPool[None]) -> None:
         for subject in pool.busy:
             self._waiter.remove_fd(pool[subject].descriptor)
