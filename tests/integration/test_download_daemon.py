@@ -12,6 +12,7 @@ import pytest
 
 from stoker.cli.pipeline.status import report_lines
 from stoker.corpus.fetch.landing import EVIDENCE
+from stoker.corpus.records.demand import Demand, Unneeded, write_demand
 from stoker.corpus.records.listing import read_listing
 from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 from stoker.observe.ledger import read_claims
@@ -331,6 +332,37 @@ def test_a_release_is_an_intent_that_is_finished_and_what_is_asked_for_comes_aga
     assert receipt_states(data)["0.parquet"] == "verified"
     assert landed(data) == {path: files[path] for path in ("0.parquet", "1.parquet")}
     assert hub.served(repo) == served + 50_000
+
+
+def test_the_landing_follows_the_loops_demand_and_each_refusal_is_told_once(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    repo, files = "org/demand", {f"{i}.parquet": noise(50_000, i) for i in range(3)}
+    put(hub, repo, files)
+    data = from_hub(tmp_path, hub, repo)
+    layout = data.pipeline.layout
+    daemon = data.start(WATCHDOG)
+    try:
+        wait_until(lambda: is_complete(data), what="the complete listing")
+        pretend_built(data, "0.parquet")
+        pretend_built(data, "1.parquet", "staged")
+        sums = {path: receipt.sha256 for path, receipt in data.receipts().items()}
+        unneeded = {path: Unneeded(sums[path], path) for path in ("0.parquet", "1.parquet")}
+        write_demand(layout, "prose", Demand(unneeded, {}))
+        wait_until(lambda: receipt_states(data)["0.parquet"] == "released", what="the removal")
+        assert landed(data).keys() == {"1.parquet", "2.parquet"}
+
+        missed = {"0.parquet": sums["0.parquet"], "other.parquet": sums["0.parquet"]}
+        write_demand(layout, "prose", Demand({"1.parquet": unneeded["1.parquet"]}, missed))
+        wait_until(lambda: data.events(WATCHDOG, "file_reverified"), what="the file's coming back")
+        wait_until(lambda: data.events(WATCHDOG, "landing_fetch_refused"), what="the refusal")
+    finally:
+        assert daemon.stop() == 0
+    assert landed(data) == files and set(receipt_states(data).values()) == {"verified"}
+    (release,) = data.events(WATCHDOG, "landing_release_refused")
+    assert release["path"] == "1.parquet" and "is staged" in release["reason"]
+    (fetch,) = data.events(WATCHDOG, "landing_fetch_refused")
+    assert fetch["path"] == "other.parquet" and "does not list" in fetch["reason"]
 
 
 def test_a_disputed_file_is_hashed_and_only_a_wrong_one_fetched_again(

@@ -14,7 +14,7 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.schedule.outcome import convicted, judge
-from stoker.corpus.source.arrivals import Desk, Unproven, Watched, is_rot, vanished, watch
+from stoker.corpus.source.arrivals import FolderRules, Watched, is_rot, settling, watch
 from stoker.corpus.source.folder import FileSeen
 from stoker.corpus.staging.disk_contents import HotSeen
 from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
@@ -38,22 +38,19 @@ def new(*files: FileSeen, since: float = 0.0) -> list[Watched]:
     return [Watched(each, since) for each in files]
 
 
-def desk(*files: FileSeen, since: float = 0.0, **changes: object) -> Desk:
-    return replace(
-        Desk(watch({}, new(*files, since=since), since), {}, (), {}, slots=2, settle_s=10.0), **changes
-    )
+def settles_at(watched: dict[str, Watched], now: float) -> dict[str, float]:
+    return settling(watched.values(), now, 10.0)
 
 
-def test_a_file_settles_by_our_own_clock_and_any_change_starts_it_anew() -> None:
+def test_a_file_settles_by_our_own_clock_and_any_change_starts_it_again() -> None:
     before = watch({}, new(file("a")), 0.0)
     assert watch(before, new(file("a")), 9.0)["a"].since == 0.0
     for changed in (file("a", size=11), file("a", mtime_ns=2), FileSeen("a", 10, 1, 8)):
         assert watch(before, new(changed, since=-50.0), 9.0)["a"].since == 9.0
-    assert (
-        watch(before, new(FileSeen("a", 10, 1, 7, ctime_ns=5), since=9.0), 9.0)["a"].since == 0.0
-    )  # linked to
-    assert desk(file("a")).next_to_hash(9.9) == []
-    assert desk(file("a")).next_to_hash(10.0) == [file("a")]
+    linked = watch(before, new(FileSeen("a", 10, 1, 7, ctime_ns=5), since=9.0), 9.0)
+    assert linked["a"].since == 0.0
+    assert settles_at(before, 9.9) == {"a": 10.0}
+    assert settles_at(before, 10.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -68,97 +65,54 @@ def test_a_file_is_quiet_since_its_ctime_however_often_we_start_and_whatever_its
     first = Watched.first(copied, now=500.0, wall_ns=wall_ns, settle_s=10.0)
     assert first.since + 10.0 == pytest.approx(500.0 + settles_in_s, abs=0.1)
     watched = watch({}, [first], 500.0)
-    assert replace(desk(), watched=watched).next_to_hash(500.0 + settles_in_s + 0.1) == [copied]
-    assert not settles_in_s or not replace(desk(), watched=watched).next_to_hash(500.0 + settles_in_s - 0.1)
-
-
-def test_files_at_first_sight_are_told_apart_by_few_times() -> None:
-    ages = (each * 10**7 for each in range(2000))  # in hundredths of a second, settled or not
-    first = [
-        Watched.first(replace(file("a"), ctime_ns=10**18 - age), now=500.0, wall_ns=10**18, settle_s=10.0)
-        for age in ages
-    ]
-    assert len({each.since for each in first}) <= 102
+    assert settles_at(watched, 500.0 + settles_in_s + 0.1) == {}
+    assert not settles_in_s or settles_at(watched, 500.0 + settles_in_s - 0.1)
 
 
 def test_a_file_that_grows_with_every_look_never_settles_and_then_does() -> None:
     watched: dict[str, Watched] = {}
     for look in range(20):
         watched = watch(watched, new(file("a", size=look)), look * 4.0)
-        assert replace(desk(), watched=watched).next_to_hash(look * 4.0 + 3.9) == []
-    assert Unproven(watched.items()).next_settling(80.0, 10.0) == 86.0
-    assert replace(desk(), watched=watched).next_to_hash(86.0) == [file("a", size=19)]
+        assert settles_at(watched, look * 4.0 + 3.9)
+    assert settles_at(watched, 80.0) == {"a": 86.0}
+    assert settles_at(watched, 86.0) == {}
 
 
-def test_a_receipt_of_a_file_elsewhere_does_not_vouch_and_an_unlisted_file_is_not_hashed() -> None:
-    files = [file("a"), file("b")]
-    receipts = {each.path: receipt_of(each) for each in files}
-    assert desk(*files, receipts=receipts, root="/f").vouched(files[0])
-    assert list(desk(*files, receipts=receipts, root="/elsewhere").waiting(10.0)) == files
-    assert desk(*files, only={"b"}).next_to_hash(10.0) == files[1:]
-    assert desk(*files, only={"c"}).next_to_hash(10.0) == []
+SEEN = file("a")
+MOVED, EDITED, COPIED = "/elsewhere/a", replace(SEEN, mtime_ns=2), replace(SEEN, inode=8)
 
 
-def test_only_what_no_receipt_vouches_for_is_hashed_within_the_slots() -> None:
-    files = [file(name) for name in "abcd"]
-    receipts = {"a": receipt_of(files[0]), "b": receipt_of(files[1], state="disputed")}
-    now = desk(*files, receipts=receipts, hashing={"c"})
-    assert now.next_to_hash(10.0) == [files[1]]
-    assert replace(now, not_before={"b": 11.0}).next_to_hash(10.0) == [files[3]]
-    assert list(replace(now, hashing=()).waiting(10.0)) == files[1:]
+@pytest.mark.parametrize(
+    ("changes", "seen", "state", "is_pending"),
+    [
+        (None, SEEN, "waiting", True),
+        ({}, SEEN, "verified", False),
+        ({}, EDITED, "waiting", True),
+        ({}, COPIED, "waiting", True),
+        ({"file": MOVED}, SEEN, "waiting", True),
+        ({"state": "disputed"}, SEEN, "disputed", True),
+        ({"state": "disputed"}, EDITED, "disputed", True),
+        ({"state": "disputed", "found": "f" * 64}, SEEN, "rotten", False),
+        ({"state": "disputed", "found": "f" * 64}, EDITED, "disputed", True),
+    ],
+)
+def test_a_file_is_hashed_unless_its_receipt_speaks_of_it_as_it_is_now(
+    changes: dict[str, str] | None, seen: FileSeen, state: str, is_pending: bool
+) -> None:
+    receipt = None if changes is None else receipt_of(SEEN, **changes)
+    assert FolderRules("/f").state_of(Watched(seen, 0.0), receipt) == (state, is_pending)
 
 
 def test_content_that_changed_while_nobody_wrote_is_rot_until_the_file_or_the_receipt_is_another() -> None:
-    seen = file("a")
-    receipt = receipt_of(seen)
-    assert is_rot(receipt, seen, "f" * 64)
-    assert not is_rot(receipt, seen, receipt.sha256)
-    assert not is_rot(None, seen, "f" * 64)
-    assert not is_rot(receipt, replace(seen, mtime_ns=seen.mtime_ns + 1), "f" * 64), "an edit"
-    assert not is_rot(receipt, replace(seen, inode=seen.inode + 1), "f" * 64), "another copy"
-
-    rotten = replace(receipt, state="disputed", found="f" * 64)
-    assert desk(seen, receipts={"a": rotten}).next_to_hash(10.0) == []
-    assert desk(seen, receipts={"a": rotten}).complete(whole=True), "nobody waits for it"
-    assert desk(seen, receipts={"a": replace(rotten, found="")}).next_to_hash(10.0) == [seen]
-    old = rotten.to_record()
+    receipt = receipt_of(SEEN)
+    assert is_rot(receipt, SEEN, "f" * 64)
+    assert not is_rot(receipt, SEEN, receipt.sha256)
+    assert not is_rot(None, SEEN, "f" * 64)
+    assert not is_rot(receipt, EDITED, "f" * 64)
+    assert not is_rot(receipt, COPIED, "f" * 64)
+    old = replace(receipt, state="disputed", found="f" * 64).to_record()
     del old["found"]
-    assert Receipt.from_record(old) == replace(rotten, found=""), "one from before there was the field"
-    later = replace(seen, mtime_ns=seen.mtime_ns + 1)
-    assert desk(later, receipts={"a": rotten}).next_to_hash(10.0) == [later]
-
-
-def test_the_unproven_are_counted_by_state_while_they_come_and_go() -> None:
-    watched = watch({}, [*new(*map(file, "abc")), *new(*map(file, "de"), since=5.0)], 5.0)
-    unproven = Unproven(watched.items())
-    states = ("settling", "waiting", "hashing", "verified", "disputed")
-
-    def counts(now: float, hashing: str = "", disputed: str = "") -> tuple[int, ...]:
-        found = unproven.counts(now, 10.0, hashing, disputed)
-        return tuple(found[state] for state in states)
-
-    assert counts(9.9) == (5, 0, 0, 0, 0)
-    assert counts(10.0) == (2, 3, 0, 0, 0)
-    assert counts(10.0, hashing="a/", disputed="bdz") == (1, 1, 1, 0, 2)
-    assert counts(10.0, hashing="ab", disputed="b") == (2, 1, 2, 0, 0)
-    assert [unproven.next_settling(now, 10.0) for now in (9.0, 10.0, 15.0)] == [10.0, 15.0, None]
-    for path in "adx":
-        unproven.drop(path)
-    assert counts(15.0) == (0, 3, 0, 0, 0)
-    assert unproven.bytes == 30
-    unproven.drop("e")
-    assert unproven.next_settling(10.0, 10.0) is None
-
-
-def test_the_listing_is_complete_when_the_look_was_whole_and_each_file_is_vouched_for() -> None:
-    files = [file("b"), file("a", 20)]
-    receipts = {each.path: receipt_of(each) for each in files}
-    assert list(desk(*files).watched) == ["a", "b"]
-    assert desk(*files, receipts=receipts).complete(whole=True)
-    assert not desk(*files, receipts=receipts).complete(whole=False)
-    assert not desk(*files, file("c"), receipts=receipts).complete(whole=True)
-    assert not desk().complete(whole=True)
-    assert vanished(watch({}, new(files[0]), 0.0), receipts) == ["a"]
+    assert Receipt.from_record(old).found == "", "one from before there was the field"
 
 
 def source(path: str, state: str = "staged", sha256: str | None = None, key: str | None = None) -> Source:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.corpus.fetch.failure import blame
+from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import (
-    WantDesk,
+    RemoteRules,
     Wanted,
     is_complete,
     next_step,
@@ -16,11 +19,11 @@ from stoker.corpus.fetch.selection import (
     still_complete,
     wanted_again,
 )
+from stoker.corpus.fetch.stretch import stretch_of
 from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
-from stokerd.download.limit_ahead import stretch_of
 from support.books import books_of
 from support.pipelines import make_pipeline
 
@@ -109,29 +112,40 @@ def test_complete_needs_every_file_and_one_that_came() -> None:
     assert not still_complete(("a",), {"a": receipt("disputed")})
 
 
-def test_files_come_in_listing_order_when_they_may() -> None:
-    desk = WantDesk(
-        open={path: wanted(path) for path in "abcdef"},
-        receipts={},
-        busy={"a"},
-        not_before={"b": 50.0, "f": 40.0},
-        slots=2,
-    )
-    assert [each.path for each in desk.next_files(10.0)] == ["c", "d"]
-    assert [each.path for each in replace(desk, slots=9).next_files(45.0)] == ["c", "d", "e", "f"]
-    assert [each.path for each in replace(desk, slots=9, only={"b", "f"}).next_files(60.0)] == ["b", "f"]
-    assert replace(desk, slots=0).next_files(60.0) == []
-    assert desk.next_due(10.0) == 40.0
-    assert desk.next_due(55.0) is None
-    assert desk.unfinished({"b", "c", "d", "e"})
-    assert not desk.unfinished({"b", "c", "d", "e", "f"})
+@pytest.mark.parametrize(
+    ("state", "same", "here", "shown", "is_pending"),
+    [
+        ("verified", True, True, "verified", False),
+        ("unproven", True, True, "unproven", False),
+        ("verified", True, False, "waiting", True),
+        ("verified", False, True, "waiting", True),
+        ("disputed", True, True, "disputed", True),
+        ("releasing", True, True, "releasing", True),
+        ("releasing", False, True, "waiting", True),
+        ("released", True, True, "released", False),
+        ("given_up", True, True, "given_up", True),
+        ("given_up", False, True, "waiting", True),
+    ],
+)
+def test_a_file_is_shown_by_its_receipt_unless_other_content_has_to_come(
+    state: ReceiptState, same: bool, here: bool, shown: str, is_pending: bool
+) -> None:
+    rules = RemoteRules(str(Path(FILE).parent), REPO)
+    known = receipt(state, file=FILE if here else "/elsewhere/x.parquet")
+    assert rules.state_of(wanted() if same else wanted(sha256=OTHER), known) == (shown, is_pending)
+    assert rules.state_of(wanted(), None) == ("waiting", True)
+    assert (rules.wanted_again(known) is not None) == (state == "disputed")
 
 
-def test_transfers_count_each_byte_once_and_find_who_stands_still() -> None:
-    transfers = Transfers()
-    transfers.add("a", 100)
-    transfers.add("b", None)
-    said = [
+def heard(transfers: Transfers[None], now: float, **message: Any) -> None:
+    transfers.hear(parse(message), now)
+
+
+def test_transfers_count_each_byte_once_and_show_who_is_at_work() -> None:
+    transfers = Transfers[None]()
+    transfers.add("a", 100, None)
+    transfers.add("b", None, None)
+    said: list[dict[str, Any]] = [
         {"kind": "start", "path": "a", "offset": 40},
         {"kind": "progress", "path": "a", "bytes": 70, "received": 30},
         {"kind": "start", "path": "b", "offset": 0},
@@ -140,31 +154,50 @@ def test_transfers_count_each_byte_once_and_find_who_stands_still() -> None:
         {"kind": "progress", "path": "unknown", "bytes": 7, "received": 7},
     ]
     for now, message in enumerate(said):
-        transfers.hear(message, float(now))
+        heard(transfers, float(now), **message)
     assert (transfers.durable, transfers.received) == (60, 60)
-    assert transfers.under_way_bytes() == 100
+    assert transfers.how_far(1000, 500, 0.0)["bytes_done"] == 600  # 100 of those left are under way
     assert transfers.to_come_bytes() == 0
     assert transfers.in_hand() == 1
     assert [each["path"] for each in transfers.shown(20)] == ["a"]
-    assert transfers.standing(20.0, 10.0) == "a"
-    assert transfers.standing(4.0, 10.0) is None
-    transfers.note(0.0)
-    transfers.hear({"kind": "progress", "path": "b", "bytes": 50, "received": 50}, 20.0)
-    transfers.note(20.0)
-    assert transfers.rate == 2.5
-    transfers.hear({"kind": "retry", "path": "b", "class": "short", "wait_s": 1.0}, 20.0)
-    transfers.end("a")
-    assert transfers.standing(20.0, 10.0) is None  # b waits for its next try: it is nobody's fault
-    transfers.end("b")
-    assert transfers.rate == 0.0  # all is here: no rate that fades away for a minute
+    heard(transfers, 20.0, kind="progress", path="b", bytes=50, received=50)
+    told = transfers.how_far(1000, 500, 20.0)
+    assert told == {"bytes_of": 1000, "bytes_done": 650, "rate_bytes_per_second": 2, "eta_s": 140}
+    for path in "ab":
+        transfers.end(path)
+    told = transfers.how_far(1000, 500, 20.0)  # all is here: no rate that fades away for a minute
+    assert told == {"bytes_of": 1000, "bytes_done": 500, "rate_bytes_per_second": 0, "eta_s": None}
 
 
 def test_a_kept_file_is_no_transfer() -> None:
-    transfers = Transfers()
-    transfers.add("a", 100)
-    transfers.hear({"kind": "hashing", "path": "a", "bytes": 50}, 0.0)
-    transfers.hear({"kind": "done", "path": "a", "size": 100, "fetched": 0, "how": "kept"}, 1.0)
+    transfers = Transfers[None]()
+    transfers.add("a", 100, None)
+    heard(transfers, 0.0, kind="hashing", path="a", bytes=50)
+    heard(transfers, 1.0, kind="done", path="a", size=100, fetched=0, how="kept")
     assert (transfers.durable, transfers.received) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_repo", "something_came", "blamed"),
+    [
+        ("disk_full", True, False, "disk"),
+        ("gone", False, True, "disk"),
+        ("storage", True, False, "ours"),
+        ("bug", True, False, "ours"),
+        ("gated", True, True, "access"),
+        ("vanished", True, True, "access"),
+        ("forbidden", True, False, "access"),
+        ("forbidden", True, True, "file"),
+        ("forbidden", False, False, "file"),
+        ("unauthorized", False, False, "file"),
+        ("missing", True, False, "file"),
+        ("mismatch", True, False, "file"),
+    ],
+)
+def test_only_what_the_file_earned_gives_it_up(
+    cause: str, is_repo: bool, something_came: bool, blamed: str
+) -> None:
+    assert blame(cause, is_repo=is_repo, something_came=something_came) == blamed
 
 
 class TestStretch:
@@ -189,7 +222,7 @@ class TestStretch:
             for path in built
         }
         found = stretch_of(listing, sources, pipeline)
-        return "".join(sorted(found.paths)), found.whole
+        return "".join(sorted(found.paths)), found.is_whole
 
     def test_it_moves_with_what_is_counted_and_ends_with_the_slice(self, tmp_path: Path) -> None:
         assert self.stretch(tmp_path, "") == ("abc", False)

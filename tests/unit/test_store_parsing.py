@@ -14,7 +14,7 @@ import stoker
 import stokerd
 from stoker.store import parsing
 from stoker.store.errors import UnknownFormat
-from stoker.store.parsing import MOST_DEPTH, parse_each, parse_json, require_version
+from stoker.store.parsing import MOST_DEPTH, parse_json, require_version
 
 
 def nested(levels: int, around: str) -> bytes:
@@ -39,7 +39,6 @@ def test_the_bound_is_the_same_on_any_stack_and_for_any_depth(around: str) -> No
 def test_many_brackets_side_by_side_are_not_deep() -> None:
     value = {"files": [["a", 1]] * 1000}
     assert parse_json(b'{"files":[' + b",".join([b'["a",1]'] * 1000) + b"]}") == value
-    assert list(parse_each(",".join(['["a",1]'] * 1000))) == value["files"]
 
 
 def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +51,6 @@ def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_json_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_json(text.encode("latin-1"))
-
-
-def test_the_values_of_a_list_are_bounded_too() -> None:
-    with pytest.raises(ValueError, match="nested deeper"):
-        list(parse_each(nested(100_000, "[1]").decode()))
 
 
 def test_an_unknown_version_names_the_file_and_both_versions() -> None:

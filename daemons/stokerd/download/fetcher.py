@@ -1,84 +1,76 @@
-"""Drives the fetch worker: one that stays, watched by the bytes it makes durable, and started again."""
+"""Drives the fetch worker: one that stays, holds the landing, and is started again when it ends too early."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from stoker.corpus.fetch.selection import AHEAD, Wanted
-from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.fetch.messages import Said
+from stoker.corpus.fetch.selection import AHEAD, Wish
 from stoker.corpus.http.hub import HubRepo
+from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stokerd.download.fetch_waits import FetchWaits
-from stokerd.download.landing_claim import LandingClaim
-from stokerd.download.source_kind import Desktop
-from stokerd.download.status import FetchGauges
+from stoker.kit.workers.pool import WorkerPool
+from stokerd.download.state import State
+from stokerd.download.status import FetchMeters
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 MODULE = "stoker.corpus.fetch.fetch_worker"
-LEAST_QUIET_S = 6.0  # it speaks every two seconds where all is well, but has to start first
-LOOK_EVERY_S = 1.0
+LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
-MOST_RSS, RSS_A_FILE, LEAST_LIFE_S = 120 << 20, 12 << 20, 60.0
 COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
+EX_UNAVAILABLE = 69
 _STOP_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the worker was asked to bring: the content that `revision` had, whatever is listed since."""
-
-    wanted: Wanted
-    revision: str
+def most_rss_bytes(files_at_once: int) -> int:
+    """The memory that a fetch worker may take; a larger one is ended, and another goes on."""
+    return (120 << 20) + (12 << 20) * max(0, files_at_once - 4)
 
 
 class Fetcher:
-    """`sent` are the wishes that the worker has, by path, `removing` the paths that it is to unlink."""
+    """The worker, if one is needed; what it has in hand is in the state's `transfers` and `removing`."""
 
-    def __init__(self, tools: Desktop, root: Path, repo: HubRepo | None) -> None:
-        self.context, self.crew, self.patience = tools.context, tools.crew, tools.patience
-        self.events, self.pipeline = self.context.events, self.context.pipeline
-        self._board, self._gauges = tools.board, FetchGauges(self.context)
-        self.root, self.repo = root, repo
-        self.transfers = Transfers()
-        self.sent: dict[str, Wish] = {}
-        self.removing: set[str] = set()
-        self.foreign: tuple[str, ...] = ()
-        self.waits = FetchWaits(self.events, self.pipeline.download.stall)
-        self._claim = LandingClaim(self.context.layout, str(root))
-        self._device: int | None = None  # of the landing's disk
-        self._told_foreign: tuple[str, ...] = ()
-        self._busy_at = self._started_at = 0.0
-        self._leaving = False
+    def __init__(
+        self,
+        context: DaemonContext,
+        pool: WorkerPool[Any],
+        state: State[Any],
+        meters: FetchMeters,
+        repo: HubRepo | None,
+    ) -> None:
+        self._context, self._pool, self._state, self._meters = context, pool, state, meters
+        self._pipeline, self._events, self._repo = context.pipeline, context.events, repo
+        silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
+        self._activity = Activity(
+            "fetch", MODULE, silent_s, is_memory_bound=True, keep_open=True, stacks=True
+        )
+        self.device: int | None = None  # of the landing's disk
+        self._busy_at = 0.0
+        self._is_leaving = False
 
-    # At work
+    # What it is asked
 
     def start_if_needed(self, has_landed: Callable[[], bool]) -> bool:
         """Have a worker; False while it may not be started yet, or one is about to end."""
         self._busy_at = time.monotonic()
-        if FETCHER in self.crew:
-            return not self._leaving
-        if not self.patience.allows(FETCHER):
+        if FETCHER in self._pool:
+            return not self._is_leaving
+        if not self._state.retries.allows(FETCHER):
             return False
-        quiet_s = max(self.pipeline.download.stall, LEAST_QUIET_S)
-        self._leaving, self._started_at = False, time.monotonic()
-        task = self._task(expected=has_landed())
-        fetch = Activity("fetch", MODULE, quiet_s, keep_open=True, stacks=True)
-        self.crew.start(fetch, FETCHER, task, None)
+        self._is_leaving = False
+        self._pool.start(self._activity, FETCHER, self._task(expected=has_landed()), None)
         return True
 
     def _task(self, *, expected: bool) -> dict[str, Any]:
-        download, quarantine = self.pipeline.download, self.pipeline.quarantine
-        source, repo = self.pipeline.dataset.source, self.repo
+        download, quarantine = self._pipeline.download, self._pipeline.quarantine
+        source, repo = self._pipeline.dataset.source, self._repo
         third_s = min(60.0, download.stall / 3)
         return {
-            "root": str(self.root),
-            "dataset": self.pipeline.dataset.name,
+            "root": str(self._pipeline.source_root),
+            "dataset": self._pipeline.dataset.name,
             "expected": expected,
             "files_at_once": download.files_at_once,
             "bandwidth": download.bandwidth,
@@ -91,150 +83,106 @@ class Fetcher:
             "commit_bytes": COMMIT_BYTES,
             "backoff": [1.0, 60.0],
             "attempts": download.attempts,
-            "floor": self.pipeline.stage.free_floor,
+            "floor": self._pipeline.stage.free_floor,
             "keep_files": quarantine.keep_files,
             "keep_bytes": quarantine.keep_bytes,
             "hub": repo and {"repo": repo.repo, "repo_type": repo.repo_type, "endpoint": repo.endpoint},
             "token_file": None if source.token_file is None else str(source.token_file),
-            "owner": self.pipeline.owner,
+            "owner": self._pipeline.owner,
         }
 
     @property
     def slots(self) -> int:
         """How many more files the worker may be given."""
-        return self.pipeline.download.files_at_once * AHEAD - len(self.sent)
+        return self._pipeline.download.files_at_once * AHEAD - len(self._state.transfers)
 
-    def fetch(self, wanted: Wanted, revision: str, landed: str | None) -> None:
+    def fetch(self, wish: Wish, landed: str | None) -> None:
         """Have it fetched, or hashed where it lies: what has another sha256 than `landed` is not kept."""
-        self.sent[wanted.path] = Wish(wanted, revision)
-        self.transfers.add(wanted.path, wanted.size)
-        self.crew[FETCHER].worker.send({"fetch": wanted.remote(self.repo, revision, landed).to_fields()})
+        wanted = wish.wanted
+        self._state.transfers.add(wanted.path, wanted.size, wish)
+        file = wanted.remote(self._repo, wish.revision, landed)
+        self._pool[FETCHER].worker.send({"fetch": file.to_fields()})
 
     def remove(self, path: str) -> None:
         """Have it unlinked."""
-        self.removing.add(path)
-        self.crew[FETCHER].worker.send({"remove": path})
+        self._state.removing.add(path)
+        self._pool[FETCHER].worker.send({"remove": path})
 
     def drop(self, path: str) -> None:
-        """Have it forgotten, with what came of it: nobody wants it any more."""
-        self.crew[FETCHER].worker.send({"drop": path})
+        """Have it forgotten, with what came of it."""
+        self._pool[FETCHER].worker.send({"drop": path})
 
     def restart(self, reason: str) -> None:
         """Have another worker go on; what came is made durable first."""
-        if FETCHER in self.crew and not self._leaving:
-            self._leaving = True
-            self.events.record("fetcher_restarts", reason=reason)
-            self.crew[FETCHER].worker.ask_to_stop(_STOP_S)
+        if FETCHER in self._pool and not self._is_leaving:
+            self._is_leaving = True
+            self._events.record("fetcher_restarts", reason=reason)
+            self._pool[FETCHER].worker.ask_to_stop(_STOP_S)
 
-    def look_after(self) -> None:
-        """End a worker that nobody needs, start one anew that grew, or that has a file standing still."""
-        if FETCHER not in self.crew or self._leaving:
-            return
-        now, worker = time.monotonic(), self.crew[FETCHER].worker
-        if self.sent or self.removing:
+    def end_if_idle(self) -> None:
+        """Let a worker go that was not needed for long."""
+        now = time.monotonic()
+        if self._state.transfers or self._state.removing:
             self._busy_at = now
-        elif now - self._busy_at >= IDLE_S:
-            self._leaving = True
-            worker.close_input()
-            return
-        # Others may move meanwhile, so that the worker is not silent.
-        limit_s = 2 * max(self.pipeline.download.stall, LEAST_QUIET_S)
-        if (path := self.transfers.standing(now, limit_s)) is not None:
-            self.restart(f"{path}: no byte of it became durable for {limit_s:.0f} s")
-        most = MOST_RSS + RSS_A_FILE * max(0, self.pipeline.download.files_at_once - 4)
-        if worker.sample.rss_bytes > most and now - self._started_at > LEAST_LIFE_S:
-            self.restart(f"it holds {worker.sample.rss_bytes >> 20} MiB")
-
-    def next_due(self, now: float) -> float:
-        """When to look whether it stands still: nobody else would wake us up for that."""
-        return now + LOOK_EVERY_S if FETCHER in self.crew else math.inf
+        elif FETCHER in self._pool and not self._is_leaving and now - self._busy_at >= IDLE_S:
+            self._is_leaving = True
+            self._pool[FETCHER].worker.close_input()
 
     # What it says
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Keep the figures, and tell what should be told of them."""
-        durable, received = self.transfers.durable, self.transfers.received
-        self.transfers.hear(message, time.monotonic())
-        self._gauges.moved(self.transfers.durable - durable, self.transfers.received - received)
-        kind = message["kind"]
-        if kind in ("progress", "hashing", "done"):
-            self._board.progressed()
-        if kind in ("done", "progress", "removed"):
-            self.patience.succeeded(FETCHER)
-        if kind == "ready":
-            self._device = int(message["device"])
-            self._found_foreign(tuple(message["foreign"]))
-        elif kind == "retry":
-            self._gauges.retried(str(message["class"]))
-            self._tell_retry(message)
-        elif kind in ("anew", "rotten"):
-            size = int(message["dropped"] if kind == "anew" else message["bytes"])
-            self._gauges.dropped(size)
-            why = message.get("reason", "what was kept is not what was written")
-            self.events.record("download_anew", level="warning", path=message["path"], bytes=size, reason=why)
-        elif kind == "mismatch":
-            self._mismatched(message)
-        if kind in ("done", "failed", "dropped"):
-            self.sent.pop(str(message["path"]), None)
-            self.transfers.end(str(message["path"]))
-        elif kind in ("removed", "not_removed"):
-            self.removing.discard(str(message["path"]))
+    def hear(self, said: Said) -> Wish | None:
+        """Count, and tell what should be told; what was asked for where the message ends it."""
+        state, meters, transfers = self._state, self._meters, self._state.transfers
+        durable, received = transfers.durable, transfers.received
+        transfers.hear(said, time.monotonic())
+        meters.durable.inc(transfers.durable - durable)
+        meters.fetched.inc(transfers.received - received)
+        if said.kind in ("done", "progress", "hashing"):
+            meters.progress.set_to_current_time()
+        if said.kind in ("done", "progress", "removed"):
+            state.retries.succeeded(FETCHER)
+        match said.kind:
+            case "ready":
+                self.device = said.device
+            case "removed" | "not_removed":
+                state.removing.discard(said.path)
+            case "retry":
+                meters.retries.labels(said.cause if said.cause in meters.retry_causes else "other").inc()
+                wait_s, info = round(said.wait_s, 1), self._context.log.info
+                info("download_retry", path=said.path, reason=said.reason, retry_in_s=wait_s)
+            case "anew":
+                self._dropped(said.path, said.dropped, said.reason)
+            case "rotten":
+                self._dropped(said.path, said.bytes, "what was kept is not what was written")
+            case "mismatch":
+                meters.mismatches.inc()
+                names = ("path", "expected", "found", "count", "evidence", "landed")
+                told = {name: getattr(said, name) for name in names}
+                self._events.record("download_mismatch", level="warning", **told)
+        return transfers.end(said.path) if said.kind in ("done", "failed", "dropped") else None
 
-    def _found_foreign(self, foreign: tuple[str, ...]) -> None:
-        self.foreign = foreign
-        if foreign and foreign != self._told_foreign:
-            self._told_foreign = foreign
-            self.events.record(
-                "foreign_files", count=len(foreign), first=foreign[0], reason="another client's; left alone"
-            )
-
-    def _tell_retry(self, message: Mapping[str, Any]) -> None:
-        self.context.log.info(
-            "download_retry",
-            path=message["path"],
-            reason=message["reason"],
-            retry_in_s=round(float(message["wait_s"]), 1),
-        )
-
-    def _mismatched(self, message: Mapping[str, Any]) -> None:
-        self._gauges.mismatched()
-        self.events.record(
-            "download_mismatch",
-            level="warning",
-            **{name: message[name] for name in ("path", "expected", "found", "count", "evidence", "landed")},
-        )
-
-    def stands(self, given_up: int, paused: Mapping[str, bool]) -> None:
-        """Show how it stands."""
-        now = time.monotonic()
-        self.transfers.note(now)
-        self.waits.look(self.transfers, now)
-        self._claim.keep(self._device, self.transfers.to_come_bytes())
-        self._gauges.stands(self.transfers.rate, given_up, {**paused, "server": bool(self.waits.text)})
+    def _dropped(self, path: str, size: int, reason: str) -> None:
+        self._meters.refetched.inc(size)
+        self._events.record("download_anew", level="warning", path=path, bytes=size, reason=reason)
 
     # How it ends
 
-    def close(self) -> None:
-        """Nothing more will be fetched."""
-        self._claim.end()
-
     def ended(self, ended: WorkerExit) -> str:
-        """Forget what it had in hand: it is asked for anew. Returns why the landing cannot be used, or ""."""
-        leaving, self._leaving = self._leaving, False
-        self.sent.clear()
-        self.removing.clear()
-        self.transfers.forget()
-        if (leaving and not ended.cause) or ended.kind == "finished":
+        """Forget what it had in hand; returns why the landing cannot be used, or ""."""
+        was_leaving, self._is_leaving = self._is_leaving, False
+        self._state.transfers.clear()
+        self._state.removing.clear()
+        if (was_leaving and not ended.cause) or ended.kind == "finished":
             return ""
-        wait_s = self.patience.failed(FETCHER)
-        if ended.code == 69:
+        wait_s = self._state.retries.failed(FETCHER)
+        if ended.code == EX_UNAVAILABLE:
             return ended.reason()
-        self._gauges.restarted()
-        stalled = ended.kind == "timed_out"
-        if stalled and ended.stderr_tail:
-            self.context.log.write("warning", "fetcher_stacks", "\n".join(ended.stderr_tail), {})
-        self.events.record(
-            "fetcher_stalled" if stalled else "fetcher_died",
+        self._meters.restarts.inc()
+        is_stalled = ended.kind == "timed_out"
+        if is_stalled and ended.stderr_tail:
+            self._context.log.write("warning", "fetcher_stacks", "\n".join(ended.stderr_tail), {})
+        self._events.record(
+            "fetcher_stalled" if is_stalled else "fetcher_died",
             level="warning",
             reason=ended.reason(),
             said=" | ".join(ended.stderr_tail[-5:])[:1000],

@@ -5,339 +5,317 @@ The folder itself is never written.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker.config.units import format_duration
+from stoker.corpus.fetch.receipt_changes import Change, hashed, looked_at_again
 from stoker.corpus.records.by_path import first
-from stoker.corpus.records.files_list import insist_known
-from stoker.corpus.records.listing_writer import ListingBook, ListingHead
-from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.source.arrivals import Desk, Look, Unproven, Watched, file_of, is_rot, vanished, watch
-from stoker.corpus.source.folder import FileSeen
+from stoker.corpus.records.demand import Unneeded
+from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
+from stoker.corpus.source.folder import DEFAULT_INCLUDE, FileSeen
+from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Job
-from stoker.store.errors import ConfigError, DataError, UnavailableError
-from stokerd.download.folder_lister import LISTER, SourceLister
-from stokerd.download.folder_news import FolderNews
-from stokerd.download.hashing_rate import HashingPace
-from stokerd.download.source_kind import Desktop, some
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.store.errors import ConfigError, UnavailableError
+from stokerd.download.source import Source, some
+from stokerd.download.state import LISTER
+from stokerd.download.status import Meters
 
-LOOK_TRIES_ONCE = 3
-HASH_TRIES_ONCE = 5
-SHOW_EVERY_S = 0.25
+LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
+SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next that a change asks for
+# The lister says something every 5 s and in every folder it enters.
+LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True)
 HASHER = "stoker.corpus.source.hash_worker"
-_READ_IN_PLACE = "the source is a folder, which is read in place and never written"
 
 
-class FolderSource:
+class FolderSource(Source[Watched, Meters]):
     """One source folder and what is known of it."""
 
-    every_s = SHOW_EVERY_S
+    every_s = 0.25
 
-    def __init__(self, tools: Desktop) -> None:
-        self.context, self.crew, self.patience = tools.context, tools.crew, tools.patience
-        self.book, self.board, self.files = tools.book, tools.board, tools.files
-        self.pipeline, self.events = self.context.pipeline, self.context.events
-        self.dataset = self.pipeline.dataset.name
-        self.root = self.shown = str(self.pipeline.dataset.source.path)
-        self.lister = SourceLister(self.pipeline, self.crew, self.patience)
-        self.book.on_write = self._written
-        self.settle_s = 0.0 if self.context.once else self.pipeline.stage.settle
-
-        self.kept = ListingBook(self.context.layout, self.dataset)
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
+        root = str(context.pipeline.dataset.source.path)
+        super().__init__(context, FolderRules(root), Meters(context.metrics), shown=root)
+        self.pool = pool
+        stage = self.pipeline.stage
+        self.settle_s = 0.0 if context.once else stage.settle
+        self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
+        self.look_every_s = min(30.0, max(1.0, stage.settle / 3))
+        self.look_due = self.asked_at = self.looked_at = 0.0
+        self.is_looking = self.is_settling = False
+        self.found: dict[str, Watched] = {}  # by the look under way
         self.watched: dict[str, Watched] = {}
-        self.meant: Mapping[str, Watched] = self.watched  # those within dataset.limit
-        self.open = Unproven()  # those of them that no receipt vouches for
-        self.bytes = 0  # of those within dataset.limit
-        self.pace = HashingPace()
-        self.listing_due = False  # something happened that the listing may have to tell
-        self.whole = False  # the last look saw everything there is
-        self.news = FolderNews(self.context, self.root)
-        self.confirmed = False  # a look after the last hash found nothing new
-
-    @property
-    def listing(self) -> ListingHead | None:
-        """What was written of it."""
-        return self.kept.head
-
-    @property
-    def seen(self) -> bool:
-        """Whether the folder was looked at since our start."""
-        return self.lister.looks > 0
+        self.settles: dict[str, float] = {}  # pending files that have not settled, and when they will have
+        self.last = Look({}, polling="")  # the last look that saw the folder, without its files
+        self.is_confirmed = False  # a look after the last hash found nothing new
+        self._trouble = self.empty = ""
 
     @property
     def trouble(self) -> str:
-        """Why the folder cannot be seen now."""
-        return self.news.trouble
+        return self._trouble
 
-    # Looking
+    @property
+    def is_complete(self) -> bool:
+        work = self.state.work
+        return not self.last.unreadable and bool(work.listed) and not work.pending
+
+    @property
+    def hashing(self) -> set[str]:
+        """The paths that workers have."""
+        return self.pool.busy.keys() - {LISTER}
+
+    # Listing
 
     def look(self) -> None:
-        """Keep the lister at work."""
-        self.lister.ask_if_due()
-        self.news.remind()
+        """Keep a lister running, and ask it for a look when one is due and none is under way."""
+        self.state.pauses.remind()
+        now = time.monotonic()
+        if LISTER not in self.pool:
+            if not self.state.retries.allows(LISTER):
+                return
+            source = self.pipeline.dataset.source
+            task = {
+                "role": "folder",
+                "root": self.shown,
+                "include": list(source.include),
+                "exclude": list(source.exclude),
+                "state": str(self.pipeline.state),
+                "owner": self.pipeline.owner,
+            }
+            self.pool.start(LIST, LISTER, task, None)
+            self.is_looking = False
+        if self.context.once and not self.is_confirmed and not self.hashing and not self.state.is_left():
+            self.look_due = now
+        if not self.is_looking and now >= self.look_due:
+            self.is_looking, self.asked_at, self.found = True, now, {}
+            self.pool[LISTER].worker.send({"look": 1})
+
+    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        match message["kind"]:
+            case "files":
+                at: dict[str, Any] = {"now": now, "wall_ns": time.time_ns()}
+                seen = (FileSeen(sys.intern(path), *rest) for path, *rest in message["files"])
+                stage = self.pipeline.stage
+                self.found |= {file.path: Watched.first(file, settle_s=stage.settle, **at) for file in seen}
+            case "changed":  # a folder that changes all the time is not looked at all the time
+                rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, self.looked_at - self.asked_at))
+                self.look_due = min(self.look_due, self.looked_at + rest_s)
+            case "looked":
+                self.is_looking, self.looked_at, self.look_due = False, now, now + self.look_every_s
+                self.state.retries.succeeded(LISTER)
+                found, self.found = self.found, {}
+                self.take_look(Look.of(message, found))
+            case "hashed":
+                self.state.transfers.moved(job.subject, int(message["bytes"]), 0)
+                self.meters.progress.set_to_current_time()
 
     def take_look(self, look: Look) -> None:
         """A look is over: what changed, what vanished, what was refused."""
-        receipts = self.book.receipts
+        is_first, self.seen = not self.seen, True
         for path, reason in look.refused:
-            self.book.tell_once("source_refused", path, reason)
+            self.effects.warn_once("source_refused", path, reason)
         for path, reason in look.unreadable:
-            self.book.tell_once("source_unreadable", path or self.root, reason)
-        if not self.news.take(look, len(receipts), self.lister.every_s):
+            self.effects.warn_once("source_unreadable", path or self.shown, reason)
+        self._pause_or_go_on(look)
+        if self.trouble:
             return
+        self._tell_of(look)
         before, self.watched = self.watched, watch(self.watched, look.files.values(), time.monotonic())
-        self.confirmed = self.watched == before
-        whole, self.whole = self.whole, not look.unreadable
-        if not self.confirmed or self.lister.looks == 1 or whole != self.whole:
-            self.find_open()
-        self.check_files_list()
-        self.book.came_back("source_vanished", self.watched.__contains__)
-        for path in vanished(self.watched, receipts) if self.whole else ():
-            self.book.tell_once("source_vanished", path, "its receipt is kept")
+        self.is_confirmed = self.watched == before
+        is_whole = bool(look.unreadable) == bool(self.last.unreadable)
+        self.last = replace(look, files={})
+        if not self.is_confirmed or is_first or not is_whole:
+            self.take_files()
+        if not look.unreadable:
+            gone = [path for path in self.state.receipts if path not in self.watched]
+            self.tell_vanished(gone, "its receipt is kept", len(gone))
 
-    def lister_ended(self, ended: WorkerExit) -> None:
-        """The lister died or hung, and another starts later; ConfigError where it refuses the folder."""
-        if ended.code == ConfigError.exit_code:
-            raise ConfigError(ended.reason())
-        self.patience.failed(LISTER)
-        self.events.record("lister_failed", level="warning", path=self.root, reason=ended.reason())
-        if self.context.once and self.patience.failures(LISTER) >= LOOK_TRIES_ONCE:
-            raise UnavailableError(
-                f"the source folder {self.root} cannot be looked at ({ended.reason()}); is its mount alive?"
-            )
+    def take_files(self) -> None:
+        """Know again which files are to be hashed, and which of them settle."""
+        files = first(self.watched, self.pipeline.dataset.limit.files)
+        self.take_listing(files, files, "" if self.last.unreadable else f"the source folder {self.shown}")
+        pending = self.state.work.pending.values()
+        self.settles = settling(pending, time.monotonic(), self.settle_s)
 
-    def check_files_list(self) -> None:
-        """Refuse a list of files that are not here; while we stay they may yet come, and are named once."""
-        if self.files.names is None or not self.whole:
-            return
-        try:
-            insist_known(self.files.names, self.watched, f"the source folder {self.root}")
-        except DataError as error:
-            if self.context.once:
-                raise
-            self.book.tell_once("files_list_unknown", self.root, str(error))
+    def _pause_or_go_on(self, look: Look) -> None:
+        self._trouble = look.trouble(self.shown, len(self.state.receipts))
+        if self.trouble and self.context.once:
+            raise UnavailableError(self.trouble)
+        self.empty = "" if self.trouble or look.files else self._emptiness(look)
+        pauses, reason = self.state.pauses, self.trouble or self.empty
+        if not reason:
+            pauses.end("listing", "source_available", path=self.shown)
+        elif not self.context.once:
+            if reason != pauses.reason("listing"):
+                pauses.end("listing")
+            pauses.begin("listing", "source_unavailable", reason, about=reason)
+
+    def _emptiness(self, look: Look) -> str:
+        refused = "".join(f" ({path}: {reason})" for path, reason in look.refused[:1])
+        include = ", ".join(self.pipeline.dataset.source.include or DEFAULT_INCLUDE)
+        return (
+            f"the source folder {self.shown} holds no file that matches {include}{refused}; "
+            "put files there, or correct dataset.source.path or include"
+        )
+
+    def _tell_of(self, look: Look) -> None:
+        every_s, polling = round(self.look_every_s, 1), look.polling
+        if polling and polling != self.last.polling:
+            self.events.record("source_polled", path=self.shown, reason=polling, every_s=every_s)
+        elif self.last.polling and not polling:
+            self.events.record("source_watched", path=self.shown)
+        if look.foreign and look.foreign != self.last.foreign:
+            self.effects.tell_foreign(look.foreign_in_all, look.foreign[0])
 
     # Hashing
 
-    def desk(self, files: Mapping[str, Watched] | None = None) -> Desk:
-        """What the decisions about hashing are made from, by default about the open files alone."""
-        return Desk(
-            watched=self.open if files is None else files,
-            receipts=self.book.receipts,
-            hashing=self.crew.busy.keys() - {LISTER},
-            not_before=self.patience.not_before,
-            slots=self.pipeline.download.files_at_once,
-            settle_s=self.settle_s,
-            root=self.root,
-            only=self.files.names,
-        )
-
-    def find_open(self) -> None:
-        """Know anew which files are to be hashed: with fifty thousand that is not done every turn."""
-        most = self.pipeline.dataset.limit.files
-        self.meant = first(self.watched, most)
-        desk = self.desk(self.meant)
-        unproven = ((path, each) for path, each in self.meant.items() if not desk.vouched(each.file))
-        self.open = Unproven(unproven)
-        self.bytes = sum(each.file.size for _, each in self.meant.items())
-        self.listing_due = True
-
     def bring(self) -> None:
-        """Start hashing the files that stopped changing, as many at once as download.files_at_once."""
+        """Hash the files that stopped changing, as many at once as download.files_at_once."""
         now = time.monotonic()
-        hashing = len(self.crew.busy.keys() - {LISTER})
-        if self.trouble or self.open.settled(now, self.settle_s) <= hashing:
+        if self.settles and min(self.settles.values()) <= now:
+            self.settles = {path: due for path, due in self.settles.items() if due > now}
+        state, slots = self.state, self.pipeline.download.files_at_once - len(self.hashing)
+        if self.trouble or slots <= 0 or len(state.work.pending) <= len(self.settles):
             return
-        quiet_s = self.pipeline.download.stall
-        for file in self.desk().next_to_hash(now):
-            if self._given_up(file.path):
-                continue
+        for watched in state.work.next(
+            slots, lambda path: path not in self.settles and state.may_begin(path, now)
+        ):
+            file = watched.file
             task = {
-                "root": self.root,
+                "root": self.shown,
                 "path": file.path,
                 "size": file.size,
                 "mtime_ns": file.mtime_ns,
                 "inode": file.inode,
             }
-            self.crew.start(Activity("hash", HASHER, quiet_s, is_reusable=True), file.path, task, file)
-            self.pace.began(file.path)
+            self.pool.start(self.hash, file.path, task, file)
+            state.transfers.add(file.path, file.size, file)
 
-    def hash_ended(self, job: Job[Any], ended: WorkerExit) -> None:
-        """A file was hashed, or not: then it is tried again."""
-        file: FileSeen = job.facts
-        self.confirmed = False
-        result = ended.result or {}
-        self.pace.ended(file.path, file.size if result.get("status") == "hashed" else 0)
-        if result.get("status") == "hashed":
-            self.patience.succeeded(file.path)
-            self.board.hashed(file.size)
-            self._vouch(file, result["sha256"], cached=bool(result["cached"]))
+    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
+        if job.subject == LISTER:
+            self._lister_ended(ended)
             return
-        wait_s = self.patience.failed(file.path)
+        file: FileSeen = job.facts
+        result, retries = ended.result or {}, self.state.retries
+        self.is_confirmed = False
+        if result.get("status") == "hashed":
+            self.state.transfers.moved(file.path, file.size, 0)
+            self.meters.hashed.inc(file.size)
+            self.try_again(file.path)
+        self.state.transfers.end(file.path)
+        if result.get("status") == "hashed":
+            place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
+            cached, sha256 = bool(result["cached"]), str(result["sha256"])
+            self.effects.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))
+            return
+        wait_s = retries.failed(file.path)
+        if self.context.once and retries.failures(file.path) >= HASH_TRIES_ONCE:
+            self.state.given_up.add(file.path)
         if result:  # changed or missing: it was not quiet after all
             self.watched[file.path] = Watched(file, time.monotonic())
-            self.find_open()
-            self.lister.ask_soon()
+            self.take_files()
+            self.look_due = 0.0
             return
         self.events.record(
             "hash_failed", level="warning", path=file.path, reason=ended.reason(), retry_in_s=round(wait_s, 1)
         )
 
-    def _vouch(self, file: FileSeen, sha256: str, *, cached: bool) -> None:
-        before = self.book.receipts.get(file.path)
-        if before is not None and is_rot(before, file, sha256):
-            self._tell_rot(before, sha256, cached=cached)
-            return
-        receipt = Receipt(
-            dataset=self.dataset,
-            path=file.path,
-            file=file_of(self.root, file.path),
-            size=file.size,
-            sha256=sha256,
-            revision="",
-            etag=file.etag,
-            state="verified",
-        )
-        self.book.write(receipt)
-        if before is None:
-            self.events.record("file_verified", path=file.path, size=file.size, sha256=sha256, cached=cached)
-        elif before.sha256 == sha256:
-            self.events.record("file_reverified", path=file.path, sha256=sha256, cached=cached)
-        else:
-            self.events.record(
-                "source_changed", level="warning", path=file.path, sha256=sha256, before=before.sha256
+    def _lister_ended(self, ended: WorkerExit) -> None:
+        """Another starts later; ConfigError where it refuses the folder."""
+        if ended.code == ConfigError.exit_code:
+            raise ConfigError(ended.reason())
+        self.state.retries.failed(LISTER)
+        self.events.record("lister_failed", level="warning", path=self.shown, reason=ended.reason())
+        if self.context.once and self.state.retries.failures(LISTER) >= LOOK_TRIES_ONCE:
+            raise UnavailableError(
+                f"the source folder {self.shown} cannot be looked at ({ended.reason()}); is its mount alive?"
             )
-
-    def _tell_rot(self, receipt: Receipt, sha256: str, *, cached: bool) -> None:
-        path = receipt.path
-        self.book.write(replace(receipt, file=file_of(self.root, path), state="disputed", found=sha256))
-        self.events.record(
-            "source_rotten",
-            level="error",
-            path=path,
-            sha256=sha256,
-            before=receipt.sha256,
-            cached=cached,
-            reason="its content changed, its size, time and inode did not; nothing is built of it: put a "
-            f"good copy in its place, or take it as it is with stoker verify downloads --accept {path}",
-        )
-
-    def rotten(self) -> list[str]:
-        """The files that are rotten now."""
-        return [
-            path for path in self.book.in_state("disputed") if path in self.meant and path not in self.open
-        ]
-
-    # Books
-
-    def keep_listing(self) -> None:
-        """Write the listing when it changed; an unseen folder changes nothing."""
-        if not self.seen or self.trouble:
-            return
-        if not self.listing_due:
-            return
-        self.listing_due = False
-        complete = not self.open and self.desk(self.meant).complete(self.whole)
-        files = ((path, each.file.size) for path, each in self.meant.items())
-        if self.kept.write(files, complete=complete, revision="") and complete:
-            self.events.record("listing_complete", files=len(self.meant))
-
-    def _written(self, receipt: Receipt) -> None:
-        watched = self.meant.get(receipt.path)
-        if watched is not None and self.desk().vouched(watched.file):
-            self.open.drop(receipt.path)
-            self.listing_due = self.listing_due or not self.open
-        else:
-            self.find_open()
 
     # What is asked
 
-    def release(self, path: str, _sha256: str, _owner: str) -> dict[str, Any]:
-        """Nothing is ever removed here."""
-        return {"refused": f"{path}: {_READ_IN_PLACE}"}
+    def released(self, path: str, unneeded: Unneeded) -> Change:
+        reason = "the source is a folder, which is read in place and never written"
+        return Change(answer={"refused": f"{path}: {reason}"})
 
-    def fetch(self, path: str, _sha256: str | None, by: str) -> dict[str, Any]:
-        """Look at a file again that is here."""
-        receipt = self.book.receipts.get(path)
+    def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
         if path not in self.watched:
-            return {"refused": f"{path} is not in {self.root}; put it there"}
-        if receipt is not None:
-            self.book.dispute(receipt, by)
-        return {"receipt": "disputed"}
+            return Change(answer={"refused": f"{path} is not in {self.shown}; put it there"})
+        receipt = self.state.receipts.get(path)
+        return Change(answer={"receipt": "disputed"}) if receipt is None else looked_at_again(receipt, by)
 
-    # Hearing and telling
-
-    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
-        """The lister's words make a look, the others' are progress."""
-        if job.subject != LISTER:
-            self.pace.heard(job.subject, message)
-            self.board.progressed()
-        elif (look := self.lister.hear(message)) is not None:
-            self.take_look(look)
-
-    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
-        """A worker ended."""
-        if job.subject == LISTER:
-            self.lister_ended(ended)
-        else:
-            self.hash_ended(job, ended)
+    # What is shown
 
     def counts(self) -> dict[str, int]:
-        """How many files are in which state."""
-        disputed = self.book.in_state("disputed")
-        counts = self.open.counts(time.monotonic(), self.settle_s, self.crew.busy, disputed)
-        rotten = len(self.rotten())
-        return {**counts, "verified": len(self.meant) - len(self.open) - rotten, "rotten": rotten}
+        work, busy = self.state.work, self.hashing | self.settles.keys()
+        hashing = sum(path in work.pending for path in self.hashing)
+        settles = sum(path in work.pending for path in self.settles)
+        disputed = self.state.paths["disputed"]
+        disputed_left = sum(path in work.pending and path not in busy for path in disputed)
+        waiting = len(work.pending) - hashing - settles - disputed_left
+        return {
+            **work.counts,
+            "settling": settles,
+            "waiting": waiting,
+            "hashing": hashing,
+            "disputed": disputed_left,
+        }
 
     def status(self) -> dict[str, Any]:
-        """How far the hashing is and what it waits for; why changes are not told of; files others left."""
+        work, now = self.state.work, time.monotonic()
         return {
-            **self.pace.shown(self.bytes, self.open.bytes),
-            "waits": self._waits(time.monotonic()),
-            "polling": self.news.polling or "",
-            "foreign_files": self.news.foreign,
+            **self.state.transfers.how_far(work.bytes, work.bytes_left, now),
+            "waits": self._waits(now),
+            "polling": self.last.polling,
+            "foreign_files": self.last.foreign_in_all,
         }
 
     def _waits(self, now: float) -> str:
-        settled = self.open.settled(now, self.settle_s)
-        if settled or self.trouble:  # something is to be hashed now
+        """What the hashing waits for: a source that is empty, or files that settle."""
+        was_settling, self.is_settling = self.is_settling, False
+        if self.trouble or len(self.state.work.pending) > len(self.settles):
             return ""
-        return self.news.waits(len(self.open), self.open.next_settling(now, self.settle_s), now)
+        due = [moment for moment in self.settles.values() if moment > now]
+        if not due:
+            return self.empty
+        self.is_settling = True
+        settle = format_duration(self.pipeline.stage.settle)
+        text = f"{len(due):,} file{'s settle' if len(due) != 1 else ' settles'} (stage.settle: {settle}), "
+        text += f"{format_duration(min(due) - now)} left until the first is read"
+        if not was_settling:
+            self.context.log.info("files_settle", message=text)
+        return text
 
     def next_due(self, now: float) -> float:
         """The next look, or when a file has settled or may be tried again; none while no slot is free."""
-        due = [self.lister.next_due(now)]
-        if len(self.crew.busy.keys() - {LISTER}) < self.pipeline.download.files_at_once:
-            settles = self.open.next_settling(now, self.settle_s)
-            tried = (moment for path, moment in self.patience.not_before.items() if path in self.open)
-            due += [moment for moment in (settles, *tried) if moment is not None and moment > now]
-        return min(due)
+        look = max(self.look_due, self.state.retries.not_before.get(LISTER, 0.0))
+        due = now + self.look_every_s if self.is_looking else look
+        if len(self.hashing) >= self.pipeline.download.files_at_once:
+            return due
+        return min(due, self.state.next_retry(now), *self.settles.values())
 
     # Ending
 
-    def _given_up(self, path: str) -> bool:
-        return self.context.once and self.patience.failures(path) >= HASH_TRIES_ONCE
-
     def is_drained(self) -> bool:
         """Whether every file has its receipt or was tried often enough, and a last look found nothing new."""
-        if not self.seen or self.crew.busy.keys() - {LISTER}:
-            return False
-        if any(not self._given_up(file.path) for file in self.desk().waiting(time.monotonic())):
-            return False
-        if not self.confirmed:
-            self.lister.ask_soon()
-        return self.confirmed
+        return self.seen and not self.hashing and not self.state.is_left() and self.is_confirmed
 
-    def farewell(self) -> int:
-        """The last line of --once."""
-        verified = self.counts()["verified"]
-        left = sum(1 for path in self.open if self.files.takes(path))
-        still = f", {left} left: they kept changing or could not be read" if left else ""
-        rotten = self.rotten()
-        rot = f", {len(rotten)} rotten: {some(rotten)}; stoker audit says what to do" if rotten else ""
-        self.context.log.info("drained", message=f"{verified} files verified{still}{rot}")
-        return 1 if rotten else 0
+    def keep_listing(self) -> None:
+        """An unseen folder changes nothing."""
+        if not self.trouble:
+            super().keep_listing()
+
+    def summary(self) -> tuple[str, int]:
+        counts, only = self.state.work.counts, self.state.only
+        text = f"{counts['verified']} files verified"
+        if left := [path for path in self.state.work.pending if only is None or path in only]:
+            text += f", {len(left)} left: they kept changing or could not be read"
+        disputed = self.state.paths["disputed"] - self.state.work.pending.keys()
+        if rotten := [path for path in disputed if path in self.state.work.selected]:
+            text += f", {len(rotten)} rotten: {some(rotten)}; stoker audit says what to do"
+        return text, 1 if rotten else 0

@@ -7,32 +7,30 @@ written; what lies on a hub or at URLs is fetched into the landing.
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
+from stoker.corpus.fetch.receipt_changes import accepted, disputed
+from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
 from stoker.kit.workers.pool import WorkerPool
-from stoker.kit.workers.retries import Retries
 from stoker.store.errors import StokerError, StorageError
-from stoker.store.layout import DOWNLOAD_WATCHDOG
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
-from stokerd.common.files_list import FilesList
 from stokerd.common.request_box import RequestBox
 from stokerd.common.storage_wait import wait_for_processes, wait_for_state
+from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
-from stokerd.download.receipt_store import ReceiptBook
-from stokerd.download.remote import FetchedSource
-from stokerd.download.source_kind import Desktop, SourceKind
-from stokerd.download.status import DownloadBoard
+from stokerd.download.remote import RemoteSource
+from stokerd.download.status import StatusBoard
 
 LONGEST_WAIT_S = 5.0
 EX_TEMPFAIL = 75
 
 
-def story(context: DaemonContext) -> int:
+def run(context: DaemonContext) -> int:
     """Watch the source until asked to stop; with --once until every file has its receipt."""
     return DownloadWatch(context).run()
 
@@ -41,55 +39,88 @@ class DownloadWatch:
     """The loop around one source."""
 
     def __init__(self, context: DaemonContext) -> None:
-        self.context = context
-        self.layout, self.events = context.layout, context.events
-        self.crew = WorkerPool[Any](f"{self.layout.state}:{DOWNLOAD_WATCHDOG}", context.waiter)
-        self.box = RequestBox(self.layout, DOWNLOAD_WATCHDOG, self.events)
-        self.book = ReceiptBook(context)
-        self.board = DownloadBoard(context)
-        tools = Desktop(context, self.crew, Retries(), self.book, self.board, FilesList(context))
-        is_folder = context.pipeline.dataset.source.kind == "folder"
-        self.source: SourceKind = FolderSource(tools) if is_folder else FetchedSource(tools)
-        self.shown_at, self.unshown = -math.inf, False  # when the board was last told, and whether it is due
+        self.context, self.layout = context, context.layout
+        pipeline = context.pipeline
+        self.pool = WorkerPool[Any](
+            f"{self.layout.state}:{DOWNLOAD_WATCHDOG}",
+            context.waiter,
+            most_rss_bytes=most_rss_bytes(pipeline.download.files_at_once),
+        )
+        self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
+        is_folder = pipeline.dataset.source.kind == "folder"
+        self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
+        self.board = StatusBoard(context, self.source.every_s)
+        self.wishes = Wishes(context, self.source)
 
     def run(self) -> int:
         """The loop; returns the exit code."""
-        self.crew.end_leftovers()
-        self.context.waiter.watch(self.layout.requests(DOWNLOAD_WATCHDOG))
+        self.pool.end_leftovers()
+        for folder in (self.layout.requests(DOWNLOAD_WATCHDOG), self.layout.demand.parent):
+            self.context.waiter.watch(folder)
         self.context.ready(f"looking at {self.source.shown}")
         try:
             while not self.context.stopping:
                 try:
-                    if self.turn():
+                    if self.cycle():
                         return self.end()
                 except StorageError as problem:
                     wait_for_state(self.context, problem)
                 except WorkerNotStarted as problem:
                     wait_for_processes(self.context, problem)
-        except StokerError:  # which ends us: how far it came, and why it does not go on, stays to be seen
-            self.board.show(self.source, self.book)
+        except StokerError:  # which ends us: how far it came, and why no further, stays to be seen
+            self.board.show(self.source, at_once=True)
             raise
         finally:
             self.context.log.footer.clear()
-            self.crew.stop()
+            self.pool.stop()
         return self.stopped()
 
-    def turn(self) -> bool:
-        """Answer, look, bring, tell, wait, hear; True when --once has nothing left to do."""
-        self.answer_requests()
+    def cycle(self) -> bool:
+        """Observe, act, show, wait, hear; True when --once has nothing left to do."""
+        for request in self.requests.read():
+            self.requests.finish(request, self.answer(request))
+        self.wishes.reconcile()
         self.source.look()
         self.source.bring()
         self.source.keep_listing()
-        self.tell()
+        self.board.show(self.source)
         if self.context.once and self.source.is_drained():
             return True
         self.wait()
-        self.hear_workers()
+        for job, messages, ended in self.pool.hear():
+            for message in messages:
+                self.source.hear(job, message)
+            if ended is not None:
+                self.source.ended(job, ended)
         return False
+
+    def answer(self, request: Request) -> Mapping[str, Any]:
+        """Do what a person asks about a path."""
+        path, by = str(request.args.get("path")), request.by
+        sha256 = None if (given := request.args.get("sha256")) is None else str(given)
+        source, receipt = self.source, self.source.state.receipts.get(path)
+        match request.verb:
+            case "dispute":
+                return source.effects.apply(disputed(receipt, path, sha256, by))
+            case "accept":
+                return source.effects.apply(accepted(receipt, path, sha256, by))
+            case "release":
+                unneeded = Unneeded(str(sha256), str(request.args.get("owner") or path))
+                return source.effects.apply(source.released(path, unneeded))
+            case "fetch":
+                source.try_again(path)
+                return source.effects.apply(source.fetched_again(path, sha256, by))
+        return {"refused": "unknown verb"}
+
+    def wait(self) -> None:
+        """Sleep until a worker, a request or a signal has something, or something falls due."""
+        now = time.monotonic()
+        due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.board.due)
+        self.context.waiter.wait(max(0.0, due - now))
 
     def stopped(self) -> int:
         """The exit code after a stop; --once was to bring everything, and has not."""
-        self.board.show(self.source, self.book)
+        self.board.show(self.source, at_once=True)
         if not self.context.once:
             return 0
         self.context.log.info("interrupted", message="not everything is here; start it again and it goes on")
@@ -98,72 +129,43 @@ class DownloadWatch:
     def end(self) -> int:
         """The last word of --once, and its exit code."""
         self.source.keep_listing()
-        self.board.show(self.source, self.book)
+        self.board.show(self.source, at_once=True)
         self.context.log.footer.clear()
-        return self.source.farewell()
+        text, code = self.source.summary()
+        self.context.log.info("drained", message=text)
+        return code
 
-    # Requests
 
-    def answer_requests(self) -> None:
-        """Take what others ask about a path."""
-        for request in self.box.read():
-            self.box.finish(request, self._answer(request))
+class Wishes:
+    """The stage-shard loop's demand, which the landing is reconciled with; a refusal is told once."""
 
-    def _answer(self, request: Request) -> dict[str, Any]:
-        path, sha256 = str(request.args.get("path")), request.args.get("sha256")
-        if request.verb == "dispute":
-            return self._dispute(path, sha256, request.by)
-        if request.verb == "accept":
-            return self._accept(path, sha256, request.by)
-        if request.verb == "release":
-            return self.source.release(path, str(sha256), str(request.args.get("owner") or path))
-        if request.verb == "fetch":
-            return self.source.fetch(path, None if sha256 is None else str(sha256), request.by)
-        return {"refused": "unknown verb"}
+    def __init__(self, context: DaemonContext, source: FolderSource | RemoteSource) -> None:
+        self._events, self._source = context.events, source
+        self._reader = DemandReader(context.layout, context.pipeline.dataset.name)
+        self._seen: tuple[Demand, int, bool] | None = None  # what the landing was reconciled with
+        self._refused: set[tuple[str, str, str]] = set()
 
-    def _dispute(self, path: str, sha256: Any, by: str) -> dict[str, Any]:
-        """This content was found wrong: look again."""
-        receipt = self.book.receipts.get(path)
-        if receipt is None:
-            return {"refused": f"no receipt for {path}"}
-        if receipt.sha256 != sha256 or not (receipt.usable or receipt.state == "disputed"):
-            return {"receipt": receipt.state, "sha256": receipt.sha256}  # looked at again since, or not here
-        self.book.dispute(receipt, by)
-        return {"receipt": "disputed"}
-
-    def _accept(self, path: str, sha256: Any, by: str) -> dict[str, Any]:
-        """Somebody takes a rotten file as it is."""
-        receipt = self.book.receipts.get(path)
-        if receipt is None or not receipt.rotten or receipt.found != sha256:
-            return {"refused": f"{path} is not rotten with that content"}
-        self.book.write(replace(receipt, state="verified", sha256=receipt.found, found=""))
-        self.events.record(
-            "source_changed", level="warning", path=path, sha256=sha256, before=receipt.sha256, by=by
-        )
-        return {"receipt": "verified"}
-
-    # Hearing, telling, waiting
-
-    def hear_workers(self) -> None:
-        """Take in what the workers said and how they ended."""
-        for job, messages, ended in self.crew.hear():
-            for message in messages:
-                self.source.hear(job, message)
-            if ended is not None:
-                self.source.ended(job, ended)
-
-    def tell(self) -> None:
-        """Status, metrics and the service manager's watchdog, all from one snapshot."""
-        now = time.monotonic()
-        self.unshown = now < self.shown_at + self.source.every_s
-        if self.unshown:
+    def reconcile(self) -> None:
+        """Remove what is not needed, bring back what is missed; nothing while no record is another."""
+        source, demand = self._source, self._reader.read()
+        seen = (demand, source.state.changes, source.seen)
+        if self._seen is not None and (seen[0] is self._seen[0] and seen[1:] == self._seen[1:]):
             return
-        self.shown_at = now
-        self.board.show(self.source, self.book)
+        missed_before = self._seen[0].missed if self._seen is not None else {}
+        for path, unneeded in demand.unneeded.items():
+            change = source.released(path, unneeded)
+            source.effects.apply(change)
+            self._tell("release", path, unneeded.sha256, change.refusal)
+        for path, sha256 in demand.missed.items():
+            if missed_before.get(path) != sha256:
+                source.try_again(path)
+            change = source.fetched_again(path, sha256, STAGE_SHARD)
+            source.effects.apply(change)
+            if source.seen:  # before that nothing tells what is listed
+                self._tell("fetch", path, sha256, change.refusal)
+        self._seen = (demand, source.state.changes, source.seen)
 
-    def wait(self) -> None:
-        """Sleep until a worker, a request or a signal has something, or something falls due."""
-        now = time.monotonic()
-        due = [now + LONGEST_WAIT_S, self.source.next_due(now)]
-        due.append(self.shown_at + self.source.every_s if self.unshown else self.context.show_due)
-        self.context.waiter.wait(max(0.0, min(due) - now))
+    def _tell(self, verb: str, path: str, sha256: str, reason: str) -> None:
+        if reason and (verb, path, sha256) not in self._refused:
+            self._refused.add((verb, path, sha256))
+            self._events.record(f"landing_{verb}_refused", level="warning", path=path, reason=reason)

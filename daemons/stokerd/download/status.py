@@ -2,143 +2,123 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.metrics import Metrics
 from stoker.observe.progress import DONE, download_parts
 from stokerd.common.progress import ProgressTeller
-from stokerd.download.receipt_store import ReceiptBook
 
 if TYPE_CHECKING:
-    from stokerd.download.source_kind import SourceKind
+    from stokerd.download.folder import FolderSource
+    from stokerd.download.remote import RemoteSource
+
+PAUSES = ("disk", "source", "state", "server")
 
 
-class DownloadBoard:
-    """Keeps the gauges."""
+class Meters:
+    """The watchdog's metrics."""
 
-    def __init__(self, context: DaemonContext) -> None:
-        self._context = context
-        self._teller = ProgressTeller(context, download_parts)
-        metrics = context.metrics
-        self._files = metrics.gauge("download_files", "Source files by state.", ("state",))
-        self._verified = metrics.gauge("download_verified_bytes", "Bytes of all verified files.")
-        self._hashed = metrics.counter("download_hashed_bytes_total", "Bytes hashed since the start.")
-        self._progress = metrics.gauge(
+    def __init__(self, metrics: Metrics) -> None:
+        gauge, counter = metrics.gauge, metrics.counter
+        self.files = gauge("download_files", "Source files by state.", ("state",))
+        self.verified = gauge("download_verified_bytes", "Bytes of all verified files.")
+        self.hashed = counter("download_hashed_bytes_total", "Bytes hashed since the start.")
+        self.progress = gauge(
             "download_last_progress_timestamp_seconds", "When a source file was last read from."
         )
-        self._watched = metrics.gauge(
+        self.watched = gauge(
             "download_source_watched", "1 while changes in the source folder are told, 0 while it is polled."
         )
-        self._available = metrics.gauge("download_source_available", "1 while the source can be seen.")
-        self._complete = metrics.gauge(
-            "download_complete", "1 when every file of the pinned listing is vouched for."
+        self.available = gauge("download_source_available", "1 while the source can be seen.")
+        self.complete = gauge("download_complete", "1 when every file of the pinned listing is vouched for.")
+
+
+class FetchMeters(Meters):
+    """Those of a source that is fetched, too."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(metrics)
+        gauge, counter = metrics.gauge, metrics.counter
+        self.fetched = counter("download_fetched_bytes_total", "Bytes that came over the network.")
+        self.durable = counter("download_durable_bytes_total", "Fetched bytes made durable.")
+        self.refetched = counter(
+            "download_refetched_bytes_total",
+            "Fetched bytes that were dropped: other, rotten or wrong content.",
         )
+        self.retries = counter("download_retries_total", "Attempts that failed.", ("class",))
+        self.mismatches = counter("download_mismatches_total", "Files whose content was wrong.")
+        self.restarts = counter("download_worker_restarts_total", "Fetch workers that died or hung.")
+        self.given_up = gauge("download_given_up", "Files that could not be brought.")
+        self.rate = gauge("download_rate_bytes_per_second", "Bytes made durable, over the last minute.")
+        self.paused = gauge("download_paused", "1 while nothing new is fetched.", ("reason",))
+        self.retry_causes = (*TRANSIENT, *COUNTED)
+        for cause in self.retry_causes:
+            self.retries.labels(cause)
+        for reason in PAUSES:
+            self.paused.labels(reason).set(0)
 
-    def hashed(self, size: int) -> None:
-        """A file of that many bytes was hashed."""
-        self._hashed.inc(size)
 
-    def progressed(self) -> None:
-        """Bytes were read."""
-        self._progress.set_to_current_time()
+class StatusBoard:
+    """Shows a source every `every_s` seconds at most; `due` is when to show what was passed over."""
 
-    def show(self, source: SourceKind, book: ReceiptBook) -> None:
+    def __init__(self, context: DaemonContext, every_s: float) -> None:
+        self._context, self._every_s = context, every_s
+        self._progress = ProgressTeller(context, download_parts)
+        self._shown_at, self._is_due = -every_s, False
+
+    @property
+    def due(self) -> float:
+        return self._shown_at + self._every_s if self._is_due else self._context.show_due
+
+    def show(self, source: FolderSource | RemoteSource, *, at_once: bool = False) -> None:
         """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
-        counts, more, trouble = source.counts(), source.status(), source.trouble
+        now = time.monotonic()
+        self._is_due = not at_once and now < self._shown_at + self._every_s
+        if self._is_due:
+            return
+        self._shown_at = now
+        counts, more, trouble, meters = source.counts(), source.status(), source.trouble, source.meters
+        complete = (head := source.effects.listing.head) is not None and head.complete
         for state, count in counts.items() if source.seen else ():
-            self._files.labels(state).set(count)
-        self._verified.set(book.verified_bytes)
-        self._available.set(0 if trouble else 1)
-        self._watched.set(1 if more.get("polling") == "" and not trouble else 0)
-        complete = source.listing is not None and source.listing.complete
-        self._complete.set(1 if complete else 0)
+            meters.files.labels(state).set(count)
+        meters.verified.set(source.state.verified_bytes)
+        meters.available.set(0 if trouble else 1)
+        meters.watched.set(1 if more.get("polling") == "" and not trouble else 0)
+        meters.complete.set(1 if complete else 0)
         status = {
             "source": source.shown,
             "looked": source.seen,
             "files": dict(counts),
-            "verified_bytes": book.verified_bytes,
+            "verified_bytes": source.state.verified_bytes,
             "complete": complete,
             "trouble": trouble,
             **more,
         }
-        self._teller.tell(status)
+        self._progress.tell(status)
         self._context.beat(status, trouble or _text(status))
 
 
-class FetchGauges:
-    """What is counted of transfers."""
-
-    def __init__(self, context: DaemonContext) -> None:
-        metrics = context.metrics
-        self._fetched = metrics.counter("download_fetched_bytes_total", "Bytes that came over the network.")
-        self._durable = metrics.counter("download_durable_bytes_total", "Fetched bytes made durable.")
-        self._again = metrics.counter(
-            "download_refetched_bytes_total",
-            "Fetched bytes that were dropped: other, rotten or wrong content.",
-        )
-        self._retries = metrics.counter("download_retries_total", "Attempts that failed.", ("class",))
-        for kind in (*TRANSIENT, *COUNTED):
-            self._retries.labels(kind)
-        self._mismatches = metrics.counter("download_mismatches_total", "Files whose content was wrong.")
-        self._restarts = metrics.counter("download_worker_restarts_total", "Fetch workers that died or hung.")
-        self._given_up = metrics.gauge("download_given_up", "Files that could not be brought.")
-        self._rate = metrics.gauge(
-            "download_rate_bytes_per_second", "Bytes made durable, over the last minute."
-        )
-        self._paused = metrics.gauge("download_paused", "1 while nothing new is fetched.", ("reason",))
-        for reason in ("disk", "source", "state", "server"):
-            self._paused.labels(reason).set(0)
-
-    def moved(self, durable: int, received: int) -> None:
-        """So many bytes more."""
-        self._durable.inc(durable)
-        self._fetched.inc(received)
-
-    def dropped(self, size: int) -> None:
-        """Bytes that have to come again."""
-        self._again.inc(size)
-
-    def retried(self, kind: str) -> None:
-        """An attempt failed."""
-        self._retries.labels(kind if kind in (*TRANSIENT, *COUNTED) else "other").inc()
-
-    def mismatched(self) -> None:
-        """Wrong content was set aside."""
-        self._mismatches.inc()
-
-    def restarted(self) -> None:
-        """A fetch worker died or hung."""
-        self._restarts.inc()
-
-    def stands(self, rate: float, given_up: int, paused: Mapping[str, bool]) -> None:
-        """How it stands."""
-        self._rate.set(rate)
-        self._given_up.set(given_up)
-        for reason, is_paused in paused.items():
-            self._paused.labels(reason).set(1 if is_paused else 0)
-
-
 def _text(status: Mapping[str, Any]) -> str:
+    waits = status.get("paused") or status.get("waits")
     if not status["looked"]:
-        waits = status.get("paused") or status.get("waits")
         return f"looking at {status['source']}" + (f"; {waits}" if waits else "")
     counts = status["files"]
-    here = sum(counts.get(state, 0) for state in DONE)
-    left = sum(counts.values()) - here
+    left = sum(counts.values()) - sum(counts.get(state, 0) for state in DONE)
     text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified, "
     text += "all there is" if status["complete"] else f"{left:,} to go"
-    if counts.get("released"):
-        text += f", {counts['released']} released"
-    if counts.get("given_up"):
-        text += f", {counts['given_up']} given up; stoker events says why"
-    if counts.get("unproven"):
-        text += f", {counts['unproven']} unproven"
-    if counts.get("rotten"):
-        text += f", {counts['rotten']} rotten; stoker audit says what to do"
-    if waits := status.get("paused") or status.get("waits"):
-        text += f"; {waits}"
-    elif status.get("rate_bytes_per_second"):
-        text += f", {status['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
-    return text
+    for state, more in (
+        ("released", ""),
+        ("given_up", "; stoker events says why"),
+        ("unproven", ""),
+        ("rotten", "; stoker audit says what to do"),
+    ):
+        if count := counts.get(state):
+            text += f", {count} {state.replace('_', ' ')}{more}"
+    if waits:
+        return f"{text}; {waits}"
+    rate = status.get("rate_bytes_per_second")
+    return f"{text}, {rate / 1e6:,.1f} MB/s" if rate else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,18 +34,6 @@ def parse_json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > MOST_DEPTH:
         _refuse_depth(value)
     return value
-
-
-def parse_each(text: str) -> Iterator[Any]:
-    """The values between a JSON list's brackets, one by one, where all are too many; raises ValueError."""
-    at = 0
-    while at < len(text):
-        try:
-            value, at = _DECODER.raw_decode(text, at)
-        except RecursionError as error:
-            raise ValueError(_TOO_DEEP) from error
-        at += 1  # the comma
-        yield value
 
 
 def require_version(body: Mapping[str, Any], where: Path | str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile, lasting
 from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.source.arrivals import file_of
 
 AHEAD = 4  # so many times files_at_once lie with the fetch worker: some wait for their next try
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
@@ -60,6 +60,14 @@ class Wanted:
         return RemoteFile(self.path, url, self.size, self.sha256, git, revision, landed)
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a fetch worker is asked to bring: the content that `revision` had, whatever is listed since."""
+
+    wanted: Wanted
+    revision: str
+
+
 def wanted_again(receipt: Receipt, repo: HubRepo | None) -> Wanted | None:
     """The wish for a content that is not listed any more; None where nothing tells how to get it."""
     if repo is None or not receipt.revision or not receipt.etag.startswith(("sha256:", "git:")):
@@ -99,44 +107,28 @@ def next_step(receipt: Receipt | None, wanted: Wanted, file: str) -> Step:
     return "release" if here and receipt.state != "given_up" else "bring"
 
 
-@dataclass(frozen=True)
-class WantDesk:
-    """All that the choice of the next files depends on; times are monotonic seconds.
+class RemoteRules:
+    """What is to be done about the files of a fetched source, whose landing is `root`."""
 
-    `open` are the files that something is to be done about, in listing order, `busy` the paths that the fetch
-    worker has. `only` are the paths to work on and no others, None for all. `slots` is how many more files
-    the worker may be given.
-    """
+    states = ("waiting", "fetching", "verified", "unproven", "releasing", "released", "disputed", "given_up")
 
-    open: Mapping[str, Wanted]
-    receipts: Mapping[str, Receipt]
-    busy: Collection[str]
-    not_before: Mapping[str, float]
-    slots: int
-    only: Collection[str] | None = None
+    def __init__(self, root: str, repo: HubRepo | None) -> None:
+        self._root, self._repo = root, repo
 
-    def _free(self) -> Iterator[Wanted]:
-        for path, wanted in self.open.items():
-            if path not in self.busy and (self.only is None or path in self.only):
-                yield wanted
+    def step(self, wanted: Wanted, receipt: Receipt | None) -> Step:
+        """What to do about it now."""
+        return next_step(receipt, wanted, file_of(self._root, wanted.path))
 
-    def next_files(self, now: float) -> list[Wanted]:
-        """The files whose turn it is."""
-        may = (each for each in self._free() if now >= self.not_before.get(each.path, now))
-        return list(islice(may, max(0, self.slots)))
+    def state_of(self, file: Wanted, receipt: Receipt | None) -> tuple[str, bool]:
+        """As Rules have it."""
+        is_pending = bool(self.step(file, receipt))
+        if receipt is None or (is_pending and receipt.state != "disputed" and not is_settled(receipt, file)):
+            return "waiting", is_pending
+        return receipt.state, is_pending
 
-    def next_due(self, now: float) -> float | None:
-        """When, after now, a file may be tried again."""
-        later = [
-            due
-            for path, due in self.not_before.items()
-            if due > now and path in self.open and path not in self.busy
-        ]
-        return min(later) if later else None
-
-    def unfinished(self, given_up: Collection[str]) -> bool:
-        """Whether something is left to do that is not given up."""
-        return any(each.path not in given_up for each in self._free())
+    def wanted_again(self, receipt: Receipt) -> Wanted | None:
+        """A disputed file that is not listed any more: it is brought because somebody asked for it."""
+        return wanted_again(receipt, self._repo) if receipt.state == "disputed" else None
 
 
 def is_complete(meant: Collection[str], still: Mapping[str, Wanted], book: Mapping[str, Receipt]) -> bool:

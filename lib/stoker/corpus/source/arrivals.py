@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 from stoker.corpus.records.by_path import by_path
 from stoker.corpus.records.receipts import Receipt
@@ -29,6 +28,19 @@ class Look:
     foreign: tuple[str, ...] = ()
     foreign_in_all: int = 0
 
+    @classmethod
+    def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> Look:
+        """From the lister's last message of a look, and the files that it named before."""
+        return cls(
+            files=files,
+            refused=tuple((path, reason) for path, reason in message["refused"]),
+            unreadable=tuple((path, reason) for path, reason in message["unreadable"]),
+            missing=bool(message["missing"]),
+            polling=str(message["polling"]),
+            foreign=tuple(message["foreign"]),
+            foreign_in_all=int(message["foreign_in_all"]),
+        )
+
     def trouble(self, root: str, receipts: int) -> str:
         """Why this look says nothing about the files, in a sentence; empty when it does."""
         if self.missing:
@@ -48,6 +60,14 @@ class Watched:
     file: FileSeen
     since: float
 
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    @property
+    def size(self) -> int:
+        return self.file.size
+
     @classmethod
     def first(cls, file: FileSeen, *, now: float, wall_ns: int, settle_s: float) -> Watched:
         """A file at first sight: quiet since its ctime, which nobody can set back; one to come counts as now.
@@ -61,7 +81,7 @@ class Watched:
 
 
 def watch(before: Mapping[str, Watched], found: Iterable[Watched], now: float) -> dict[str, Watched]:
-    """The watched files after another look: one seen to change begins its quiet time anew, by our clock."""
+    """The watched files after another look: one seen to change begins its quiet time again, by our clock."""
     known = ((new, before.get(new.file.path, new)) for new in found)
     return by_path(
         (new.file.path, old if old.file == new.file else Watched(new.file, now)) for new, old in known
@@ -73,110 +93,36 @@ def file_of(root: str, path: str) -> str:
     return f"{root.rstrip('/')}/{path}"
 
 
-@dataclass(frozen=True)
-class Desk:
-    """All that the choice of the next files to hash depends on; times are monotonic seconds.
+def settling(files: Iterable[Watched], now: float, settle_s: float) -> dict[str, float]:
+    """When each of the files that have not settled yet will have, monotonic seconds by path."""
+    return {each.path: each.since + settle_s for each in files if now < each.since + settle_s}
 
-    `root` is the source folder: a receipt of a file elsewhere, from before the folder was moved, does not
-    count. `only` are the paths to hash and no others, None for all.
+
+class FolderRules:
+    """What is to be done about the files of a source folder: hash those that no receipt vouches for.
+
+    A receipt of a file elsewhere, from before the folder was moved, does not count.
     """
 
-    watched: Mapping[str, Watched]
-    receipts: Mapping[str, Receipt]
-    hashing: Collection[str]
-    not_before: Mapping[str, float]
-    slots: int
-    settle_s: float
-    root: str = ""
-    only: Collection[str] | None = None
+    states = ("settling", "waiting", "hashing", "verified", "disputed", "rotten")
 
-    def vouched(self, file: FileSeen) -> bool:
-        """Whether there is a receipt that speaks of the file as it is now, be it that it is rotten."""
-        receipt = self.receipts.get(file.path)
-        if (
-            receipt is None
-            or receipt.etag != file.etag
-            or (receipt.state == "disputed" and not receipt.rotten)
-        ):
-            return False
-        return not self.root or receipt.file == file_of(self.root, file.path)
+    def __init__(self, root: str) -> None:
+        self._root = root
 
-    def waiting(self, now: float) -> Iterator[FileSeen]:
-        """The settled files without a valid receipt, in listing order."""
-        return (each.file for each in self._open() if now >= each.since + self.settle_s)
+    def state_of(self, file: Watched, receipt: Receipt | None) -> tuple[str, bool]:
+        """As Rules have it."""
+        if receipt is None:
+            return "waiting", True
+        is_open = receipt.state == "disputed" and not receipt.rotten
+        if is_open or receipt.etag != file.file.etag or receipt.file != file_of(self._root, file.path):
+            return "disputed" if receipt.state == "disputed" else "waiting", True
+        return "rotten" if receipt.rotten else "verified", False
 
-    def _open(self) -> Iterator[Watched]:
-        for path, each in self.watched.items():
-            meant = self.only is None or path in self.only
-            if meant and path not in self.hashing and not self.vouched(each.file):
-                yield each
-
-    def next_to_hash(self, now: float) -> list[FileSeen]:
-        """The files to start hashing now, within the free slots."""
-        may = (
-            each.file
-            for each in self._open()
-            if now >= max(each.since + self.settle_s, self.not_before.get(each.file.path, now))
-        )
-        return list(islice(may, self._free))
-
-    @property
-    def _free(self) -> int:
-        return max(0, self.slots - len(self.hashing))
-
-    def complete(self, whole: bool) -> bool:
-        """Whether the listing of these files is complete; `whole` says that the look saw all there is.
-
-        That of an empty folder is not: its files are yet to come.
-        """
-        return whole and bool(self.watched) and all(self.vouched(each.file) for each in self.watched.values())
-
-
-class Unproven(dict[str, Watched]):
-    """The files that no receipt vouches for; what is asked of all of them is counted by the time since when
-    each looks as it does, of which there are few. `bytes` are theirs together."""
-
-    def __init__(self, files: Iterable[tuple[str, Watched]] = ()) -> None:
-        super().__init__(files)
-        self._since = Counter(each.since for each in self.values())
-        self.bytes = sum(each.file.size for each in self.values())
-
-    def drop(self, path: str) -> None:
-        """Not this one any more."""
-        if (each := self.pop(path, None)) is not None:
-            self._since[each.since] -= 1
-            self.bytes -= each.file.size
-
-    def settled(self, now: float, settle_s: float) -> int:
-        """How many have settled by now."""
-        return sum(count for since, count in self._since.items() if now >= since + settle_s)
-
-    def next_settling(self, now: float, settle_s: float) -> float | None:
-        """When, after now, a file will have settled."""
-        due = (since + settle_s for since, count in self._since.items() if count)
-        return min((moment for moment in due if moment > now), default=None)
-
-    def counts(
-        self, now: float, settle_s: float, hashing: Collection[str], disputed: Iterable[str]
-    ) -> dict[str, int]:
-        """How many files are in which state; every state is present, so that a gauge falls back to 0."""
-        settled = self.settled(now, settle_s)
-        counts = {"settling": len(self) - settled, "waiting": settled}
-        counts |= dict.fromkeys(("hashing", "verified", "disputed"), 0)
-        busy = [path for path in hashing if path in self]
-        others = [path for path in disputed if path in self and path not in hashing]
-        for state, paths in (("hashing", busy), ("disputed", others)):
-            counts[state] = len(paths)
-            for path in paths:
-                counts["waiting" if now >= self[path].since + settle_s else "settling"] -= 1
-        return counts
+    def wanted_again(self, receipt: Receipt) -> Watched | None:
+        """Nothing comes that is not in the folder."""
+        return None
 
 
 def is_rot(receipt: Receipt | None, file: FileSeen, sha256: str) -> bool:
     """Whether the file's content differs from its receipt's although nobody wrote to it: that is no edit."""
     return receipt is not None and receipt.etag == file.etag and receipt.sha256 != sha256
-
-
-def vanished(watched: Mapping[str, Watched], receipts: Mapping[str, Receipt]) -> list[str]:
-    """The paths that have a receipt but are no longer in the folder."""
-    return [path for path in receipts if path not in watched]

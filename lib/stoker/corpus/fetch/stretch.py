@@ -1,4 +1,4 @@
-"""With a limit of rows or tokens: how far ahead of what is counted a source is fetched.
+"""With a limit of rows or tokens: which files of a source to fetch now.
 
 How many files fill such a limit is known only as they are built. Fetching all that is listed would bring a
 terabyte for ten million rows, so the files come in listing order, a bounded stretch ahead.
@@ -7,7 +7,7 @@ terabyte for ten million rows, so the files come in listing order, a bounded str
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,10 +23,10 @@ LOOK_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Stretch:
-    """The paths to have now; `whole`: they are all that the limit will ever take."""
+    """The paths to have now; `is_whole`: they are all that the limit will ever take."""
 
     paths: frozenset[str]
-    whole: bool
+    is_whole: bool
 
 
 def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeline) -> Stretch:
@@ -34,7 +34,7 @@ def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeli
     limit = pipeline.dataset.limit
     part = slice_of(listing.paths, sources, limit)
     if part.full:
-        return Stretch(frozenset(part.paths), whole=True)
+        return Stretch(frozenset(part.paths), is_whole=True)
     order = sorted(listing.paths)[: limit.files]
     counted = {path for path in order if path in sources and sources[path].state in TERMINAL}
     ahead = pipeline.stage.queue_files + pipeline.download.files_at_once
@@ -43,30 +43,42 @@ def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeli
     if training is not None:  # nothing is built, so nothing counted, before its files are here
         wanted |= choose(listing, sources, training.train_bytes).wanted.intersection(order)
     paths = frozenset(counted | wanted)
-    return Stretch(paths, whole=len(paths) == len(order))
+    return Stretch(paths, is_whole=len(paths) == len(order))
 
 
-class SliceAhead:
-    """Follows the records of the stage-shard loop; without such a limit everything is meant."""
+class StretchReader:
+    """Follows the records of the stage-shard loop; without such a limit every file is to be had now."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         limit = pipeline.dataset.limit
-        self.bounded = bool(limit.rows or limit.tokens)
-        self._shelf = Shelf(pipeline.layout.sources, pipeline.dataset.name, Source.from_record, patient=True)
-        self._looked = -LOOK_EVERY_S
-        self._of: Listing | None = None
-        self.stretch: Stretch | None = None
+        self.is_bounded = bool(limit.rows or limit.tokens)
+        self._sources = Shelf(
+            pipeline.layout.sources, pipeline.dataset.name, Source.from_record, patient=True
+        )
+        self._looked_at = -LOOK_EVERY_S
+        self._files: tuple[tuple[str, int], ...] = ()
+        self._stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
 
-    def moved(self, listing: Listing | None) -> bool:
-        """Look; whether another stretch is to be fetched now."""
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths to have now."""
+        return self._stretch.paths
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they are all that the limit will ever take."""
+        return self._stretch.is_whole
+
+    def has_moved(self, listing_now: Callable[[], Listing]) -> bool:
+        """Look, now and then; whether another stretch is to be fetched now."""
         now = time.monotonic()
-        if not self.bounded or listing is None or now < self._looked + LOOK_EVERY_S:
+        if not self.is_bounded or now < self._looked_at + LOOK_EVERY_S:
             return False
-        self._looked = now
-        sources = self._shelf.read()
-        if not self._shelf.take_changed() and listing.files == (self._of and self._of.files):
+        self._looked_at = now
+        sources, listing = self._sources.read(), listing_now()
+        if not self._sources.take_changed() and listing.files == self._files:
             return False
-        self._of, before = listing, self.stretch
-        self.stretch = stretch_of(listing, sources, self._pipeline)
-        return self.stretch != before
+        before, self._files = self._stretch, listing.files
+        self._stretch = stretch_of(listing, sources, self._pipeline)
+        return self._stretch != before

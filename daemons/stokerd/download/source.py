@@ -1,0 +1,114 @@
+"""What a folder and a source that is fetched have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from stoker.corpus.records.files_list import insist_known
+from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.worklist import Listed, Rules
+from stoker.kit.daemon import DaemonContext
+from stoker.store.errors import DataError
+from stokerd.common.files_list import FilesList
+from stokerd.download.effects import Effects, read_receipts
+from stokerd.download.state import Pauses, State
+from stokerd.download.status import Meters
+
+L = TypeVar("L", bound=Listed)
+M = TypeVar("M", bound=Meters)
+
+
+class Source(Generic[L, M]):
+    """One source: the worker that lists it, those that bring its files, and what is known of it.
+
+    `shown` names it for people, without secrets. `seen`: it was listed since our start. `revision` is that of
+    the listing, `origin` what it is the revision of.
+    """
+
+    every_s: float  # between two snapshots of it
+
+    def __init__(self, context: DaemonContext, rules: Rules[L], meters: M, *, shown: str) -> None:
+        self.context, self.meters, self.shown = context, meters, shown
+        self.pipeline, self.events = context.pipeline, context.events
+        self.dataset = self.pipeline.dataset.name
+        only = FilesList(context).names
+        self.state = State(rules, read_receipts(context), Pauses(context.events), only)
+        self.effects = Effects(context, self.state)
+        self.seen = False
+        self.revision = self.origin = ""
+        self._listing_due = self._listing_changed = False
+        self._changes = -1  # of receipts that the listing is kept up with
+        self._gone: set[str] = set()
+
+    # What each kind does its own way
+
+    @property
+    @abstractmethod
+    def trouble(self) -> str:
+        """Why nothing can be brought now; empty while it can."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether every file is vouched for."""
+
+    @abstractmethod
+    def is_drained(self) -> bool:
+        """Whether --once has nothing left to do."""
+
+    # What all have
+
+    def try_again(self, path: str) -> None:
+        """Forget how often a file failed."""
+        self.state.retries.succeeded(path)
+        self.state.given_up.discard(path)
+
+    def take_listing(self, listed: Mapping[str, L], selected: Mapping[str, L], where: str) -> None:
+        """Go by another listing; refuse a --files-list of what `where` does not hold, unless that is empty.
+
+        While the daemon stays such files may yet come, so that they are named once.
+        """
+        self.state.work.take(listed, selected)
+        self._listing_due = self._listing_changed = True
+        try:
+            insist_known((self.state.only or ()) if where else (), listed, where)
+        except DataError as error:
+            if self.context.once:
+                raise
+            self.effects.warn_once("files_list_unknown", self.shown, str(error))
+
+    def tell_vanished(self, gone: Collection[str], reason: str, most: int) -> None:
+        """Name the files, at most so many, that are receipted but not in the source any more; each once."""
+        new = sorted(set(gone) - self._gone)
+        self._gone = set(gone)
+        for path in new[:most]:
+            self.events.record("source_vanished", level="warning", path=path, reason=reason)
+        if (more := len(new) - most) > 0:
+            said = f"{more} more files are not listed any more"
+            self.events.record("source_vanished", level="warning", path="", reason=said)
+
+    def keep_listing(self) -> None:
+        """Write the listing where it may be another than before."""
+        if self._changes != self.state.changes:
+            self._changes, self._listing_due = self.state.changes, True
+            self._listing_changed |= any(each.size is None for each in self.state.work.listed.values())
+        if self._listing_due and self.seen:
+            head = Listing(self.dataset, (), self.is_complete, self.revision, self.origin)
+            self._listing_due = not self.effects.keep_listing(
+                head, self.sized, has_changed=self._listing_changed, is_hurried=self.is_drained()
+            )
+            self._listing_changed &= self._listing_due
+
+    def sized(self) -> Iterator[tuple[str, int]]:
+        """The listed files; one whose size its server alone knows has its receipt's."""
+        for path, each in self.state.work.listed.items():
+            receipt = self.state.receipts.get(path) if each.size is None else None
+            yield path, each.size if each.size is not None else receipt.size if receipt else 0
+
+
+def some(paths: Collection[str], most: int = 20) -> str:
+    """Names for a sentence: not more than a reader takes in."""
+    shown = ", ".join(sorted(paths)[:most])
+    return f"{shown} and {len(paths) - most} more" if len(paths) > most else shown

@@ -1,0 +1,170 @@
+"""What the download watchdog knows: the facts that its decisions are made from."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.worklist import Listed, Rules, Worklist
+from stoker.kit.events import Events
+from stoker.kit.workers.retries import Retries
+from stokerd.common.alerts import REPEAT_S, WARN_EVERY_S, Told
+
+LISTER = "/lister"  # no source's path begins with a slash
+
+# The source cannot be listed; it refuses its files; the landing cannot be used; its disk fails or is full;
+# a file cannot be removed; every file waits for its next try.
+Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """`alert` is the event that tells of it, `about` tells apart pauses of one event that are told each.
+
+    `since` and `until`, the next try, are monotonic seconds.
+    """
+
+    alert: str
+    reason: str
+    since: float
+    until: float
+    about: str
+    level: str
+    fields: Mapping[str, Any]
+
+
+class Pauses:
+    """The pauses of now, by subject. That the source cannot be listed is repeated each minute, the others
+    every five, and `server` never."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._all: dict[Subject, Pause] = {}
+        self._often, self._seldom = Told(events, WARN_EVERY_S), Told(events, REPEAT_S)
+
+    def begin(
+        self,
+        subject: Subject,
+        alert: str,
+        reason: str,
+        *,
+        until: float = math.inf,
+        about: str = "",
+        level: str = "warning",
+        **fields: Any,
+    ) -> None:
+        """Wait for that reason, from now on or still."""
+        since = self._all[subject].since if subject in self._all else time.monotonic()
+        self._all[subject] = Pause(alert, reason, since, until, about, level, fields)
+        self.remind()
+
+    def remind(self) -> None:
+        """Tell again of what lasts."""
+        for subject, pause in self._all.items():
+            fields: dict[str, Any] = {**pause.fields, "reason": pause.reason}
+            if pause.until < math.inf:
+                fields["retry_in_s"] = round(max(0.0, pause.until - time.monotonic()), 1)
+            repeat = subject != "server"
+            self._alerts(subject).trouble(
+                pause.alert, pause.about, level=pause.level, repeat=repeat, **fields
+            )
+
+    def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
+        """Record the event that tells of the end, if there was such a pause."""
+        if (pause := self._all.pop(subject, None)) is not None:
+            self._alerts(subject).over(pause.alert, pause.about)
+            if event:
+                self._events.record(event, **fields)
+
+    def hurry(self, subject: Subject) -> None:
+        """Try again now."""
+        if subject in self._all:
+            self._all[subject] = replace(self._all[subject], until=0.0)
+
+    def __contains__(self, subject: Subject) -> bool:
+        return subject in self._all
+
+    def reason(self, *subjects: Subject) -> str:
+        """Why the first of these that is paused is; empty where none is."""
+        return next((self._all[each].reason for each in subjects if each in self._all), "")
+
+    def until(self, *subjects: Subject) -> float:
+        """When the last of these ends by itself, or is tried again, monotonic seconds."""
+        return max((self._all[each].until for each in subjects if each in self._all), default=0.0)
+
+    def _alerts(self, subject: Subject) -> Told:
+        return self._often if subject == "listing" else self._seldom
+
+
+L = TypeVar("L", bound=Listed)
+
+
+class State(Generic[L]):
+    """`receipts` by path and `paths` by receipt state; `verified_bytes` are those of the verified files.
+
+    `work` are the files listed, selected and pending, `transfers` those with a worker, `removing` the paths
+    that it is to unlink. `only` are the paths to work on, None for all; `given_up` those that --once does not
+    try again. `changes` counts the receipts written.
+    """
+
+    def __init__(
+        self,
+        rules: Rules[L],
+        receipts: Iterable[tuple[str, Receipt]],
+        pauses: Pauses,
+        only: Collection[str] | None,
+    ) -> None:
+        self.receipts: dict[str, Receipt] = {}
+        self.paths: dict[ReceiptState, set[str]] = defaultdict(set)
+        self.verified_bytes = self.changes = 0
+        self.work = Worklist(rules, self.receipts)
+        self.transfers = Transfers[Any]()
+        self.removing: set[str] = set()
+        self.retries = Retries()
+        self.pauses = pauses
+        self.only = only
+        self.given_up: set[str] = set()
+        for _, receipt in receipts:
+            self._enter(receipt)
+
+    def take(self, receipt: Receipt) -> None:
+        """Go by a receipt that is durable now."""
+        self._enter(receipt)
+        self.changes += 1
+        self.work.note(receipt.path)
+
+    def _enter(self, receipt: Receipt) -> None:
+        if (before := self.receipts.get(receipt.path)) is not None:
+            self.paths[before.state].discard(before.path)
+            self.verified_bytes -= before.size if before.state == "verified" else 0
+        self.receipts[receipt.path] = receipt
+        self.paths[receipt.state].add(receipt.path)
+        self.verified_bytes += receipt.size if receipt.state == "verified" else 0
+
+    def may_begin(self, path: str, now: float) -> bool:
+        """Whether a pending file may be begun now."""
+        return (
+            path not in self.transfers
+            and path not in self.removing
+            and (self.only is None or path in self.only)
+            and path not in self.given_up
+            and now >= self.retries.not_before.get(path, now)
+        )
+
+    def is_left(self) -> bool:
+        """Whether something is to be done about a file that is not given up."""
+        return any(
+            path not in self.given_up and (self.only is None or path in self.only)
+            for path in self.work.pending
+        )
+
+    def next_retry(self, now: float) -> float:
+        """When, after now, a pending file may be tried again, monotonic seconds."""
+        tried = self.retries.not_before.items()
+        return min((due for path, due in tried if due > now and path in self.work.pending), default=math.inf)

@@ -1,0 +1,179 @@
+"""What becomes of a file's receipt, and what is told of it: pure decisions of the download watchdog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker.corpus.fetch.messages import Said
+from stoker.corpus.fetch.selection import Wanted, Wish, speaks_of
+from stoker.corpus.records.demand import Unneeded
+from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.sources import Source
+from stoker.corpus.source.arrivals import is_rot
+from stoker.corpus.source.folder import FileSeen
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event to record."""
+
+    word: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A receipt to write, the event to record once it is durable, and the answer to the request for it."""
+
+    receipt: Receipt | None = None
+    event: Event | None = None
+    answer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing may be done; empty where it may."""
+        return str(self.answer.get("refused", ""))
+
+
+def _refused(reason: str) -> Change:
+    return Change(answer={"refused": reason})
+
+
+def _as_it_is(receipt: Receipt) -> Change:
+    return Change(answer={"receipt": receipt.state, "sha256": receipt.sha256})
+
+
+# What workers found
+
+
+def hashed(
+    before: Receipt | None, dataset: str, place: str, file: FileSeen, sha256: str, *, cached: bool
+) -> Change:
+    """After a folder's file at `place` was hashed."""
+    told: dict[str, Any] = {"path": file.path, "sha256": sha256}
+    if before is not None and is_rot(before, file, sha256):
+        reason = (
+            "its content changed, its size, time and inode did not; nothing is built of it: put a good copy "
+            f"in its place, or take it as it is with stoker verify downloads --accept {file.path}"
+        )
+        told |= {"before": before.sha256, "cached": cached, "reason": reason}
+        rotten = replace(before, file=place, state="disputed", found=sha256)
+        return Change(rotten, Event("source_rotten", told, "error"))
+    receipt = Receipt(dataset, file.path, place, file.size, sha256, "", file.etag, "verified")
+    if before is None:
+        return Change(receipt, Event("file_verified", {**told, "size": file.size, "cached": cached}))
+    if before.sha256 == sha256:
+        return Change(receipt, Event("file_reverified", {**told, "cached": cached}))
+    return Change(receipt, Event("source_changed", {**told, "before": before.sha256}, "warning"))
+
+
+def fetched(before: Receipt | None, dataset: str, place: str, wish: Wish, done: Said) -> Change:
+    """After a file came, or was found whole, at `place` in the landing."""
+    state: ReceiptState = "unproven" if done.unproven else "verified"
+    wanted, revision = wish.wanted, wish.revision
+    receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, wanted.identity, state)
+    told: dict[str, Any] = {"path": wanted.path, "size": done.size, "sha256": done.sha256}
+    told |= {"how": done.how, "cached": done.cached}
+    if done.unproven:
+        told["reason"] = "it came without a length, and no sum is listed: nothing tells whether it is whole"
+        return Change(receipt, Event("file_unproven", told, "warning"))
+    known = before is not None and before.sha256 == done.sha256
+    return Change(receipt, Event("file_reverified" if known else "file_verified", told))
+
+
+def given_up(before: Receipt | None, dataset: str, place: str, wish: Wish) -> Change:
+    """After a file could not be brought."""
+    wanted, revision = wish.wanted, wish.revision
+    if before is not None and before.state == "given_up" and speaks_of(before, wanted):
+        return Change()
+    size, sha256 = wanted.size or 0, wanted.sha256 or ""
+    return Change(Receipt(dataset, wanted.path, place, size, sha256, revision, wanted.identity, "given_up"))
+
+
+def listed_otherwise(receipt: Receipt) -> Change:
+    """Another content is listed: this one goes first."""
+    told = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
+    return Change(replace(receipt, state="releasing"), Event("source_changed", told))
+
+
+def removed(receipt: Receipt | None) -> Change:
+    """After a file was unlinked."""
+    if receipt is None or receipt.state != "releasing":
+        return Change()
+    told = {"path": receipt.path, "size": receipt.size}
+    return Change(replace(receipt, state="released"), Event("file_released", told))
+
+
+# What others ask
+
+
+def disputed(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
+    """This content was found wrong: look at the file again."""
+    if receipt is None:
+        return _refused(f"no receipt for {path}")
+    if receipt.sha256 != sha256 or not (receipt.usable or receipt.state == "disputed"):
+        return _as_it_is(receipt)  # looked at again since, or not here
+    return looked_at_again(receipt, by)
+
+
+def looked_at_again(receipt: Receipt, by: str) -> Change:
+    """Have a file hashed again, and brought again where it is not what its receipt says."""
+    answer = {"receipt": "disputed"}
+    if receipt.state == "disputed" and not receipt.found:
+        return Change(answer=answer)
+    event = Event("receipt_disputed", {"path": receipt.path, "by": by}, "warning")
+    return Change(replace(receipt, state="disputed", found=""), event, answer)
+
+
+def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
+    """Somebody takes a rotten file as it is."""
+    if receipt is None or not receipt.rotten or receipt.found != sha256:
+        return _refused(f"{path} is not rotten with that content")
+    told = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
+    taken = replace(receipt, state="verified", sha256=receipt.found, found="")
+    return Change(taken, Event("source_changed", told, "warning"), {"receipt": "verified"})
+
+
+def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Callable[[], str]) -> Change:
+    """Remove a file that the stage-shard loop needs no more: the intent, before the unlink."""
+    if receipt is None:
+        return _refused(f"no receipt for {path}")
+    if not receipt.usable or receipt.sha256 != sha256:
+        return _as_it_is(receipt)
+    if kept := still_needed():
+        return _refused(f"{path}: {kept}")
+    return Change(replace(receipt, state="releasing"), answer={"receipt": "releasing"})
+
+
+def still_needed(
+    path: str, unneeded: Unneeded, source_of: Callable[[str], Source | None], *, release: str, has_warm: bool
+) -> str:
+    """Why a file may not go, by the loop's records of it and of its content's owner; empty when it may."""
+    if release == "never":
+        return "shard.release is never"
+    safe = {"synced", "released"} if has_warm else {"proven", "released"}
+    owner = unneeded.owner
+    for each, states in ((path, safe | {"duplicate"} if owner != path else safe), (owner, safe)):
+        source = source_of(each)
+        if source is None or source.sha256 != unneeded.sha256:
+            return f"no source record of {each} speaks of that content"
+        if source.state not in states:
+            return f"the source {each} is {source.state}"
+    return ""
+
+
+def fetched_again(receipt: Receipt, sha256: str | None, wanted: Wanted | None, by: str) -> Change:
+    """Bring a file again that was removed; `sha256` is the content meant, None for any."""
+    if receipt.state == "given_up":
+        return Change(answer={"receipt": "given_up"})
+    if sha256 is not None and receipt.sha256 != sha256:
+        return _as_it_is(receipt)
+    if wanted is None:
+        return _refused(f"{receipt.path} is not listed any more, and nothing tells where it is")
+    if receipt.state not in ("released", "releasing") or not speaks_of(receipt, wanted):
+        return Change(answer={"receipt": receipt.state})
+    event = Event("fetch_asked", {"path": receipt.path, "by": by})
+    return Change(replace(receipt, state="disputed"), event, {"receipt": "disputed"})

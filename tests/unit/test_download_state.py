@@ -1,0 +1,187 @@
+"""What the download watchdog keeps of its receipts, and what it says of its pauses."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import stokerd.common.alerts
+from stoker.corpus.fetch.messages import parse
+from stoker.corpus.fetch.selection import RemoteRules, Wanted
+from stoker.corpus.records.receipts import Receipt, write_receipt
+from stoker.store.layout import StateLayout
+from stokerd.download.effects import Effects, read_receipts
+from stokerd.download.failures import FetchFailures
+from stokerd.download.state import Pauses, State
+
+RECEIPT = Receipt("d", "a", "/l/a", 10, "ab" * 32, "", f"sha256:{'ab' * 32}", "verified")
+STALL_S = 300.0
+
+
+class Heard:
+    """Stands in for the events."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def record(self, event: str, level: str = "info", **_: Any) -> None:
+        self.words.append(event)
+
+
+class World:
+    """The context of a daemon as far as these objects ask it, a state from its receipts, and a clock."""
+
+    def __init__(self, home: Path) -> None:
+        self.now = 1000.0
+        self.layout = StateLayout(home / "state")
+        self.layout.create()
+        self.heard: Any = Heard()
+        pipeline = SimpleNamespace(
+            dataset=SimpleNamespace(name="d"), download=SimpleNamespace(stall=STALL_S), source_root=home
+        )
+        reserve = SimpleNamespace(spent=False)
+        self.context: Any = SimpleNamespace(
+            layout=self.layout, events=self.heard, pipeline=pipeline, reserve=reserve, once=False
+        )
+        self.state = self.read()
+        self.transfers = self.state.transfers
+
+    def read(self) -> State[Wanted]:
+        return State(RemoteRules("/l", None), read_receipts(self.context), Pauses(self.heard), None)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(tmp_path)
+    monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: world.now)
+    return world
+
+
+def test_bytes_and_states_follow_each_receipt_and_a_restart_finds_the_same(world: World) -> None:
+    state = world.state
+    steps = [("a", "verified", 10, []), ("b", "verified", 30, []), ("a", "disputed", 20, ["a"])]
+    steps += [("b", "disputed", 0, ["a", "b"]), ("a", "verified", 10, ["b"])]
+    for path, to, held, disputed in steps:
+        size = 10 if path == "a" else 20
+        receipt = replace(RECEIPT, path=path, file=f"/l/{path}", size=size, state=to)
+        write_receipt(world.layout, receipt)
+        state.take(receipt)
+        for each in (state, world.read()):
+            assert each.verified_bytes == held
+            assert sorted(each.paths["disputed"]) == disputed
+            assert each.receipts == state.receipts
+
+
+def test_a_copied_record_makes_nobody_release_what_is_verified(world: World) -> None:
+    file = world.layout.receipt("d", "a")
+    for first, last in (("verified", "releasing"), ("releasing", "verified")):
+        write_receipt(world.layout, replace(RECEIPT, state=first))
+        shutil.copy(file, file.with_name("copy-000000000000.json"))
+        write_receipt(world.layout, replace(RECEIPT, state=last))
+        state = world.read()
+        assert state.paths["releasing"] == {
+            path for path, each in state.receipts.items() if each.state == "releasing"
+        }
+
+
+def test_a_damaged_receipt_is_moved_aside_and_told(world: World) -> None:
+    write_receipt(world.layout, RECEIPT)
+    file = world.layout.receipt("d", "a")
+    file.write_bytes(file.read_bytes().replace(b'"size":10', b'"size":11'))
+    assert not world.read().receipts
+    assert world.heard.words == ["record_damaged"]
+    assert not file.exists()
+
+
+def test_a_warning_about_a_path_is_told_once(world: World) -> None:
+    effects = Effects(world.context, world.state)
+    for path in "aab":
+        effects.warn_once("source_refused", path, "it is a link")
+    assert world.heard.words == ["source_refused"] * 2
+
+
+def test_a_pause_is_told_at_its_begin_now_and_then_while_it_lasts_and_at_its_end(world: World) -> None:
+    pauses = world.state.pauses
+    pauses.begin("disk", "disk_full", "no room", until=1060.0)
+    pauses.begin("disk", "disk_full", "no room, still", until=1120.0)
+    assert (pauses.reason("access", "disk"), pauses.until("disk", "access")) == ("no room, still", 1120.0)
+    assert world.heard.words == ["disk_full"]
+    world.now += 301.0
+    pauses.remind()
+    assert world.heard.words == ["disk_full"] * 2
+    pauses.hurry("disk")
+    assert pauses.until("disk") == 0.0
+    for _ in range(2):
+        pauses.end("disk", "download_resumed", reason="no room")
+    assert world.heard.words == ["disk_full"] * 2 + ["download_resumed"]
+    assert "disk" not in pauses and not pauses.reason("disk")
+
+
+class TestWaitingForServers:
+    """Two files with the worker: what is shown at once, and what is worth an event."""
+
+    @pytest.fixture
+    def failures(self, world: World) -> FetchFailures:
+        world.transfers.add("a", 100, None)
+        world.transfers.add("b", 100, None)
+        fetcher: Any = SimpleNamespace(slots=8)
+        return FetchFailures(world.context, world.state, fetcher, is_repo=True)
+
+    def hear(self, world: World, kind: str, path: str, **fields: Any) -> None:
+        world.transfers.hear(parse({"kind": kind, "path": path, **fields}), world.now)
+
+    def retry(self, world: World, path: str, wait_s: float) -> None:
+        self.hear(world, "retry", path, **{"class": "server", "reason": "h answers 503", "wait_s": wait_s})
+
+    def look(self, world: World, failures: FetchFailures, after_s: float = 0.0) -> str:
+        world.now += after_s
+        failures.look_at_waits(world.now)
+        return failures.waits
+
+    def test_nothing_is_said_while_a_file_is_worked_on_or_none_was_tried(
+        self, world: World, failures: FetchFailures
+    ) -> None:
+        assert self.look(world, failures) == ""
+        self.hear(world, "start", "a", offset=0)
+        self.retry(world, "b", 3600.0)
+        assert self.look(world, failures) == ""
+        assert world.heard.words == []
+
+    def test_short_waits_are_shown_and_become_an_event_when_they_bring_nothing_for_long(
+        self, world: World, failures: FetchFailures
+    ) -> None:
+        self.retry(world, "a", 2.0)
+        self.retry(world, "b", 5.0)
+        shown = self.look(world, failures)
+        assert shown.startswith("2 files wait, tried again at ") and shown.endswith("answers 503")
+        assert world.heard.words == []
+        self.retry(world, "a", 30.0)
+        assert self.look(world, failures, STALL_S + 1)
+        assert world.heard.words == ["downloads_wait"]
+        self.look(world, failures, STALL_S)
+        assert world.heard.words == ["downloads_wait"], "it is said once"
+
+    def test_a_long_wait_is_an_event_at_once_and_bytes_end_it(
+        self, world: World, failures: FetchFailures
+    ) -> None:
+        self.retry(world, "a", 3600.0)
+        self.retry(world, "b", 7200.0)
+        self.look(world, failures)
+        assert world.heard.words == ["downloads_wait"]
+        self.hear(world, "start", "a", offset=0)
+        assert self.look(world, failures) == "" and world.heard.words == ["downloads_wait"], "no byte yet"
+        self.hear(world, "progress", "a", bytes=50, received=50)
+        self.look(world, failures)
+        assert world.heard.words == ["downloads_wait", "downloads_go_on"]
+
+    def test_files_that_nobody_wants_any_more_end_it_too(self, world: World, failures: FetchFailures) -> None:
+        self.retry(world, "a", 3600.0)
+        self.look(world, failures)
+        world.transfers.clear()
+        assert self.look(world, failures) == ""
+        assert world.heard.words == ["downloads_wait", "downloads_go_on"]
