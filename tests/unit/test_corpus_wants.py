@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.corpus.fetch.failure import blame
+from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
 from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import (
     RemoteRules,
@@ -24,6 +25,7 @@ from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
+from stoker.kit.workers.exit import WorkerExit
 from support.books import books_of
 from support.pipelines import make_pipeline
 
@@ -198,6 +200,37 @@ def test_only_what_the_file_earned_gives_it_up(
     cause: str, is_repo: bool, something_came: bool, blamed: str
 ) -> None:
     assert blame(cause, is_repo=is_repo, something_came=something_came) == blamed
+
+
+@pytest.mark.parametrize(
+    ("code", "result", "cause", "is_final", "is_config"),
+    [
+        (0, {"status": "failed", "class": "gated", "reason": "no"}, "gated", True, False),
+        (0, {"status": "failed", "class": "throttled", "reason": "no"}, "throttled", False, False),
+        (0, {"status": "failed", "class": "list", "reason": "no"}, "list", True, True),
+        (0, {"status": "listed", "revision": "r", "refused": [], "refused_in_all": 0}, "empty", True, False),
+        (70, None, "died", False, False),
+        (69, None, "died", True, False),
+        (78, None, "died", True, True),
+    ],
+)
+def test_why_there_is_no_listing(
+    code: int, result: dict[str, Any] | None, cause: str, is_final: bool, is_config: bool
+) -> None:
+    ended = WorkerExit("finished" if code == 0 else "failed", code, None, result, None, 0)
+    found = listing_outcome(ended, (), "the hub")
+    assert isinstance(found, NotListed)
+    assert (found.cause, found.is_final, found.is_config) == (cause, is_final, is_config)
+
+
+def test_a_listing_is_in_path_order_and_one_that_is_known_brings_nothing_new() -> None:
+    result = {"status": "listed", "revision": "r", "refused": [["a b", "no"]], "refused_in_all": 7}
+    ended = WorkerExit("finished", 0, None, result, None, 0)
+    found = listing_outcome(ended, (wanted("b"), wanted("a")), "the hub")
+    assert isinstance(found, Listed) and list(found.files) == ["a", "b"]
+    assert (found.revision, found.refused, found.refused_in_all) == ("r", (("a b", "no"),), 7)
+    ended = replace(ended, result={"status": "unchanged", "revision": "r"})
+    assert listing_outcome(ended, (), "the hub") is None
 
 
 class TestStretch:

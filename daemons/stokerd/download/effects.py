@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.fetch.selection import still_complete
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.listing_writer import ListingWriter
 from stoker.corpus.records.receipts import Receipt, write_receipt
@@ -41,10 +40,15 @@ class Effects:
     def __init__(self, context: DaemonContext, state: State[Any]) -> None:
         self._layout, self._events, self._state = context.layout, context.events, state
         self.listing = ListingWriter(self._layout, context.pipeline.dataset.name)
-        self._listed_at = 0.0
+        self.listing_due = 0.0  # when it may be written again, monotonic seconds
         self._told: set[tuple[str, str]] = set()
         self._claimed = -1  # bytes; -1: what an earlier daemon claimed
         self._claim_due = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """What the listing that was written says."""
+        return self.listing.head is not None and self.listing.head.complete
 
     def apply(self, change: Change) -> Mapping[str, Any]:
         """Write a receipt, then record its event; returns the answer to the request for it."""
@@ -66,56 +70,31 @@ class Effects:
         reason = "another client's; left alone"
         self._events.record("foreign_files", count=count, first=path, reason=reason)
 
-    def keep_listing(
-        self,
-        head: Listing,
-        files: Callable[[], Iterable[tuple[str, int]]],
-        *,
-        has_changed: bool,
-        is_hurried: bool,
-    ) -> bool:
+    def keep_listing(self, head: Listing, files: Callable[[], Iterable[tuple[str, int]]]) -> bool:
         """Write the listing, whose files `files` tells: at once when it comes to be complete, no longer is,
-        or is of another revision, else now and then. Whether nothing is left to write."""
+        or is of another revision, else now and then. Whether that was now."""
         now, before = time.monotonic(), self.listing.head
         is_other = before is None or (before.complete, before.revision) != (head.complete, head.revision)
-        if not is_other and not has_changed:
-            return True
-        if not is_other and not is_hurried and now < self._listed_at + LISTING_EVERY_S:
+        if not is_other and now < self.listing_due:
             return False
+        self.listing_due = now + LISTING_EVERY_S
         listing = replace(head, files=tuple(files()))
-        self._listed_at = now
         if self.listing.write(listing) and head.complete and not (before and before.complete):
             self._events.record("listing_complete", files=len(listing.files))
         return True
 
-    def doubt_listing(self, receipts: Mapping[str, Receipt]) -> None:
-        """Write that the listing is not complete any more, where a receipt of it says so."""
-        if self.listing.head is None or not self.listing.head.complete:
-            return
-        if (listing := self.listing.read()) and not still_complete(listing.paths, receipts):
-            self.listing.write(replace(listing, complete=False))
-
-    @property
-    def listing_due(self) -> float:
-        """When a listing that changed is written, monotonic seconds."""
-        return self._listed_at + LISTING_EVERY_S
-
     def claim(self, root: str, device: int | None, size: int) -> None:
         """Claim so many bytes of the landing's disk; written when it begins, ends, or changed much."""
-        if device is None:
-            if self._claimed < 0 and not size:
-                self._write_claims(0)
-            return
-        begins = size > 0 >= self._claimed
-        is_news = begins or (not size and self._claimed > 0) or abs(size - self._claimed) >= CLAIM_STEP
-        if is_news and (begins or time.monotonic() >= self._claim_due):
-            self._write_claims(size, Claim(device, root, "landing", size))
+        begins = self._claimed <= 0 < size and device is not None
+        is_news = (size == 0) != (self._claimed <= 0) or abs(size - self._claimed) >= CLAIM_STEP
+        if self._claimed < 0 or begins or (is_news and time.monotonic() >= self._claim_due):
+            is_known = device is not None and size > 0
+            self._claimed, self._claim_due = size if is_known else 0, time.monotonic() + CLAIM_EVERY_S
+            claims = (Claim(device, root, "landing", size),) if device is not None and size else ()
+            write_claims(self._layout, DOWNLOAD_WATCHDOG, claims)
 
     def end_claim(self) -> None:
         """Claim nothing any more."""
         if self._claimed > 0:
-            self._write_claims(0)
-
-    def _write_claims(self, size: int, *claims: Claim) -> None:
-        self._claimed, self._claim_due = size, time.monotonic() + CLAIM_EVERY_S
-        write_claims(self._layout, DOWNLOAD_WATCHDOG, claims if size else ())
+            self._claimed = 0
+            write_claims(self._layout, DOWNLOAD_WATCHDOG, ())

@@ -21,7 +21,6 @@ from stoker.store.names import utc_at
 from stokerd.download.fetcher import FETCHER, Fetcher
 from stokerd.download.state import State, Subject
 
-DISK, REMOVAL = "/landing", "/removal"  # subjects of retries; no source's path begins with a slash
 GIVEN_UP_FIRST_S, GIVEN_UP_LAST_S = 600.0, 6 * 3600.0
 ACCESS_EVERY_S = 600.0
 LONG_WAIT_S = 60.0  # a shorter wait for a server is everyday business
@@ -67,12 +66,9 @@ class FetchFailures:
 
     def next_due(self, now: float) -> float:
         """When to try again what failed, monotonic seconds."""
-        due = (
-            self._pauses.until("removal"),
-            self._pauses.until(*_PAUSES),
-            self._retries.not_before.get(FETCHER, 0.0),
-        )
-        return min((each for each in due if each > now), default=math.inf)
+        due = (self._pauses.until("removal"), self._pauses.until(*_PAUSES))
+        fetcher = self._retries.not_before.get(FETCHER, 0.0)
+        return min((each for each in (*due, fetcher) if each > now), default=math.inf)
 
     # What went well
 
@@ -83,7 +79,6 @@ class FetchFailures:
             self.try_again(path)
         for subject in _PAUSES:
             self._pauses.end(subject, "download_resumed", reason=self._pauses.reason(subject))
-        self._retries.succeeded(DISK)
         self.landing_is_back()
 
     def landing_is_back(self) -> None:
@@ -104,7 +99,6 @@ class FetchFailures:
 
     def removed(self) -> None:
         """A file is gone: there is room again."""
-        self._retries.succeeded(REMOVAL)
         self._pauses.end("removal")
         self._pauses.hurry("disk")
 
@@ -135,12 +129,9 @@ class FetchFailures:
         return False
 
     def _disk_failed(self, cause: str, reason: str) -> None:
-        if self._retries.allows(DISK):  # of many files that fail together one is counted
-            self._retries.failed(DISK)
         word = "disk_full" if cause == "disk_full" else "landing_unavailable"
-        until = self._retries.not_before[DISK]
-        self._pauses.begin("disk", word, reason, until=until, level="error")
-        if self._context.once and self._retries.failures(DISK) >= TRIES_ONCE:
+        self._pauses.begin("disk", word, reason, level="error")
+        if self._context.once and self._pauses.tries.failures("disk") >= TRIES_ONCE:
             raise UnavailableError(reason)
         if cause == "gone":  # what this worker holds open is the directory of before
             self._fetcher.restart(reason)
@@ -156,10 +147,8 @@ class FetchFailures:
 
     def not_removed(self, path: str, reason: str) -> None:
         """A file that should go is still there; the intent remains."""
-        self._retries.failed(REMOVAL)
-        until = self._retries.not_before[REMOVAL]
-        self._pauses.begin("removal", "release_failed", reason, until=until, about=path, path=path)
-        if self._context.once and self._retries.failures(REMOVAL) >= TRIES_ONCE:
+        self._pauses.begin("removal", "release_failed", reason, about=path, path=path)
+        if self._context.once and self._pauses.tries.failures("removal") >= TRIES_ONCE:
             raise UnavailableError(f"{path} cannot be removed: {reason}")
 
     def fetcher_ended(self, ended: WorkerExit) -> None:
@@ -167,7 +156,7 @@ class FetchFailures:
         if reason := self._fetcher.ended(ended):
             if self._context.once:
                 raise UnavailableError(reason)
-            self._pauses.begin("landing", "landing_unavailable", reason, level="error")
+            self._pauses.begin("landing", "landing_unavailable", reason, until=math.inf, level="error")
 
     def look_at_waits(self, now: float) -> None:
         """Pause for the servers while every file waits for its next try.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stoker.corpus.fetch.messages import Said
+from stoker.corpus.fetch.messages import Said, fetch_task
 from stoker.corpus.fetch.selection import AHEAD, Wish
 from stoker.corpus.http.hub import HubRepo
 from stoker.kit.daemon import DaemonContext
@@ -20,7 +20,6 @@ FETCHER = "/fetcher"  # no source's path begins with a slash
 MODULE = "stoker.corpus.fetch.fetch_worker"
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
-COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
 EX_UNAVAILABLE = 69
 _STOP_S = 5.0
 
@@ -61,35 +60,10 @@ class Fetcher:
         if not self._state.retries.allows(FETCHER):
             return False
         self._is_leaving = False
-        self._pool.start(self._activity, FETCHER, self._task(expected=has_landed()), None)
+        self._pool.start(
+            self._activity, FETCHER, fetch_task(self._pipeline, self._repo, expected=has_landed()), None
+        )
         return True
-
-    def _task(self, *, expected: bool) -> dict[str, Any]:
-        download, quarantine = self._pipeline.download, self._pipeline.quarantine
-        source, repo = self._pipeline.dataset.source, self._repo
-        third_s = min(60.0, download.stall / 3)
-        return {
-            "root": str(self._pipeline.source_root),
-            "dataset": self._pipeline.dataset.name,
-            "expected": expected,
-            "files_at_once": download.files_at_once,
-            "bandwidth": download.bandwidth,
-            "min_rate": download.min_rate,
-            "window_s": third_s,
-            "connect_s": min(20.0, download.stall),
-            "read_s": third_s,
-            "head_s": min(120.0, download.stall / 2),
-            "commit_s": COMMIT_S,
-            "commit_bytes": COMMIT_BYTES,
-            "backoff": [1.0, 60.0],
-            "attempts": download.attempts,
-            "floor": self._pipeline.stage.free_floor,
-            "keep_files": quarantine.keep_files,
-            "keep_bytes": quarantine.keep_bytes,
-            "hub": repo and {"repo": repo.repo, "repo_type": repo.repo_type, "endpoint": repo.endpoint},
-            "token_file": None if source.token_file is None else str(source.token_file),
-            "owner": self._pipeline.owner,
-        }
 
     @property
     def slots(self) -> int:

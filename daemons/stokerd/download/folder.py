@@ -5,6 +5,7 @@ The folder itself is never written.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -154,7 +155,7 @@ class FolderSource(Source[Watched, Meters]):
         elif not self.context.once:
             if reason != pauses.reason("listing"):
                 pauses.end("listing")
-            pauses.begin("listing", "source_unavailable", reason, about=reason)
+            pauses.begin("listing", "source_unavailable", reason, until=math.inf, about=reason)
 
     def _emptiness(self, look: Look) -> str:
         refused = "".join(f" ({path}: {reason})" for path, reason in look.refused[:1])
@@ -187,14 +188,7 @@ class FolderSource(Source[Watched, Meters]):
             slots, lambda path: path not in self.settles and state.may_begin(path, now)
         ):
             file = watched.file
-            task = {
-                "root": self.shown,
-                "path": file.path,
-                "size": file.size,
-                "mtime_ns": file.mtime_ns,
-                "inode": file.inode,
-            }
-            self.pool.start(self.hash, file.path, task, file)
+            self.pool.start(self.hash, file.path, file.hash_task(self.shown), file)
             state.transfers.add(file.path, file.size, file)
 
     def ended(self, job: Job[Any], ended: WorkerExit) -> None:
@@ -252,19 +246,10 @@ class FolderSource(Source[Watched, Meters]):
     # What is shown
 
     def counts(self) -> dict[str, int]:
-        work, busy = self.state.work, self.hashing | self.settles.keys()
-        hashing = sum(path in work.pending for path in self.hashing)
-        settles = sum(path in work.pending for path in self.settles)
-        disputed = self.state.paths["disputed"]
-        disputed_left = sum(path in work.pending and path not in busy for path in disputed)
-        waiting = len(work.pending) - hashing - settles - disputed_left
-        return {
-            **work.counts,
-            "settling": settles,
-            "waiting": waiting,
-            "hashing": hashing,
-            "disputed": disputed_left,
-        }
+        counts, disputed = self.state.work.counts, self.state.paths["disputed"]
+        hashing, settles = len(self.hashing - disputed), len(self.settles.keys() - disputed)
+        waiting = max(0, counts["waiting"] - hashing - settles)
+        return {**counts, "settling": settles, "waiting": waiting, "hashing": hashing}
 
     def status(self) -> dict[str, Any]:
         work, now = self.state.work, time.monotonic()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.corpus.fetch.receipt_changes import accepted, disputed
+from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
 from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
@@ -142,30 +142,27 @@ class Wishes:
     def __init__(self, context: DaemonContext, source: FolderSource | RemoteSource) -> None:
         self._events, self._source = context.events, source
         self._reader = DemandReader(context.layout, context.pipeline.dataset.name)
-        self._seen: tuple[Demand, int, bool] | None = None  # what the landing was reconciled with
+        self._known = (Demand(), -1, False)  # what the landing was reconciled with
         self._refused: set[tuple[str, str, str]] = set()
 
     def reconcile(self) -> None:
         """Remove what is not needed, bring back what is missed; nothing while no record is another."""
         source, demand = self._source, self._reader.read()
-        seen = (demand, source.state.changes, source.seen)
-        if self._seen is not None and (seen[0] is self._seen[0] and seen[1:] == self._seen[1:]):
+        before, changes, was_seen = self._known
+        if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
             return
-        missed_before = self._seen[0].missed if self._seen is not None else {}
         for path, unneeded in demand.unneeded.items():
-            change = source.released(path, unneeded)
-            source.effects.apply(change)
-            self._tell("release", path, unneeded.sha256, change.refusal)
+            self._apply("release", path, unneeded.sha256, source.released(path, unneeded))
         for path, sha256 in demand.missed.items():
-            if missed_before.get(path) != sha256:
+            if before.missed.get(path) != sha256:
                 source.try_again(path)
-            change = source.fetched_again(path, sha256, STAGE_SHARD)
-            source.effects.apply(change)
-            if source.seen:  # before that nothing tells what is listed
-                self._tell("fetch", path, sha256, change.refusal)
-        self._seen = (demand, source.state.changes, source.seen)
+            self._apply("fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
+        self._known = (demand, source.state.changes, source.seen)
 
-    def _tell(self, verb: str, path: str, sha256: str, reason: str) -> None:
-        if reason and (verb, path, sha256) not in self._refused:
+    def _apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
+        self._source.effects.apply(change)
+        # Before the source was listed nothing tells what can be fetched.
+        is_certain = verb == "release" or self._source.seen
+        if change.refusal and is_certain and (verb, path, sha256) not in self._refused:
             self._refused.add((verb, path, sha256))
-            self._events.record(f"landing_{verb}_refused", level="warning", path=path, reason=reason)
+            self._events.record(f"landing_{verb}_refused", level="warning", path=path, reason=change.refusal)

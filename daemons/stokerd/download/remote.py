@@ -8,43 +8,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker.corpus.fetch import receipt_changes, selection
+from stoker.corpus.fetch.listed import Listed, NotListed
 from stoker.corpus.fetch.messages import Said, parse
-from stoker.corpus.fetch.receipt_changes import (
-    Change,
-    fetched,
-    fetched_again,
-    given_up,
-    listed_otherwise,
-    released,
-    removed,
-    still_needed,
-)
-from stoker.corpus.fetch.selection import (
-    RemoteRules,
-    Step,
-    Wanted,
-    Wish,
-    is_complete,
-    landed_before,
-    next_step,
-    wanted_again,
-)
+from stoker.corpus.fetch.receipt_changes import Change
+from stoker.corpus.fetch.selection import RemoteRules, Wanted, Wish
 from stoker.corpus.fetch.stretch import StretchReader
-from stoker.corpus.http.remote_file import shown
 from stoker.corpus.http.retry_rules import LOCAL
 from stoker.corpus.records.by_path import first
 from stoker.corpus.records.demand import Unneeded
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.sources import read_source
 from stoker.corpus.source.arrivals import file_of
-from stoker.corpus.source.remote_listing import origin_of, repo_of
+from stoker.corpus.source.remote_listing import origin_of, repo_of, shown_as
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.failures import FetchFailures
 from stokerd.download.fetcher import FETCHER, Fetcher
-from stokerd.download.remote_lister import REFUSED_EVERY_S, Listed, NotListed, RemoteLister
+from stokerd.download.remote_lister import RemoteLister
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 from stokerd.download.status import FetchMeters
@@ -61,7 +44,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo, origin = repo_of(source), origin_of(source)
-        name = origin if self.repo is None else shown(self.repo.page)
+        name = shown_as(source)
         rules = RemoteRules(self.root, self.repo)
         super().__init__(context, rules, FetchMeters(context.metrics), shown=name)
         head = self.effects.listing.head
@@ -81,7 +64,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
     @property
     def is_complete(self) -> bool:
         work = self.state.work
-        return self.ahead.is_whole and is_complete(work.selected, work.pending, self.state.receipts)
+        return self.ahead.is_whole and selection.is_complete(work.selected, work.pending, self.state.receipts)
 
     # Listing
 
@@ -95,16 +78,6 @@ class RemoteSource(Source[Wanted, FetchMeters]):
     def _take_listed(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
         pauses, events = self.state.pauses, self.events
-        if not listed.files:
-            reason = (
-                f"{self.shown} holds no file that is meant at {listed.revision[:12]}; correct "
-                "dataset.source.include and exclude"
-            )
-            self.lister.forget(REFUSED_EVERY_S)
-            self._not_listed(
-                NotListed("empty", reason, is_final=True, is_config=False, wait_s=REFUSED_EVERY_S)
-            )
-            return
         pauses.end("listing", "source_available", path=self.shown)
         before, self.pinned = self.pinned, listed.revision
         if before is None:
@@ -140,11 +113,8 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         return Listing(self.dataset, tuple(self.sized()), False, self.revision, self.origin)
 
     def _not_listed(self, found: NotListed) -> None:
-        reason = found.reason
-        if found.cause != "empty":
-            reason = f"the source cannot be listed: {reason}"
-        until = time.monotonic() + found.wait_s
-        self.state.pauses.begin("listing", "source_unavailable", reason, until=until, kind=found.cause)
+        pauses, until = self.state.pauses, self.lister.retry_at
+        pauses.begin("listing", "source_unavailable", found.reason, until=until, kind=found.cause)
         tries = self.state.retries.failures(LISTER)
         if self.context.once and (found.is_final or tries >= LIST_TRIES_ONCE):
             raise (ConfigError if found.is_config else UnavailableError)(found.reason)
@@ -153,9 +123,10 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         """Before the source was listed again, a listing that was complete may no longer be."""
         if self.seen:
             super().keep_listing()
-        elif self._changes != self.state.changes and self.effects.listing.head is not None:
-            self._changes = self.state.changes
-            self.effects.doubt_listing(self.state.receipts)
+        elif self._changes != self.state.changes and self.effects.is_complete:
+            self._changes, listing = self.state.changes, self.effects.listing.read()
+            if listing and not selection.still_complete(listing.paths, self.state.receipts):
+                self.effects.listing.write(replace(listing, complete=False))
 
     # Bringing
 
@@ -176,16 +147,18 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         ):
             receipt = state.receipts.get(wanted.path)
             if receipt is not None and self._step(wanted) == "release":
-                self.effects.apply(listed_otherwise(receipt))
+                self.effects.apply(receipt_changes.listed_otherwise(receipt))
             elif not self._has_worker():
                 return
             else:
                 is_listed = receipt is None or wanted.path in state.work.listed
                 revision = self.revision if is_listed or receipt is None else receipt.revision
-                self.fetcher.fetch(Wish(wanted, revision), landed_before(receipt, wanted))
+                self.fetcher.fetch(Wish(wanted, revision), selection.landed_before(receipt, wanted))
 
-    def _step(self, wanted: Wanted) -> Step:
-        return next_step(self.state.receipts.get(wanted.path), wanted, file_of(self.root, wanted.path))
+    def _step(self, wanted: Wanted) -> selection.Step:
+        return selection.next_step(
+            self.state.receipts.get(wanted.path), wanted, file_of(self.root, wanted.path)
+        )
 
     def _has_worker(self) -> bool:
         # Where files landed the landing must be there: a missing one is an unmounted disk then.
@@ -214,12 +187,12 @@ class RemoteSource(Source[Wanted, FetchMeters]):
                 self.failures.went_well()
             case "done" if wish is not None:
                 self.failures.went_well(said.path)
-                self._change(fetched, wish, said)
+                self._change(receipt_changes.fetched, wish, said)
             case "failed" if wish is not None:
                 self._failed(wish, said)
             case "removed":
                 self.failures.removed()
-                self.effects.apply(removed(self.state.receipts.get(said.path)))
+                self.effects.apply(receipt_changes.removed(self.state.receipts.get(said.path)))
             case "not_removed":
                 self.failures.not_removed(said.path, said.reason)
 
@@ -247,13 +220,13 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         if is_stale and message.cause not in LOCAL:
             return  # another content is listed since
         if self.failures.failed(message) and wanted is not None:
-            self._change(given_up, wish)
+            self._change(receipt_changes.given_up, wish)
 
     # What is asked
 
     def released(self, path: str, unneeded: Unneeded) -> Change:
         def kept() -> str:
-            return still_needed(
+            return receipt_changes.still_needed(
                 path,
                 unneeded,
                 lambda each: read_source(self.context.layout, self.dataset, each),
@@ -261,14 +234,16 @@ class RemoteSource(Source[Wanted, FetchMeters]):
                 has_warm=self.pipeline.warm is not None,
             )
 
-        return released(self.state.receipts.get(path), path, unneeded.sha256, kept)
+        return receipt_changes.released(self.state.receipts.get(path), path, unneeded.sha256, kept)
 
     def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
         receipt, listed = self.state.receipts.get(path), self.state.work.listed.get(path)
         if receipt is None:
             reason = f"{self.shown} does not list {path}"
             return Change(answer={"refused": reason} if listed is None else {"receipt": "none"})
-        return fetched_again(receipt, sha256, listed or wanted_again(receipt, self.repo), by)
+        return receipt_changes.fetched_again(
+            receipt, sha256, listed or selection.wanted_again(receipt, self.repo), by
+        )
 
     def try_again(self, path: str) -> None:
         self.failures.try_again(path)
@@ -312,7 +287,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
 
     def next_due(self, now: float) -> float:
         due = [self.lister.next_due(now), self.failures.next_due(now), self.state.next_retry(now)]
-        return min(*due, self.effects.listing_due if self._listing_due else math.inf)
+        return min(*due, self.effects.listing_due if self.listing_due else math.inf)
 
     # Ending
 

@@ -38,7 +38,7 @@ class Source(Generic[L, M]):
         self.effects = Effects(context, self.state)
         self.seen = False
         self.revision = self.origin = ""
-        self._listing_due = self._listing_changed = False
+        self.listing_due = False
         self._changes = -1  # of receipts that the listing is kept up with
         self._gone: set[str] = set()
 
@@ -71,7 +71,7 @@ class Source(Generic[L, M]):
         While the daemon stays such files may yet come, so that they are named once.
         """
         self.state.work.take(listed, selected)
-        self._listing_due = self._listing_changed = True
+        self.listing_due = True
         try:
             insist_known((self.state.only or ()) if where else (), listed, where)
         except DataError as error:
@@ -92,14 +92,12 @@ class Source(Generic[L, M]):
     def keep_listing(self) -> None:
         """Write the listing where it may be another than before."""
         if self._changes != self.state.changes:
-            self._changes, self._listing_due = self.state.changes, True
-            self._listing_changed |= any(each.size is None for each in self.state.work.listed.values())
-        if self._listing_due and self.seen:
+            self._changes, self.listing_due = self.state.changes, True
+        if self.listing_due and self.seen:
+            if self.is_drained():
+                self.effects.listing_due = 0.0
             head = Listing(self.dataset, (), self.is_complete, self.revision, self.origin)
-            self._listing_due = not self.effects.keep_listing(
-                head, self.sized, has_changed=self._listing_changed, is_hurried=self.is_drained()
-            )
-            self._listing_changed &= self._listing_due
+            self.listing_due = not self.effects.keep_listing(head, self.sized)
 
     def sized(self) -> Iterator[tuple[str, int]]:
         """The listed files; one whose size its server alone knows has its receipt's."""

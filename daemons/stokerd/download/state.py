@@ -25,14 +25,11 @@ Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
 
 @dataclass(frozen=True)
 class Pause:
-    """`alert` is the event that tells of it, `about` tells apart pauses of one event that are told each.
-
-    `since` and `until`, the next try, are monotonic seconds.
-    """
+    """`alert` is the event that tells of it, `about` tells apart pauses of one event that are told each;
+    `until`, the next try, is in monotonic seconds."""
 
     alert: str
     reason: str
-    since: float
     until: float
     about: str
     level: str
@@ -46,6 +43,7 @@ class Pauses:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._all: dict[Subject, Pause] = {}
+        self.tries = Retries()
         self._often, self._seldom = Told(events, WARN_EVERY_S), Told(events, REPEAT_S)
 
     def begin(
@@ -54,21 +52,24 @@ class Pauses:
         alert: str,
         reason: str,
         *,
-        until: float = math.inf,
+        until: float | None = None,
         about: str = "",
         level: str = "warning",
         **fields: Any,
     ) -> None:
-        """Wait for that reason, from now on or still."""
-        since = self._all[subject].since if subject in self._all else time.monotonic()
-        self._all[subject] = Pause(alert, reason, since, until, about, level, fields)
+        """Wait for that reason, from now on or still; without `until` for longer after each try."""
+        if until is None:
+            if self.tries.allows(subject):  # of many files that fail together one is counted
+                self.tries.failed(subject)
+            until = self.tries.not_before[subject]
+        self._all[subject] = Pause(alert, reason, until, about, level, fields)
         self.remind()
 
     def remind(self) -> None:
         """Tell again of what lasts."""
         for subject, pause in self._all.items():
             fields: dict[str, Any] = {**pause.fields, "reason": pause.reason}
-            if pause.until < math.inf:
+            if math.isfinite(pause.until):
                 fields["retry_in_s"] = round(max(0.0, pause.until - time.monotonic()), 1)
             repeat = subject != "server"
             self._alerts(subject).trouble(
@@ -77,6 +78,7 @@ class Pauses:
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
         """Record the event that tells of the end, if there was such a pause."""
+        self.tries.succeeded(subject)
         if (pause := self._all.pop(subject, None)) is not None:
             self._alerts(subject).over(pause.alert, pause.about)
             if event:
@@ -147,22 +149,18 @@ class State(Generic[L]):
         self.paths[receipt.state].add(receipt.path)
         self.verified_bytes += receipt.size if receipt.state == "verified" else 0
 
+    def is_meant(self, path: str) -> bool:
+        """Whether to do something about the path at all."""
+        return (self.only is None or path in self.only) and path not in self.given_up
+
     def may_begin(self, path: str, now: float) -> bool:
         """Whether a pending file may be begun now."""
-        return (
-            path not in self.transfers
-            and path not in self.removing
-            and (self.only is None or path in self.only)
-            and path not in self.given_up
-            and now >= self.retries.not_before.get(path, now)
-        )
+        is_free = path not in self.transfers and path not in self.removing
+        return is_free and self.is_meant(path) and now >= self.retries.not_before.get(path, now)
 
     def is_left(self) -> bool:
         """Whether something is to be done about a file that is not given up."""
-        return any(
-            path not in self.given_up and (self.only is None or path in self.only)
-            for path in self.work.pending
-        )
+        return any(map(self.is_meant, self.work.pending))
 
     def next_retry(self, now: float) -> float:
         """When, after now, a pending file may be tried again, monotonic seconds."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Metrics
-from stoker.observe.progress import DONE, download_parts
+from stoker.observe.progress import download_parts, download_text
 from stokerd.common.progress import ProgressTeller
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class StatusBoard:
             return
         self._shown_at = now
         counts, more, trouble, meters = source.counts(), source.status(), source.trouble, source.meters
-        complete = (head := source.effects.listing.head) is not None and head.complete
+        complete = source.effects.is_complete
         for state, count in counts.items() if source.seen else ():
             meters.files.labels(state).set(count)
         meters.verified.set(source.state.verified_bytes)
@@ -99,26 +98,4 @@ class StatusBoard:
             **more,
         }
         self._progress.tell(status)
-        self._context.beat(status, trouble or _text(status))
-
-
-def _text(status: Mapping[str, Any]) -> str:
-    waits = status.get("paused") or status.get("waits")
-    if not status["looked"]:
-        return f"looking at {status['source']}" + (f"; {waits}" if waits else "")
-    counts = status["files"]
-    left = sum(counts.values()) - sum(counts.get(state, 0) for state in DONE)
-    text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified, "
-    text += "all there is" if status["complete"] else f"{left:,} to go"
-    for state, more in (
-        ("released", ""),
-        ("given_up", "; stoker events says why"),
-        ("unproven", ""),
-        ("rotten", "; stoker audit says what to do"),
-    ):
-        if count := counts.get(state):
-            text += f", {count} {state.replace('_', ' ')}{more}"
-    if waits:
-        return f"{text}; {waits}"
-    rate = status.get("rate_bytes_per_second")
-    return f"{text}, {rate / 1e6:,.1f} MB/s" if rate else text
+        self._context.beat(status, trouble or download_text(status))

@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.cli.worker_jobs import Job, work
 from stoker.config.schema import Pipeline
+from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import Wanted
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.listing import read_listing
@@ -17,8 +18,6 @@ from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
 LIST_QUIET_S = 60.0
-# Nothing that a second try would change: the sentence says what to do.
-FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _failed(origin: str, result: Mapping[str, Any]) -> StokerError:
     kind, reason = str(result["class"]), str(result["reason"])
     if kind == "list":
         return ConfigError(reason)
-    if kind in FINAL:
+    if kind in REFUSALS:
         return UnavailableError(f"{origin} cannot be listed: {reason}")
     wait_s = result.get("retry_after_s")
     when = f"in {wait_s:.0f} s" if wait_s else "later"

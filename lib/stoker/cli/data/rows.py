@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from stoker.cli.data.list_source import FINAL, Listed, list_source
+from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
 from stoker.cli.worker_jobs import Job, tidy_on_term, work
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
+from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
@@ -49,7 +50,7 @@ def rows(file: Path, max_rows: int, out: Path) -> None:
             result = _preview(pipeline, listed, max_rows, temporary)
             if result["status"] == "failed":
                 kind = result["class"]
-                error = DataError if kind == "data" else UnavailableError if kind in FINAL else Transient
+                error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
                 raise error(f"{result['path']}: {result['reason']}; nothing was written")
             if not result["rows"]:
                 raise DataError(f"{listed.origin} holds no rows; nothing was written")

@@ -1,10 +1,41 @@
-"""What the fetch worker says, as its daemon reads it."""
+"""What passes between the fetch worker and its daemon: the task, and what the worker says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.corpus.http.hub import HubRepo
+
+COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
+BACKOFF_S = (1.0, 60.0)
+
+
+def fetch_task(pipeline: Pipeline, repo: HubRepo | None, *, expected: bool) -> dict[str, Any]:
+    """The worker's task; `expected`: files landed before, so that their directory must be there."""
+    download, quarantine = pipeline.download, pipeline.quarantine
+    token_file, third_s = pipeline.dataset.source.token_file, min(60.0, download.stall / 3)
+    return {
+        "root": str(pipeline.source_root),
+        "dataset": pipeline.dataset.name,
+        "expected": expected,
+        **{name: getattr(download, name) for name in ("files_at_once", "bandwidth", "min_rate", "attempts")},
+        "window_s": third_s,
+        "connect_s": min(20.0, download.stall),
+        "read_s": third_s,
+        "head_s": min(120.0, download.stall / 2),
+        "commit_s": COMMIT_S,
+        "commit_bytes": COMMIT_BYTES,
+        "backoff": BACKOFF_S,
+        "floor": pipeline.stage.free_floor,
+        "keep_files": quarantine.keep_files,
+        "keep_bytes": quarantine.keep_bytes,
+        "hub": repo and asdict(repo),
+        "token_file": None if token_file is None else str(token_file),
+        "owner": pipeline.owner,
+    }
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stoker.config.origins import compile_glob
 from stoker.store.beneath import Linked, folder_beneath
@@ -36,6 +37,11 @@ class FileSeen:
     def etag(self) -> str:
         """What tells a later change of the file, without reading it."""
         return f"{self.size}-{self.mtime_ns}-{self.inode}"
+
+    def hash_task(self, root: str) -> dict[str, Any]:
+        """The task of the worker that hashes it, where it is still as it was seen."""
+        about = {"size": self.size, "mtime_ns": self.mtime_ns, "inode": self.inode}
+        return {"root": root, "path": self.path, **about}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,12 @@ def origin_of(source: Source) -> str:
     return str(source.urls_file) if repo is None else f"{shown(repo.page)}@{source.revision}"
 
 
+def shown_as(source: Source) -> str:
+    """Its name for people, without secrets."""
+    repo = repo_of(source)
+    return str(source.urls_file) if repo is None else shown(repo.page)
+
+
 def pinned_by(source: Source, listing: Listing | None) -> str | None:
     """The commit to go on with; None where new ones are followed, or none was listed of this origin yet."""
     if source.kind != "hub" or source.follow or listing is None or listing.origin != origin_of(source):
