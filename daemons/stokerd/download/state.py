@@ -14,7 +14,7 @@ from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
 from stoker.kit.events import Events
 from stoker.kit.workers.retries import Retries
-from stokerd.common.alerts import REPEAT_S, WARN_EVERY_S, Told
+from stokerd.common.alerts import REPEAT_S, WARN_EVERY_S, Alerts
 
 LISTER = "/lister"  # no source's path begins with a slash
 
@@ -44,7 +44,7 @@ class Pauses:
         self._events = events
         self._all: dict[Subject, Pause] = {}
         self.tries = Retries()
-        self._often, self._seldom = Told(events, WARN_EVERY_S), Told(events, REPEAT_S)
+        self._often, self._seldom = Alerts(events, WARN_EVERY_S), Alerts(events, REPEAT_S)
 
     def begin(
         self,
@@ -72,15 +72,13 @@ class Pauses:
             if math.isfinite(pause.until):
                 fields["retry_in_s"] = round(max(0.0, pause.until - time.monotonic()), 1)
             repeat = subject != "server"
-            self._alerts(subject).trouble(
-                pause.alert, pause.about, level=pause.level, repeat=repeat, **fields
-            )
+            self._alerts(subject).raise_(pause.alert, pause.about, level=pause.level, repeat=repeat, **fields)
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
         """Record the event that tells of the end, if there was such a pause."""
         self.tries.succeeded(subject)
         if (pause := self._all.pop(subject, None)) is not None:
-            self._alerts(subject).over(pause.alert, pause.about)
+            self._alerts(subject).clear(pause.alert, pause.about)
             if event:
                 self._events.record(event, **fields)
 
@@ -100,7 +98,7 @@ class Pauses:
         """When the last of these ends by itself, or is tried again, monotonic seconds."""
         return max((self._all[each].until for each in subjects if each in self._all), default=0.0)
 
-    def _alerts(self, subject: Subject) -> Told:
+    def _alerts(self, subject: Subject) -> Alerts:
         return self._often if subject == "listing" else self._seldom
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from stoker.cli.data.list_source import FINAL, Listed, list_source
+from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import plural
 from stoker.cli.worker_jobs import Job, WorkerFailed, work
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
+from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import VOUCHED, Wanted, speaks_of
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.arrivals import file_of
@@ -135,7 +136,7 @@ def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wante
         return 0
     if found["status"] == "failed":
         click.echo(f"rate            the rate cannot be measured: {found['reason']}")
-        return EXIT_UNAVAILABLE if found["class"] in FINAL else 0
+        return EXIT_UNAVAILABLE if found["class"] in REFUSALS else 0
     if not found["bytes"]:
         click.echo("rate            nothing came while it was measured")
         return 0
