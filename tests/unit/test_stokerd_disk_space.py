@@ -1,192 +1,165 @@
-"""Room on hot where downloads land there too: their files are staged by links, and sets come before them."""
+"""Room on hot: what builds may grow to, and what downloads that land there leave of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.corpus.records.index import Catalog
-from stoker.corpus.records.sources import EXCEEDS_DISK, Source
+from stoker.corpus.records.sources import EXCEEDS_DISK
+from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Room
-from stoker.observe.ledger import Claim, Disk, read_claims, write_claims
-from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
-from stokerd.sharding.growth import GrowthDesk
-from stokerd.sharding.space import DiskSpace
+from stoker.corpus.staging.size_estimate import FILES_BYTES
+from stoker.observe.ledger import Claim, read_claims, write_claims
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stokerd.sharding import growth
+from support.shard_state import MIB, MakeShard, Shard
 
-MIB = 1 << 20
 FLOOR = 200 * MIB
-DEVICE = 7
-
-
-class WorkerPool(dict[str, Any]):
-    """Nobody has anything in hand; its `busy` are said to have."""
-
-
-class Site:
-    """A hot disk with 100 MiB free, which is below the floor; everybody else's claims."""
-
-    def __init__(self, state: Path, kind: str, warm: Path | None = None) -> None:
-        self.layout = StateLayout(state)
-        self.layout.create()
-        pipeline = SimpleNamespace(
-            hot=state / "hot",
-            warm=warm,
-            stage=SimpleNamespace(free_floor=FLOOR),
-            evict=SimpleNamespace(target_free=None),
-            shard=SimpleNamespace(release="after_proof"),
-            dataset=SimpleNamespace(source=SimpleNamespace(kind=kind)),
-        )
-        self.sources = Catalog()
-        self.crew: Any = WorkerPool()
-        self.crew.busy = {}
-        self.hot: Any = SimpleNamespace(known=True, measured=True, building_bytes={}, partial={})
-        self.hot.measure_soon = lambda: None
-        self.free(100 * MIB)
-        self.space = DiskSpace(
-            SimpleNamespace(pipeline=pipeline, layout=self.layout),  # type: ignore[arg-type]
-            crew=self.crew,
-            book=SimpleNamespace(sources=self.sources, changes=0),  # type: ignore[arg-type]
-            pinning=SimpleNamespace(pin=None),  # type: ignore[arg-type]
-            told=None,  # type: ignore[arg-type]
-            hot=self.hot,
-            warm=SimpleNamespace(disk=None),  # type: ignore[arg-type]
-        )
-
-    def free(self, size: int) -> None:
-        self.hot.disk = Disk(DEVICE, 1000 * MIB, size)
-
-    def room(self, *, linked: bool = True) -> Room:
-        self.space.refresh(linked=linked)
-        return self.space.schedule_room(frozenset(), 0)
-
-    def claim(self, daemon: str, purpose: Any, size: int) -> None:
-        write_claims(self.layout, daemon, [Claim(DEVICE, "/hot", purpose, size)])
+STAGE = {"settle": "0s", "free_floor": f"{FLOOR}B"}
 
 
 class Growing:
-    """A folder source's file that is expected to take some 1.5 MiB, in its build; what is told about it."""
+    """A folder's file that is expected to take some 1.5 MiB, in its build, on a hot disk of 1000 MiB."""
 
-    def __init__(self, state: Path) -> None:
-        self.site, self.events, self.told = Site(state, "folder"), [], []
-        events: Any = SimpleNamespace(record=lambda word, **fields: self.events.append((word, fields)))
-        self.source = Source("d", "a", MIB, "ab" * 32, "building", key="cd" * 32)
-        self.site.sources.put(self.source)
-        self.desk = GrowthDesk(
-            events,
-            self.site.crew,
-            SimpleNamespace(sources=self.site.sources),  # type: ignore[arg-type]
-            self.site.space,
-            self.site.hot,
-        )
-        worker = SimpleNamespace(send=self.told.append)
-        self.job: Any = SimpleNamespace(subject="a", facts={}, worker=worker)
-        self.site.crew.jobs, self.site.crew.busy, self.site.crew["a"] = [self.job], {"a": "build"}, self.job
-        self.site.free(400 * MIB)
+    def __init__(self, make_shard: MakeShard) -> None:
+        self.shard = make_shard(stage=STAGE)
+        self.shard.pin()
+        self.shard.look(free=400 * MIB)
+        self.shard.source(state="building")
 
     def begins(self) -> int:
-        bound = self.desk.begin(self.source)
-        self.site.space.refresh(linked=False)
-        return bound
+        self.shard.job("build")
+        self.shard.state.space.refresh(self.shard.state)
+        return int(self.shard.pool.tasks["a"]["room"])
 
-    def asks(self, written: int, needed: int) -> int:
-        """What it is told."""
-        self.desk.hear(self.job, {"written": written, "needed": needed})
-        self.desk.act(linked=False)
-        return int(self.told[-1]["room"])
+    def asks(self, written: int, needed: int, *, free: int = 400 * MIB) -> int:
+        """What it is told, once hot was measured."""
+        message = {"kind": "room", "written": written - FILES_BYTES, "needed": needed - FILES_BYTES}
+        self.shard.hear("a", message)
+        assert self.shard.apply(growth.answer(self.shard.state)) == [], "not by a measure from before it asked"
+        self.measured(free)
+        self.shard.apply(growth.answer(self.shard.state))
+        return int(self.shard.sent("a")[-1]["room"])
 
-    def ends(self) -> dict[str, Any] | None:
-        self.site.crew.busy, self.site.crew.jobs = {}, []
-        del self.site.crew["a"]
-        finding = self.desk.refused(self.job, self.source)
-        self.site.space.refresh(linked=False)
-        return finding
+    def measured(self, free: int) -> None:
+        self.shard.measure(free=free)
+        self.shard.state.space.refresh(self.shard.state)
+
+    def ends(self) -> list[str]:
+        said = self.shard.end("a", Outcome("outgrown", "no room", {"status": "outgrown"}))
+        self.shard.state.space.refresh(self.shard.state)
+        return said
+
+    @property
+    def waiting(self) -> list[str]:
+        return growth.held_back(self.shard.state)
 
     @property
     def claimed(self) -> int:
-        return sum(claim.bytes for claim in read_claims(self.site.layout, STAGE_SHARD))
+        return sum(claim.bytes for claim in read_claims(self.shard.layout, STAGE_SHARD))
 
 
-def test_what_a_growing_build_is_granted_is_claimed_first(tmp_path: Path) -> None:
-    growing = Growing(tmp_path)
+@pytest.fixture
+def growing(make_shard: MakeShard) -> Growing:
+    return Growing(make_shard)
+
+
+def test_what_a_growing_build_is_granted_is_claimed_first(growing: Growing) -> None:
     first = growing.begins()
     assert MIB < first < growing.claimed < 2 * MIB
     bound = growing.asks(first, 10 * MIB)
-    assert bound > 10 * MIB
+    assert bound > 10 * MIB - FILES_BYTES
     assert growing.claimed > bound
-    growing.site.hot.measured = False
-    growing.desk.hear(growing.job, {"written": bound, "needed": bound + MIB})
-    growing.desk.act(linked=False)
-    assert len(growing.told) == 1, "not by a measure taken before it asked"
 
 
-def test_after_a_restart_what_lies_on_hot_tells_how_large_the_claim_is(tmp_path: Path) -> None:
-    growing = Growing(tmp_path)
-    growing.site.hot.building_bytes = {str(growing.source.key)[:16]: 90 * MIB}
+def test_after_a_restart_what_lies_on_hot_tells_how_large_the_claim_is(growing: Growing) -> None:
+    key = str(growing.shard.on_disk().key)[:16]
+    growing.shard.look(free=400 * MIB, building=(key,), building_bytes={key: 90 * MIB})
     assert growing.begins() > 89 * MIB
-    assert growing.asks(90 * MIB, 98 * MIB) > 98 * MIB
+    assert growing.asks(90 * MIB, 98 * MIB) > 97 * MIB
 
 
-def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(tmp_path: Path) -> None:
-    growing = Growing(tmp_path)
+def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(growing: Growing) -> None:
     growing.begins()
-    growing.site.free(FLOOR + 2 * MIB)
-    assert growing.asks(60 * MIB, 70 * MIB) == 0
-    assert growing.ends() is None
-    assert [word for word, _ in growing.events] == ["build_set_back"]
+    assert growing.asks(60 * MIB, 70 * MIB, free=FLOOR + 2 * MIB) == 0
+    assert growing.ends() == ["build_set_back"]
+    growing.measured(FLOOR + 2 * MIB)
     assert growing.claimed < 2 * MIB
-    assert growing.desk.held_back() == ["a"], "nothing has left"
-    growing.site.free(FLOOR + 75 * MIB)
-    assert growing.desk.held_back() == ["a"], "the same would happen again"
-    growing.site.free(FLOOR + 95 * MIB)
-    assert growing.desk.held_back() == []
+    assert growing.waiting == ["a"], "nothing has left"
+    growing.measured(FLOOR + 75 * MIB)
+    assert growing.waiting == ["a"], "the same would happen again"
+    growing.measured(FLOOR + 95 * MIB)
+    assert growing.waiting == []
     assert growing.begins() > 85 * MIB
     assert growing.claimed > 85 * MIB
 
 
-def test_a_file_whose_set_hot_could_never_hold_is_found_too_large_with_its_figures(tmp_path: Path) -> None:
-    growing = Growing(tmp_path)
+def test_a_file_whose_set_hot_could_never_hold_is_found_too_large_with_its_figures(growing: Growing) -> None:
     growing.begins()
-    growing.site.free(FLOOR + 2 * MIB)
-    assert growing.asks(590 * MIB, 600 * MIB) == 0
-    finding = growing.ends()
-    assert finding is not None and finding["reason"] == EXCEEDS_DISK
-    assert finding["needed_bytes"] > 600 * MIB
-    assert finding["room_bytes"] == 1000 * MIB - FLOOR - MIB, "all but the floor and the file itself"
-    assert not growing.desk.held_back() and not growing.events
+    assert growing.asks(590 * MIB, 600 * MIB, free=FLOOR + 2 * MIB) == 0
+    assert growing.ends() == [], "the event comes once the file is in quarantine"
+    finding = growing.shard.state.records.convicted["a"]
+    assert finding.reason == EXCEEDS_DISK
+    assert finding.figures["needed_bytes"] >= 600 * MIB
+    assert finding.figures["room_bytes"] == 1000 * MIB - FLOOR - MIB, "all but the floor and the file itself"
+    assert not growing.waiting
 
 
-def test_downloads_that_fill_hot_to_the_floor_do_not_keep_their_sets_from_being_built(tmp_path: Path) -> None:
-    site = Site(tmp_path, "hub")
-    site.claim(DOWNLOAD_WATCHDOG, "landing", 90 * MIB)
-    assert site.room().stage == 100 * MIB, "neither the floor nor what is still to land counts"
-    site.claim(TRAIN_SUPERVISOR, "checkpoints", 30 * MIB)
-    assert site.room().stage == 70 * MIB
-    site.sources.put(Source("d", "a", 10 * MIB, "ab" * 32, "staged"))
-    less = site.room().stage
-    assert less is not None and less < 60 * MIB, "the set of what is staged comes first"
+class TestLandingOnHot:
+    """A hot disk with 100 MiB free, which is below the floor; everybody else's claims."""
 
+    @staticmethod
+    def shard(make_shard: MakeShard, kind: str, warm: Path | None = None) -> Shard:
+        where = {"path": "/there"} if kind == "folder" else {"repo": "some/where"}
+        more = {} if warm is None else {"warm": str(warm)}
+        shard = make_shard(stage=STAGE, dataset__source={"kind": kind, **where}, **more)
+        shard.look(free=100 * MIB)
+        return shard
 
-@pytest.mark.parametrize(("kind", "warm"), [("folder", None), ("hub", Path("/warm"))])
-def test_what_is_copied_or_not_fetched_keeps_the_floor(tmp_path: Path, kind: str, warm: Path | None) -> None:
-    for linked in (True, False):
-        room = Site(tmp_path, kind, warm).room(linked=linked)
+    @staticmethod
+    def room(shard: Shard, *, linked: bool = True) -> Room:
+        shard.state.is_linked = linked
+        shard.measure(free=100 * MIB)
+        shard.state.space.refresh(shard.state)
+        return shard.state.space.schedule_room(shard.state, frozenset(), 0)
+
+    @staticmethod
+    def claim(shard: Shard, daemon: str, purpose: Any, size: int) -> None:
+        write_claims(shard.layout, daemon, [Claim(7, "/hot", purpose, size)])
+
+    def test_downloads_that_fill_hot_to_the_floor_do_not_keep_their_sets_from_being_built(
+        self, make_shard: MakeShard
+    ) -> None:
+        shard = self.shard(make_shard, "hub")
+        self.claim(shard, DOWNLOAD_WATCHDOG, "landing", 90 * MIB)
+        assert self.room(shard).stage == 100 * MIB, "neither the floor nor what is still to land counts"
+        self.claim(shard, TRAIN_SUPERVISOR, "checkpoints", 30 * MIB)
+        assert self.room(shard).stage == 70 * MIB
+        shard.source(state="staged", size=10 * MIB)
+        less = self.room(shard).stage
+        assert less is not None and less < 60 * MIB, "the set of what is staged comes first"
+
+    @pytest.mark.parametrize(("kind", "warm"), [("folder", None), ("hub", Path("/warm"))])
+    def test_what_is_copied_or_not_fetched_keeps_the_floor(
+        self, make_shard: MakeShard, kind: str, warm: Path | None
+    ) -> None:
+        shard = self.shard(make_shard, kind, warm)
+        for linked in (True, False):
+            room = self.room(shard, linked=linked)
+            assert (room.stage, room.one_stage) == (100 * MIB - FLOOR, False)
+
+    def test_where_links_are_refused_the_floor_holds_again(self, make_shard: MakeShard) -> None:
+        room = self.room(self.shard(make_shard, "hub"), linked=False)
         assert (room.stage, room.one_stage) == (100 * MIB - FLOOR, False)
 
-
-def test_where_links_are_refused_the_floor_holds_again(tmp_path: Path) -> None:
-    room = Site(tmp_path, "urls").room(linked=False)
-    assert (room.stage, room.one_stage) == (100 * MIB - FLOOR, False)
-
-
-def test_only_the_first_file_is_staged_whatever_the_room(tmp_path: Path) -> None:
-    site = Site(tmp_path, "urls")
-    assert site.room().one_stage
-    site.sources.put(Source("d", "a", 10 * MIB, "ab" * 32))
-    site.crew.busy = {"a": "stage"}
-    assert not site.room().one_stage
-    site.crew.busy = {}
-    site.sources.put(Source("d", "a", 10 * MIB, "ab" * 32, "staged"))
-    assert not site.room().one_stage
+    def test_only_the_first_file_is_staged_whatever_the_room(self, make_shard: MakeShard) -> None:
+        shard = self.shard(make_shard, "hub")
+        assert self.room(shard).one_stage
+        shard.source()
+        shard.receipt()
+        shard.job("stage")
+        assert not self.room(shard).one_stage
+        shard.done(status="staged", how="link", xxh3="x")
+        assert not self.room(shard).one_stage

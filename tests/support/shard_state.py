@@ -1,0 +1,305 @@
+"""The stage-shard loop's state over a small pipeline, with real records and effects; only workers are scripted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.quarantine.move import open_folder
+from stoker.corpus.records.index import KEY16
+from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
+from stoker.corpus.records.sources import PUBLISHED, Source, SourceState, write_source
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.reconcile import parquet_name
+from stoker.kit.context import DaemonContext
+from stoker.kit.events import Events
+from stoker.kit.log import Log
+from stoker.kit.loop import Waiter
+from stoker.kit.metrics import Metrics
+from stoker.kit.systemd import Notifier
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.parent import Worker
+from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.process.sampler import Sample
+from stoker.observe.ledger import Disk as DiskSize
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
+from stoker.store.names import record_name
+from stoker.store.record import read_record
+from stoker.store.requests import Request, file_request, filed_requests, pending_requests
+from stokerd.sharding.activities import ACTIVITIES
+from stokerd.sharding.effects import (
+    Alert,
+    AlertOver,
+    Answer,
+    Begin,
+    Effect,
+    Effects,
+    Event,
+    MarkFinding,
+    StartOver,
+    Write,
+)
+from stokerd.sharding.inputs import Inputs
+from stokerd.sharding.startup import read_records
+from stokerd.sharding.state import State, Work
+from support.pipelines import make_pipeline
+
+MIB = 1 << 20
+BOOKS = {
+    "rows": 3,
+    "documents": 2,
+    "dropped": {"null": 1},
+    "chars": 9,
+    "tokens": 100,
+    "train": {"documents": 1, "tokens": 90},
+    "val": {"documents": 1, "tokens": 10},
+}
+MANIFEST = "ab" * 32
+
+
+class Recorded(Events):
+    """Events that are kept in memory as well: words with their fields."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.all: list[tuple[str, dict[str, Any]]] = []
+
+    def record(self, event: str, level: str = "info", **fields: Any) -> None:
+        self.all.append((event, {"level": level, **fields}))
+
+    @property
+    def words(self) -> list[str]:
+        return [word for word, _ in self.all]
+
+
+@dataclass
+class ScriptedWorker:
+    """A worker process that does nothing; `sent` is what it was sent."""
+
+    pid: int = field(default_factory=os.getpid)
+    sample: Sample = field(default_factory=lambda: Sample(0, 0.0))
+    sent: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.sent.append(message)
+
+
+class ScriptedPool(WorkerPool[Any]):
+    """A pool that starts no process: the test says what its workers say and how they end."""
+
+    tasks: dict[str, Mapping[str, Any]]
+
+    def __init__(self, waiter: Waiter) -> None:
+        super().__init__("scripted", waiter)
+        self.tasks = {}
+
+    def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: Any) -> Job[Any]:
+        assert subject not in self._jobs, f"{subject} is being worked on"
+        self.tasks[subject] = task
+        job = self._jobs[subject] = Job(activity, subject, cast(Worker, ScriptedWorker()), -1, facts)
+        return job
+
+    def end(self, subject: str) -> Job[Any]:
+        """Take the job out, as the real pool does before it hands out a worker's end."""
+        return self._jobs.pop(subject)
+
+
+class Shard:
+    """A pipeline's state, its effects, and what the test reads of both."""
+
+    def __init__(self, home: Path, *, once: bool = False, **changes: Any) -> None:
+        self.data = make_pipeline(home, **changes)
+        self.pipeline = pipeline = self.data.pipeline
+        self.layout = pipeline.layout
+        self.layout.create()
+        log, metrics = Log(STAGE_SHARD, pipeline.name), Metrics(STAGE_SHARD, pipeline.name)
+        self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, log, metrics)
+        about = {"name": STAGE_SHARD, "pipeline": pipeline, "layout": self.layout, "runtime": pipeline.runtime}
+        parts = {"log": log, "metrics": metrics, "events": self.events, "notifier": Notifier()}
+        self.context = DaemonContext(**about, **parts, waiter=Waiter(), once=once)
+        self.start()
+
+    def start(self) -> None:
+        """Start the daemon, or start it again: all it knows is what is on disk."""
+        self.state = State(self.context, read_records(self.context), ACTIVITIES)
+        self.pool = self.state.pool = ScriptedPool(self.context.waiter)
+        self.effects = Effects(self.context, self.state)
+        self.inputs = Inputs(self.context)
+
+    def close(self) -> None:
+        """Let go of what the daemon's context holds open."""
+        self.events.close()
+        self.context.waiter.close()
+
+    # Records
+
+    def pin(self) -> None:
+        """Pin the dataset to a tokenizer."""
+        self.apply(self.state.records.pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ()))
+
+    def source(self, path: str = "a", state: SourceState = "seen", **changes: Any) -> Source:
+        """Put a source on record, with books and a key where its state has them."""
+        content = changes.pop("content", path)
+        source = Source("prose", path, MIB, f"{content:0>64}", state)
+        key_of = self.state.records.pinning.key_of()
+        if state in ("building", "proven", "synced", "released"):
+            source = replace(source, key=f"{content:f<64}" if key_of is None else key_of(source.sha256))
+        if state in ("proven", "synced", "released"):
+            source = replace(source, books=BOOKS, manifest_sha256=MANIFEST)
+        source = replace(source, **changes)
+        write_source(self.layout, source)
+        self.state.records.put(source)
+        return source
+
+    def receipt(self, path: str = "a", state: ReceiptState = "verified", **changes: Any) -> Receipt:
+        """Put a receipt on record for the content that `source` makes up, and read it."""
+        receipt = Receipt("prose", path, f"/there/{path}", MIB, f"{path:0>64}", "", "e", state)
+        write_receipt(self.layout, replace(receipt, **changes))
+        self.read()
+        return self.state.records.receipts[path]
+
+    def finding(self, path: str = "a", **body: Any) -> Kept:
+        """Put a finding against the path's file into quarantine, and read it."""
+        sha256 = self.state.sources[path].sha256
+        reason = {"path": path, "sha256": sha256, "reason": "page_corrupt", "detail": "", **body}
+        folder = open_folder(self.layout.quarantine, "parquet", record_name("prose", path), reason)
+        return self.kept(folder.name)
+
+    def kept(self, name: str) -> Kept:
+        """What is in quarantine under this name now."""
+        quarantine = self.state.quarantine
+        quarantine.read_soon()
+        quarantine.read()
+        return next(one for one in quarantine.kept if one.name == name)
+
+    def ask(self, verb: str, **args: Any) -> Request:
+        """File a request and read it."""
+        name = file_request(self.layout, STAGE_SHARD, verb, args)
+        self.read()
+        return next(one for one in self.state.records.requests if one.id == name)
+
+    def answer(self, request: Request) -> Mapping[str, Any] | None:
+        """The outcome of a request as whoever asked reads it; None while it waits."""
+        if any(one.id == request.id for one in pending_requests(self.layout, STAGE_SHARD)):
+            return None
+        outcome: Mapping[str, Any] = read_record(self.layout.requests_done / f"{request.id}.json")["outcome"]
+        return outcome
+
+    def disputes(self) -> list[str]:
+        """The paths that the download watchdog was told about."""
+        filed = filed_requests(self.layout, DOWNLOAD_WATCHDOG)
+        return [str(one.args["path"]) for one in filed if one.verb == "dispute"]
+
+    def read(self) -> None:
+        """Read what others wrote."""
+        self.apply(self.inputs.read(self.state))
+
+    def on_disk(self, path: str = "a") -> Source:
+        return self.data.sources()[path]
+
+    # Disks
+
+    def look(self, place: str = "hot", *, free: int = 900 * MIB, total: int = 1000 * MIB, **seen: Any) -> None:
+        """Have a lister own the disk, look at it and measure it; all is there that the records claim, unless
+        `seen` says otherwise."""
+        disk = self.state.hot if place == "hot" else self.state.warm
+        assert disk is not None
+        if disk.lister not in self.state.pool:
+            self.apply(self.state.start("list", place))
+            self.hear(disk.lister, {"kind": "ready"})
+        disk.look_soon()
+        question = disk.question(self.state.sources)
+        assert question is not None
+        self.hear(disk.lister, {"kind": "seen", **self._claimed(place), **seen})
+        self.measure(place, free=free, total=total)
+
+    def _claimed(self, place: str) -> dict[str, Any]:
+        sources = self.state.sources
+        staged = tuple(parquet_name(one) for one in sources.in_state("staged", "building"))
+        published = [one for one in sources.values() if one.state in PUBLISHED]
+        there = [one for one in published if (not one.evicted if place == "hot" else one.on_warm)]
+        sets = {"published": tuple(str(one.key)[:KEY16] for one in there), "temporaries": (), "trash": ()}
+        return {**sets, "parquet": staged, "building": (), "building_bytes": {}, "partial": {}}
+
+    def measure(self, place: str = "hot", *, free: int, total: int = 1000 * MIB, writable: bool = True) -> None:
+        """Have the lister measure the disk as it is now."""
+        disk = self.state.hot if place == "hot" else self.state.warm
+        assert disk is not None
+        size = {"device": 7, "total_bytes": total, "free_bytes": free}
+        mark = {"path": str(disk.root), "device": 7, "inode": 1}
+        about = {"kind": "measured", "number": 1 << 30, "disk": size, "writable": writable, "owner": mark}
+        self.hear(disk.lister, about)
+
+    @property
+    def size(self) -> DiskSize | None:
+        return self.state.hot.measure
+
+    # Jobs
+
+    def job(self, kind: str, subject: str = "a", work: Work | None = None) -> Job[Any]:
+        """A job of a kind at work, with the facts given or those its activity begins it with."""
+        if work is None:
+            self.apply(self.state.start(kind, subject))
+        else:
+            self.state.begin(ACTIVITIES[kind], subject, {}, work)
+        return self.pool.jobs[-1]
+
+    def hear(self, subject: str, *messages: Mapping[str, Any]) -> None:
+        """Have a worker say something."""
+        job = self.pool[subject]
+        for message in messages:
+            self.apply(ACTIVITIES[job.kind].on_message(self.state, job, message))
+
+    def sent(self, subject: str) -> list[Mapping[str, Any]]:
+        """What a worker was sent."""
+        return cast(ScriptedWorker, self.pool[subject].worker).sent
+
+    def end(self, subject: str, outcome: Outcome) -> list[str]:
+        """End a job, apply the effects and return them in brief, in their order."""
+        job = self.pool.end(subject)
+        return self.apply(ACTIVITIES[job.kind].on_end(self.state, job, outcome))
+
+    def done(self, subject: str = "a", **result: Any) -> list[str]:
+        """End a job with its worker's result."""
+        return self.end(subject, Outcome("done", result=result))
+
+    def apply(self, effects: Iterable[Effect]) -> list[str]:
+        """Apply each as it is asked for, as the loop does; returns them in brief."""
+        done: list[str] = []
+
+        def noted() -> Iterable[Effect]:
+            for effect in effects:
+                yield effect
+                done.append(brief(effect))
+
+        self.effects.apply(noted())
+        return done
+
+
+MakeShard = Callable[..., Shard]
+
+
+def brief(effect: Effect) -> str:
+    """An effect in a word or two."""
+    match effect:
+        case Write(source):
+            return f"write {source.state}"
+        case Event(word):
+            return word
+        case Alert(word):
+            return f"alert {word}"
+        case AlertOver(word):
+            return f"over {word}"
+        case Begin(activity):
+            return f"begin {activity.kind}"
+        case Answer(_, outcome):
+            return f"answer {next(iter(outcome))}"
+        case MarkFinding(_, changes):
+            return f"mark {' '.join(changes)}"
+        case StartOver():
+            return "start over"
+    return type(effect).__name__
