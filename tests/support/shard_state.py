@@ -88,6 +88,13 @@ class ScriptedWorker:
         self.sent.append(message)
 
 
+@dataclass
+class Clock:
+    """The monotonic clock, as the test sets it."""
+
+    now: float = 1000.0
+
+
 class ScriptedPool(WorkerPool[Any]):
     """A pool that starts no process: the test says what its workers say and how they end."""
 

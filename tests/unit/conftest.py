@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.shard_state import MakeShard, Shard
+from support.shard_state import Clock, MakeShard, Shard
 
 
 @pytest.fixture
@@ -46,3 +47,11 @@ def warm_shard(make_shard: MakeShard, tmp_path: Path) -> Shard:
     made.look("warm")
     made.events.all.clear()
     return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The test's own monotonic clock; ask for it after the state that began before."""
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
