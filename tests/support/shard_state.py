@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ from stokerd.sharding.effects import (
 from stokerd.sharding.inputs import Inputs
 from stokerd.sharding.startup import read_records
 from stokerd.sharding.state import State, Work
+from stokerd.sharding.status import Status
 from support.pipelines import make_pipeline
 
 MIB = 1 << 20
@@ -123,6 +125,7 @@ class Shard:
         self.pipeline = pipeline = self.data.pipeline
         self.layout = pipeline.layout
         self.layout.create()
+        pipeline.runtime.create()
         log, metrics = Log(STAGE_SHARD, pipeline.name), Metrics(STAGE_SHARD, pipeline.name)
         self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, log, metrics)
         about = {"name": STAGE_SHARD, "pipeline": pipeline, "layout": self.layout, "runtime": pipeline.runtime}
@@ -200,6 +203,12 @@ class Shard:
         """The paths that the download watchdog was told about."""
         filed = filed_requests(self.layout, DOWNLOAD_WATCHDOG)
         return [str(one.args["path"]) for one in filed if one.verb == "dispute"]
+
+    def status(self) -> dict[str, Any]:
+        """The status that people read, shown for the first time."""
+        Status(self.context).show(self.state, ACTIVITIES)
+        shown: dict[str, Any] = json.loads(self.pipeline.runtime.status(STAGE_SHARD).read_bytes())
+        return shown
 
     def read(self) -> None:
         """Read what others wrote."""

@@ -1,153 +1,117 @@
-"""What the stage-shard loop asks about the landing: filed once, followed, and asked again when refused."""
+"""What the stage-shard loop demands of the landing: written once, kept over restarts, taken out when it is true."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.corpus.records.index import Catalog
-from stoker.corpus.records.receipts import Receipt, ReceiptState
-from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.state import Limits, Situation
-from stoker.kit.metrics import Metrics
-from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
-from stoker.store.requests import Request, filed_requests, finish_request
-from stokerd.sharding import landing as landing_desk
-from stokerd.sharding.landing import AGAIN_S, LEAST_FETCHES, LandingDesk
-
-LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
+from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
+from stokerd.sharding.landing import LEAST_MISSED, STALE_S
+from support.shard_state import Clock, MakeShard, Shard
 
 
-class World:
-    """Records, a clock and a desk."""
+class Landing:
+    """The loop's demand as the download watchdog reads it."""
 
-    def __init__(self, state: Path, kind: str = "hub") -> None:
-        self.layout = StateLayout(state)
-        self.layout.create()
-        self.now = 100.0
-        self.told: list[tuple[str, str]] = []
-        self.sources = Catalog()
-        self.receipts: dict[str, Receipt] = {}
-        self.kind = kind
-        self.begin()
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        shard.pin()
+        shard.look()
+        shard.events.all.clear()
 
-    def begin(self) -> None:
-        """Start the daemon, or start it again."""
-        source = SimpleNamespace(kind=self.kind)
-        pipeline = SimpleNamespace(
-            dataset=SimpleNamespace(source=source), stage=SimpleNamespace(queue_files=1)
-        )
-        events = SimpleNamespace(record=lambda word, *, path, **_: self.told.append((word, path)))
-        metrics = Metrics("stage_shard", "p")
-        context: Any = SimpleNamespace(
-            pipeline=pipeline, layout=self.layout, events=events, metrics=metrics, once=False
-        )
-        self.desk = LandingDesk(context, SimpleNamespace(sources=self.sources))  # type: ignore[arg-type]
-        self.desk.note(self.sources.keys() | self.receipts.keys())
-
-    def put(self, path: str, source: str, receipt: ReceiptState) -> None:
+    def put(self, path: str, source: Any, receipt: Any, **changes: Any) -> None:
         """A path's records as they are now."""
-        self.sources.put(replace(Source("d", path, 100, f"{path:f<64}"), state=source))
-        self.receipts[path] = Receipt("d", path, f"/l/{path}", 100, f"{path:f<64}", "", "e", receipt)
-        self.desk.note([path])
+        self.shard.source(path, source, **changes)
+        self.shard.receipt(path, receipt, sha256=self.shard.on_disk(path).sha256)
 
-    def turn(self, **changes: Any) -> dict[str, Request]:
-        """One turn of the loop; the requests that wait for an answer, by path."""
-        plain = Situation(self.receipts, self.sources, LIMITS, key_of=lambda sha256: sha256)
-        self.desk.act(lambda: replace(plain, **changes))
-        return {str(one.args["path"]): one for one in filed_requests(self.layout, DOWNLOAD_WATCHDOG)}
+    def turn(self, **changes: Any) -> Demand:
+        """The demand after one turn of the loop."""
+        state = self.shard.state
+        situation = replace(state.situation(), **{"published": frozenset(), "uncertain": False, **changes})
+        self.shard.apply(state.landing.act(state, situation))
+        return DemandReader(self.shard.layout, "prose").read()
 
-    def answer(self, request: Request, **outcome: str) -> None:
-        finish_request(self.layout, DOWNLOAD_WATCHDOG, request, outcome)
+    def unneeded(self, path: str, owner: str = "") -> dict[str, Unneeded]:
+        return {path: Unneeded(self.shard.on_disk(path).sha256, owner or path)}
+
+    @property
+    def shown(self) -> Any:
+        return self.shard.state.landing.show(self.shard.state)
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "state")
-    monkeypatch.setattr(landing_desk.time, "monotonic", lambda: made.now)
-    return made
+def landing(make_shard: MakeShard) -> Landing:
+    return Landing(make_shard(dataset__source={"kind": "hub", "repo": "some/where"}))
 
 
-def test_a_folders_files_are_asked_nothing_about(tmp_path: Path) -> None:
-    folder = World(tmp_path / "state", kind="folder")
+def test_a_folders_files_are_asked_nothing_about(make_shard: MakeShard) -> None:
+    folder = Landing(make_shard())
     folder.put("a", "released", "verified")
-    assert folder.turn() == {}
-    assert folder.desk.show(folder.receipts) == {}
+    assert folder.turn() == Demand()
+    assert folder.shown == {}
 
 
-def test_a_removal_is_asked_once_over_turns_and_restarts(world: World) -> None:
-    world.put("a", "proven", "verified")
-    assert world.turn() == {}
-    world.put("a", "released", "verified")
-    (first,) = world.turn().values()
-    assert (first.verb, first.args["owner"]) == ("release", "a")
-    world.turn()
-    world.begin()
-    assert list(world.turn().values()) == [first]
-    assert world.desk.show(world.receipts)["landing"] == {
-        "unneeded_bytes": 100,
-        "asked": {"release": 1, "fetch": 0},
-    }
-    world.answer(first, receipt="releasing")
-    assert world.turn() == {}, "it is on its way, though its receipt was not read again yet"
-    world.put("a", "released", "releasing")
-    assert world.turn() == {}
-    assert world.desk.show(world.receipts)["landing"]["asked"] == {"release": 0, "fetch": 0}
+def test_a_removal_is_asked_once_over_turns_and_restarts(landing: Landing) -> None:
+    landing.put("a", "proven", "verified")
+    assert landing.turn() == Demand()
+    landing.put("a", "released", "verified")
+    first = landing.turn()
+    assert first == Demand(unneeded=landing.unneeded("a"))
+    written = landing.shard.layout.demand.stat().st_mtime_ns
+    landing.turn()
+    landing.shard.start()
+    landing.shard.read()
+    landing.shard.look()
+    assert landing.turn() == first
+    assert landing.shard.layout.demand.stat().st_mtime_ns == written
+    assert landing.shown == {"landing": {"unneeded_bytes": 1 << 20, "asked": {"release": 1, "fetch": 0}}}
+    landing.put("a", "released", "releasing")
+    assert landing.turn() == Demand()
+    assert landing.shown["landing"]["asked"] == {"release": 0, "fetch": 0}
 
 
-def test_a_refusal_is_told_once_and_asked_again_later(world: World) -> None:
-    world.put("a", "released", "verified")
-    (first,) = world.turn().values()
-    world.answer(first, refused="for a reason")
-    assert world.turn() == {}
-    assert world.told == [("landing_release_refused", "a")]
-    world.now = world.desk.due - 1
-    assert world.turn() == {}
-    world.now += 2
-    (second,) = world.turn().values()
-    assert second.id != first.id
-    world.answer(second, refused="for a reason")
-    world.turn()
-    assert len(world.told) == 1
+def test_what_was_lost_is_asked_for_until_it_is_here_and_no_more_than_so_many(landing: Landing) -> None:
+    paths = [f"{number:02d}" for number in range(LEAST_MISSED + 1)]
+    for path in paths:
+        landing.put(path, "seen", "released")
+    assert list(landing.turn().missed) == paths[:-1]
+    told = [(word, fields["path"]) for word, fields in landing.shard.events.all]
+    assert told == [("source_wanted_again", path) for path in paths[:-1]]
+    landing.put("00", "seen", "disputed")
+    assert "16" not in landing.turn().missed, "it is not here yet"
+    landing.put("00", "seen", "verified")
+    assert "16" in landing.turn().missed
 
 
-def test_a_request_that_nobody_answers_stays_the_only_one(world: World) -> None:
-    world.put("a", "released", "verified")
-    asked = world.turn()
-    for _ in range(3):
-        world.now += AGAIN_S + 1
-        assert world.turn() == asked
+def test_what_does_not_come_gives_way_to_others(landing: Landing, clock: Clock) -> None:
+    paths = [f"{number:02d}" for number in range(LEAST_MISSED + 1)]
+    for path in paths:
+        landing.put(path, "seen", "released")
+    assert "16" not in landing.turn().missed
+    assert landing.shard.state.landing.due == clock.now + STALE_S
+    clock.now += STALE_S + 1
+    missed = landing.turn().missed
+    assert "16" in missed and len(missed) == LEAST_MISSED
 
 
-def test_what_was_lost_is_asked_for_until_it_is_here_and_no_more_than_so_many(world: World) -> None:
-    for number in range(LEAST_FETCHES + 1):
-        world.put(f"{number:02d}", "seen", "released")
-    asked = world.turn()
-    assert sorted(asked) == [f"{number:02d}" for number in range(LEAST_FETCHES)]
-    assert world.told == [("source_wanted_again", path) for path in sorted(asked)]
-    world.answer(asked["00"], receipt="disputed")
-    world.put("00", "seen", "disputed")
-    assert "16" not in world.turn(), "it is not here yet"
-    world.put("00", "seen", "verified")
-    assert "16" in world.turn()
+def test_what_cannot_be_known_yet_is_asked_when_it_is(landing: Landing) -> None:
+    landing.put("a", "seen", "released")
+    assert landing.turn(uncertain=True) == Demand()
+    assert list(landing.turn().missed) == ["a"]
 
 
-def test_what_cannot_be_known_yet_is_asked_when_it_is(world: World) -> None:
-    world.put("a", "seen", "released")
-    assert world.turn(uncertain=True) == {}
-    assert [one.verb for one in world.turn().values()] == ["fetch"]
+def test_a_duplicates_file_goes_when_only_the_owners_record_changes(landing: Landing) -> None:
+    landing.put("a", "proven", "verified")
+    landing.put("b", "duplicate", "verified", content="a")
+    assert landing.turn() == Demand()
+    landing.put("a", "released", "verified")
+    assert landing.turn().unneeded == {**landing.unneeded("a"), **landing.unneeded("b", owner="a")}
 
 
-def test_a_duplicates_file_goes_when_only_the_owners_record_changes(world: World) -> None:
-    world.put("a", "proven", "verified")
-    twin = replace(world.sources["a"], path="b", state="duplicate")
-    world.sources.put(twin)
-    world.receipts["b"] = replace(world.receipts["a"], path="b")
-    world.desk.note(["b"])
-    assert world.turn() == {}
-    world.put("a", "released", "verified")
-    assert {path: one.args["owner"] for path, one in world.turn().items()} == {"a": "a", "b": "a"}
+def test_the_demand_is_durable_before_the_event_that_speaks_of_it(landing: Landing) -> None:
+    landing.put("a", "seen", "released")
+    state = landing.shard.state
+    effects = state.landing.act(state, state.situation())
+    assert landing.shard.apply(effects) == ["SetDemand", "source_wanted_again"]
