@@ -1,4 +1,4 @@
-"""The stage-shard loop's state over a small pipeline, with real records and effects; only workers are scripted."""
+"""The stage-shard loop's state over a small pipeline: records and effects are real, workers are scripted."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stoker.kit.events import Events
 from stoker.kit.log import Log
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
+from stoker.kit.process.sampler import Sample
 from stoker.kit.systemd import Notifier
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
 from stoker.kit.workers.pool import Job, WorkerPool
-from stoker.kit.process.sampler import Sample
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.names import record_name
@@ -128,9 +128,18 @@ class Shard:
         pipeline.runtime.create()
         log, metrics = Log(STAGE_SHARD, pipeline.name), Metrics(STAGE_SHARD, pipeline.name)
         self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, log, metrics)
-        about = {"name": STAGE_SHARD, "pipeline": pipeline, "layout": self.layout, "runtime": pipeline.runtime}
-        parts = {"log": log, "metrics": metrics, "events": self.events, "notifier": Notifier()}
-        self.context = DaemonContext(**about, **parts, waiter=Waiter(), once=once)
+        self.context = DaemonContext(
+            name=STAGE_SHARD,
+            pipeline=pipeline,
+            layout=self.layout,
+            runtime=pipeline.runtime,
+            log=log,
+            events=self.events,
+            metrics=metrics,
+            notifier=Notifier(),
+            waiter=Waiter(),
+            once=once,
+        )
         self.start()
 
     def start(self) -> None:
@@ -166,11 +175,14 @@ class Shard:
         return source
 
     def receipt(self, path: str = "a", state: ReceiptState = "verified", **changes: Any) -> Receipt:
-        """Put a receipt on record for the content that `source` makes up, and read it."""
+        """Put a receipt on record for the content that `source` makes up, and believe it."""
         receipt = Receipt("prose", path, f"/there/{path}", MIB, f"{path:0>64}", "", "e", state)
-        write_receipt(self.layout, replace(receipt, **changes))
-        self.read()
-        return self.state.records.receipts[path]
+        receipt = replace(receipt, **changes)
+        write_receipt(self.layout, receipt)
+        records = self.state.records
+        records.receipts = {**records.receipts, path: receipt}
+        records.touched.add(path)
+        return receipt
 
     def finding(self, path: str = "a", **body: Any) -> Kept:
         """Put a finding against the path's file into quarantine, and read it."""
@@ -189,7 +201,7 @@ class Shard:
     def ask(self, verb: str, **args: Any) -> Request:
         """File a request and read it."""
         name = file_request(self.layout, STAGE_SHARD, verb, args)
-        self.read()
+        self.state.records.requests = pending_requests(self.layout, STAGE_SHARD)
         return next(one for one in self.state.records.requests if one.id == name)
 
     def answer(self, request: Request) -> Mapping[str, Any] | None:
@@ -219,7 +231,7 @@ class Shard:
 
     # Disks
 
-    def look(self, place: str = "hot", *, free: int = 900 * MIB, total: int = 1000 * MIB, **seen: Any) -> None:
+    def look(self, place: str = "hot", *, free: int = 900 * MIB, **seen: Any) -> None:
         """Have a lister own the disk, look at it and measure it; all is there that the records claim, unless
         `seen` says otherwise."""
         disk = self.state.hot if place == "hot" else self.state.warm
@@ -231,7 +243,7 @@ class Shard:
         question = disk.question(self.state.sources)
         assert question is not None
         self.hear(disk.lister, {"kind": "seen", **self._claimed(place), **seen})
-        self.measure(place, free=free, total=total)
+        self.measure(place, free=free)
 
     def _claimed(self, place: str) -> dict[str, Any]:
         sources = self.state.sources
@@ -241,11 +253,11 @@ class Shard:
         sets = {"published": tuple(str(one.key)[:KEY16] for one in there), "temporaries": (), "trash": ()}
         return {**sets, "parquet": staged, "building": (), "building_bytes": {}, "partial": {}}
 
-    def measure(self, place: str = "hot", *, free: int, total: int = 1000 * MIB, writable: bool = True) -> None:
-        """Have the lister measure the disk as it is now."""
+    def measure(self, place: str = "hot", *, free: int, writable: bool = True) -> None:
+        """Have the lister measure the disk, of 1000 MiB, as it is now."""
         disk = self.state.hot if place == "hot" else self.state.warm
         assert disk is not None
-        size = {"device": 7, "total_bytes": total, "free_bytes": free}
+        size = {"device": 7, "total_bytes": 1000 * MIB, "free_bytes": free}
         mark = {"path": str(disk.root), "device": 7, "inode": 1}
         about = {"kind": "measured", "number": 1 << 30, "disk": size, "writable": writable, "owner": mark}
         self.hear(disk.lister, about)

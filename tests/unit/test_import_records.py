@@ -22,12 +22,11 @@ from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_claim import misasked
 from stoker.shards.exchange.import_set import ImportTask, import_place
-from stokerd.sharding.pinning import Pinning
 from support.books import books_of
 from support.builds import Recorder
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
-from support.pipelines import DataPipeline, make_pipeline
+from support.shard_state import MakeShard, Shard
 
 BOOKS = Books(None, None, None, 7, None, 5, None, 2, None)
 
@@ -52,20 +51,13 @@ def imported(path: str, state: str = "proven") -> Source:
     return found.moved("proven", key=f"{path:2<64}", books=BOOKS, manifest_sha256="ab" * 32)
 
 
-class Quiet:
-    """Takes events."""
-
-    def record(self, event: str, **fields: Any) -> None:
-        """Nobody reads them here."""
-
-
-def pinned(home: Path, **changes: Any) -> tuple[DataPipeline, Pinning]:
-    """A pipeline whose pin was just written."""
-    data = make_pipeline(home, **changes)
-    data.pipeline.layout.create()
-    pinning = Pinning(data.pipeline, Quiet())  # type: ignore[arg-type] - it only takes events
-    pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
-    return data, pinning
+def keep(shard: Shard, listing: Listing | None, *sources: Source) -> tuple[tuple[str, ...], bool]:
+    """The pin's listing on disk, and whether it is complete, with these sources as they are now."""
+    for source in sources:
+        shard.state.records.put(source)
+    shard.apply(shard.state.records.pinning.keep_listing(listing, shard.state.sources))
+    pin = shard.data.pin()
+    return pin.listing, pin.complete
 
 
 def listed(*paths: str, complete: bool = True) -> Listing:
@@ -76,52 +68,49 @@ def catalog(*sources: Source) -> Catalog:
     return Catalog({source.path: source for source in sources})
 
 
-def pin_of(data: DataPipeline) -> DatasetPin:
-    found = read_pin(data.pipeline.layout, "prose")
-    assert found is not None
-    return found
+def test_imports_stand_behind_every_file_and_are_part_of_the_whole(shard: Shard) -> None:
+    others = built("z"), imported("import/b"), imported("import/c", "seen")  # c was never there
+    assert keep(shard, listed("z"), *others, imported("import/a")) == (("z", "import/a", "import/b"), True)
+    lost = imported("import/a", "seen")  # a plan may name it
+    assert keep(shard, listed("z"), *others, lost) == (("z", "import/a", "import/b"), False)
 
 
-def test_imports_stand_behind_every_file_and_are_part_of_the_whole(tmp_path: Path) -> None:
-    data, pinning = pinned(tmp_path)
-    sources = catalog(built("z"), imported("import/b"), imported("import/a"), imported("import/c", "seen"))
-    pinning.keep_listing(listed("z"), sources)
-    assert pin_of(data).listing == ("z", "import/a", "import/b")  # c was never there: nobody waits for it
-    assert pin_of(data).complete
-    sources.put(imported("import/a", "seen"))  # lost: a plan may name it
-    pinning.keep_listing(listed("z"), sources)
-    assert (pin_of(data).listing, pin_of(data).complete) == (("z", "import/a", "import/b"), False)
-
-
-def test_an_import_that_came_just_now_is_no_finding_against_a_complete_listing(tmp_path: Path) -> None:
-    data, pinning = pinned(tmp_path)
-    pinning.keep_listing(listed("a"), catalog(built("a")))
-    pin = pin_of(data)
-    assert pin.complete
+def test_an_import_that_came_just_now_is_no_finding_against_a_complete_listing(shard: Shard) -> None:
+    assert keep(shard, listed("a"), built("a")) == (("a",), True)
     for late, expected in ((imported("import/x"), 0), (built("b"), 1)):
-        records = Records(sources={"a": built("a"), late.path: late}, listing=listed("a"), pin=pin)
-        findings = list(record_findings(data.pipeline, records, deep=False))
+        records = Records(
+            sources={"a": built("a"), late.path: late}, listing=listed("a"), pin=shard.data.pin()
+        )
+        findings = list(record_findings(shard.pipeline, records, deep=False))
         assert sum("its listing lacks" in finding for finding in findings) == expected
 
 
-def test_imports_need_no_listing_but_make_none_complete(tmp_path: Path) -> None:
-    data, pinning = pinned(tmp_path)
-    pinning.keep_listing(None, catalog(imported("import/a")))
-    assert (pin_of(data).listing, pin_of(data).complete) == (("import/a",), False)
-    pinning.keep_listing(listed(complete=False), catalog(imported("import/a")))
-    assert (pin_of(data).listing, pin_of(data).complete) == (("import/a",), False)
+def test_imports_need_no_listing_but_make_none_complete(shard: Shard) -> None:
+    for listing in (None, listed(complete=False)):
+        assert keep(shard, listing, imported("import/a")) == (("import/a",), False)
 
 
 @pytest.mark.parametrize("limit", [{"tokens": 150}, {"files": 2}, {"rows": 4}])
-def test_imports_are_outside_the_limit(tmp_path: Path, limit: dict[str, int]) -> None:
-    data, pinning = pinned(tmp_path, dataset__limit=limit)
-    sources = catalog(built("a"), built("b"), imported("import/x"))
+def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, int]) -> None:
+    shard = make_shard(dataset__limit=limit)
+    shard.pin()
+    sources = built("a"), built("b"), imported("import/x")
     for _ in range(2):  # again with what was listed before
-        pinning.keep_listing(listed("a", "b", "c"), sources)
-        assert (pin_of(data).listing, pin_of(data).complete) == (("a", "b", "import/x"), True)
-    part = pinning.slice(listed("a", "b", "c"), sources, sources.keys())
+        assert keep(shard, listed("a", "b", "c"), *sources) == (("a", "b", "import/x"), True)
+    known = shard.state.sources
+    part = shard.state.records.pinning.slice(listed("a", "b", "c"), known, known.keys())
     assert part is not None
     assert part.beyond == {"c"}
+
+
+def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
+    shard = make_shard()
+    pinning = shard.state.records.pinning
+    frozen = pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
+    assert shard.apply(frozen) == ["WritePin", "dataset_pinned"]
+    shard.state.records.put(built("a"))
+    kept = [shard.apply(pinning.keep_listing(listed("a"), shard.state.sources)) for _ in range(2)]
+    assert kept == [["WritePin", "dataset_complete"], []]
 
 
 def test_nothing_is_done_for_an_import_but_what_is_done_for_its_set() -> None:

@@ -38,7 +38,9 @@ class Growing:
         """What it is told, once hot was measured."""
         message = {"kind": "room", "written": written - FILES_BYTES, "needed": needed - FILES_BYTES}
         self.shard.hear("a", message)
-        assert self.shard.apply(growth.answer(self.shard.state)) == [], "not by a measure from before it asked"
+        assert self.shard.apply(growth.answer(self.shard.state)) == [], (
+            "not by a measure from before it asked"
+        )
         self.measured(free)
         self.shard.apply(growth.answer(self.shard.state))
         return int(self.shard.sent("a")[-1]["room"])

@@ -1,4 +1,4 @@
-"""What the stage-shard loop demands of the landing: written once, kept over restarts, taken out when it is true."""
+"""What the stage-shard loop demands of the landing: written once, kept over restarts, taken out when true."""
 
 from __future__ import annotations
 
