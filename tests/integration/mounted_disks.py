@@ -38,11 +38,10 @@ FILES = 2
 _SITE = """
 import sys
 if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
-    from stokerd.sharding import loop as stage_shard_loop
-    from stokerd.sharding import warm_disk as warm_yard
-    from stokerd.sharding import disks as yard
-    yard.ANSWERS_WITHIN_S = warm_yard.ANSWERS_WITHIN_S = 1.5
-    yard.MEASURE_EVERY_S = stage_shard_loop.LONGEST_WAIT_S = 0.5
+    from stokerd.sharding import disks, loop
+    from stokerd.sharding.activities import lister
+    disks.ANSWERS_WITHIN_S = lister.ANSWERS_WITHIN_S = 1.5
+    disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
 """
 
 

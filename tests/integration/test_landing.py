@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,14 @@ from stokerd.sharding.requests import PROVE_SET
 
 from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import QuarantineShelf
+from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED
 from stoker.store.hashing import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request, file_request, filed_requests, finish_request
+from stokerd.sharding.activities.prove import PROVE_SET
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.waiting import wait_until
@@ -31,7 +33,7 @@ ROWS = 120
 
 
 class Landing:
-    """What the download watchdog would do: files, their receipts, the listing, answers to requests."""
+    """What the download watchdog would do: files, their receipts, the listing, what is demanded and asked."""
 
     def __init__(self, home: Path) -> None:
         (home / "urls.txt").parent.mkdir(parents=True, exist_ok=True)
@@ -65,29 +67,34 @@ class Landing:
         file = str(self.root / path)
         write_receipt(self.layout, Receipt("prose", path, file, size, sha256, "", f"e{size}", state))
 
-    def filed(self, verb: str) -> dict[str, Request]:
-        """The requests of a verb that were not answered, by path."""
-        filed = [one for one in filed_requests(self.layout, DOWNLOAD_WATCHDOG) if one.verb == verb]
-        by_path = {str(one.args["path"]): one for one in filed}
-        assert len(by_path) == len(filed), f"asked twice: {[one.args for one in filed]}"
-        return by_path
+    def demand(self) -> Demand:
+        return DemandReader(self.layout, "prose").read()
 
-    def wait_for(self, verb: str, *paths: str) -> dict[str, Request]:
-        """The requests of this verb, once they are about these paths and no others."""
-        wait_until(lambda: self.filed(verb).keys() == set(paths), what=f"{verb} of {paths}")
-        return self.filed(verb)
+    def until_demanded(self, *, unneeded: Collection[str] = (), missed: Collection[str] = ()) -> Demand:
+        """The demand, once it is about these paths and no others."""
 
-    def answer(self, request: Request) -> None:
-        """Do as asked: remove the file, or say that it is on its way."""
-        path = str(request.args["path"])
-        if request.verb == "release":
-            self.set(path, "releasing")
-            finish_request(self.layout, DOWNLOAD_WATCHDOG, request, {"receipt": "releasing"})
-            (self.root / path).unlink()
-            self.set(path, "released")
-        else:
-            self.set(path, "disputed")
-            finish_request(self.layout, DOWNLOAD_WATCHDOG, request, {"receipt": "disputed"})
+        def is_so() -> bool:
+            demand = self.demand()
+            return demand.unneeded.keys() == set(unneeded) and demand.missed.keys() == set(missed)
+
+        wait_until(is_so, what=f"{unneeded} to go and {missed} to come, not {self.demand()}")
+        return self.demand()
+
+    def asked(self, verb: str, path: str) -> Request:
+        """The only request of this verb, once it was filed."""
+
+        def filed() -> list[Request]:
+            return [one for one in filed_requests(self.layout, DOWNLOAD_WATCHDOG) if one.verb == verb]
+
+        wait_until(filed, what=f"{verb} of {path}")
+        (request,) = filed()
+        assert request.args["path"] == path
+        return request
+
+    def remove(self, path: str) -> None:
+        self.set(path, "releasing")
+        (self.root / path).unlink()
+        self.set(path, "released")
 
     def events(self, word: str) -> list[dict[str, Any]]:
         return self.data.events("stage_shard", word)
@@ -95,8 +102,8 @@ class Landing:
     def until(self, states: dict[str, str]) -> None:
         wait_until(lambda: self.data.states() == states, what=f"{states}, not {self.data.states()}")
 
-    def until_asked(self, *, release: int) -> None:
-        """So many removals are under way, as the loop sees it."""
+    def until_shown(self, *, release: int) -> None:
+        """So many removals are waited for, as the loop shows it."""
         asked = {"release": release, "fetch": 0}
         wait_until(lambda: self.data.status().get("landing", {}).get("asked") == asked, what=str(asked))
 
@@ -136,31 +143,29 @@ def test_files_go_when_their_sets_stand_for_them_and_come_back_when_those_are_lo
     built = {"a.parquet": "released", "b.parquet": "released", "same.parquet": "duplicate"}
     with landing.at_work():
         landing.until(built)
-        asked = landing.wait_for("release", *built)
-        assert {path: one.args["owner"] for path, one in asked.items()} == {
-            "a.parquet": "a.parquet",
-            "b.parquet": "b.parquet",
-            "same.parquet": "a.parquet",
-        }
-        assert {path: one.args["sha256"] for path, one in asked.items()} == {
-            path: receipt.sha256 for path, receipt in landing.data.receipts().items()
+        demand = landing.until_demanded(unneeded=built)
+        receipts = landing.data.receipts()
+        owners = {"a.parquet": "a.parquet", "b.parquet": "b.parquet", "same.parquet": "a.parquet"}
+        assert demand.unneeded == {
+            path: Unneeded(receipts[path].sha256, owner) for path, owner in owners.items()
         }
         assert landing.events("stage_failed") == []
-    with landing.at_work():  # nothing is asked again
-        landing.until_asked(release=3)
-        assert landing.filed("release") == asked
-        for request in asked.values():
-            landing.answer(request)
+    with landing.at_work():  # the demand stays
+        landing.until_shown(release=3)
+        assert landing.demand() == demand
+        for path in built:
+            landing.remove(path)
+        landing.until_demanded()
 
         lost = landing.data.sources()["a.parquet"]
         shutil.rmtree(landing.data.pipeline.hot_layout.shard_set("prose", str(lost.key)))
         file_request(landing.layout, STAGE_SHARD, PROVE_SET, {"key": lost.key})  # so that it looks at once
-        wanted = landing.wait_for("fetch", "a.parquet")  # and not its duplicate as well
-        assert wanted["a.parquet"].args["sha256"] == lost.sha256
-        landing.answer(wanted["a.parquet"])
+        wanted = landing.until_demanded(missed=["a.parquet"])  # and not its duplicate as well
+        assert wanted.missed == {"a.parquet": lost.sha256}
+        landing.set("a.parquet", "disputed")
         landing.bring("a.parquet", 1)
         landing.until(built)
-        landing.wait_for("release", "a.parquet")
+        landing.until_demanded(unneeded=["a.parquet"])
         (told_of,) = landing.events("source_wanted_again")
         assert told_of["path"] == "a.parquet"
     assert landing.data.sources()["a.parquet"] == lost
@@ -177,8 +182,9 @@ def test_what_cannot_be_fetched_is_quarantined_until_it_comes(landing: Landing) 
     states = {"good.parquet": "released", "lost.parquet": "quarantined", "more.parquet": "quarantined"}
     with landing.at_work():
         # The tokenizer is to be trained on the first of them, and waits for none that was given up.
-        disputed = landing.wait_for("dispute", "went.parquet")
-        landing.answer(disputed["went.parquet"])
+        disputed = landing.asked("dispute", "went.parquet")
+        landing.set("went.parquet", "disputed")
+        finish_request(landing.layout, DOWNLOAD_WATCHDOG, disputed, {"receipt": "disputed"})
         landing.give_up("went.parquet")
         landing.until({**states, "went.parquet": "quarantined"})
         wait_until(lambda: landing.data.pin().complete, what="the dataset's end")
@@ -188,10 +194,10 @@ def test_what_cannot_be_fetched_is_quarantined_until_it_comes(landing: Landing) 
 
         code, said = told("quarantine", "release", str(landing.data.file), "lost.parquet")
         assert (code, "fetch it now" in said) == (0, True), said
-        wanted = landing.wait_for("fetch", "lost.parquet")
-        assert wanted["lost.parquet"].args["sha256"] is None
+        wanted = landing.asked("fetch", "lost.parquet")
+        assert wanted.args["sha256"] is None
         landing.bring("lost.parquet", 3)
-        finish_request(landing.layout, DOWNLOAD_WATCHDOG, wanted["lost.parquet"], {"receipt": "verified"})
+        finish_request(landing.layout, DOWNLOAD_WATCHDOG, wanted, {"receipt": "verified"})
         landing.until({**states, "lost.parquet": "released", "went.parquet": "quarantined"})
         wait_until(lambda: landing.events("source_released_from_quarantine"), what="the finding's end")
         findings = QuarantineShelf(landing.layout.quarantine).read()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.quarantine.rules import due
+from stoker.corpus.records.demand import Demand, Unneeded
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
@@ -17,11 +18,10 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.schedule.actions import Action, Duplicate, GiveUp, Restart, Start
 from stoker.corpus.schedule.decide import decide, differs
-from stoker.corpus.schedule.landing import Verb, Wish, may_wish, wishes
+from stoker.corpus.schedule.landing import demand_of, may_be_demanded
 from stoker.corpus.schedule.state import Limits, Room, Situation
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
-MOST: Mapping[Verb, int] = {"release": 5, "fetch": 5}
 
 
 def sha(content: str) -> str:
@@ -54,15 +54,19 @@ def actions(now: Situation) -> tuple[Action, ...]:
     return decide(now, 100.0)
 
 
-def asked(
-    now: Situation, under_way: Mapping[str, Verb] | None = None, most: Mapping[Verb, int] = MOST
-) -> list[Wish]:
-    paths = [path for path in now.sources if may_wish(now.sources[path], now.receipts.get(path))]
-    return list(wishes(now, paths, under_way=under_way or {}, most=most))
+def demanded(
+    now: Situation, *, most_unneeded: int = 5, most_missed: int = 5, last: Collection[str] = ()
+) -> Demand:
+    paths = [path for path in now.sources if may_be_demanded(now.sources[path], now.receipts.get(path))]
+    return demand_of(now, paths, most_unneeded=most_unneeded, most_missed=most_missed, last=last)
 
 
-def fetched(now: Situation) -> list[str]:
-    return [wish.path for wish in asked(now) if wish.verb == "fetch"]
+def unneeded(now: Situation) -> dict[str, Unneeded]:
+    return dict(demanded(now).unneeded)
+
+
+def missed(now: Situation) -> list[str]:
+    return list(demanded(now).missed)
 
 
 class TestGivingUp:
@@ -118,9 +122,9 @@ class TestGivingUp:
     @pytest.mark.parametrize("state", ["verified", "unproven"])
     def test_what_is_here_is_staged_and_given_back_whether_proven_or_not(self, state: str) -> None:
         assert Start("stage", "a") in actions(situation(source("a"), receipt("a", state)))
-        assert asked(situation(source("a", "released"), receipt("a", state))) == [
-            Wish("release", "a", sha("a"), "a")
-        ]
+        assert unneeded(situation(source("a", "released"), receipt("a", state))) == {
+            "a": Unneeded(sha("a"), "a")
+        }
 
     @pytest.mark.parametrize(
         ("known", "told", "expected"),
@@ -172,90 +176,92 @@ class TestGivingUp:
 class TestGivingBack:
     def test_a_file_goes_once_its_source_is_released(self) -> None:
         for state in ("seen", "staged", "building", "proven", "synced", "quarantined"):
-            assert asked(situation(source("a", state, reason="x"), receipt("a"))) == [], state
-        wish = Wish("release", "a", sha("a"), owner="a")
-        assert asked(situation(source("a", "released"), receipt("a"))) == [wish]
+            assert unneeded(situation(source("a", state, reason="x"), receipt("a"))) == {}, state
+        one = {"a": Unneeded(sha("a"), owner="a")}
+        assert unneeded(situation(source("a", "released"), receipt("a"))) == one
 
     @pytest.mark.parametrize("state", ["releasing", "released", "disputed", "given_up"])
     def test_only_a_verified_one_goes(self, state: str) -> None:
-        assert asked(situation(source("a", "released"), receipt("a", state))) == []
+        assert unneeded(situation(source("a", "released"), receipt("a", state))) == {}
 
     def test_none_goes_that_has_other_content_or_a_set_in_doubt_or_is_worked_on(self) -> None:
-        assert asked(situation(source("a", "released"), receipt("a", content="new"))) == []
+        assert unneeded(situation(source("a", "released"), receipt("a", content="new"))) == {}
         one = situation(source("a", "released"), receipt("a"))
-        assert asked(replace(one, invalid_sets={"a"})) == []
-        assert asked(replace(one, busy={"a": "sync"})) == []
-        assert asked(replace(one, limits=replace(LIMITS, release="never"))) == []
-        assert asked(situation(source("a", "released"))) == [], "there is no receipt"
+        assert unneeded(replace(one, invalid_sets={"a"})) == {}
+        assert unneeded(replace(one, busy={"a": "sync"})) == {}
+        assert unneeded(replace(one, limits=replace(LIMITS, release="never"))) == {}
+        assert unneeded(situation(source("a", "released"))) == {}, "there is no receipt"
 
     def test_a_duplicates_file_goes_with_that_of_the_path_that_has_the_set(self) -> None:
         duplicate = (source("b", "duplicate", "a"), receipt("b", content="a"))
         for state in ("proven", "synced", "quarantined"):
             now = situation(source("a", state, reason="x"), receipt("a", "released"), *duplicate)
-            assert asked(now) == [], state
+            assert unneeded(now) == {}, state
         now = situation(source("a", "released"), receipt("a", "released"), *duplicate)
-        assert asked(now) == [Wish("release", "b", sha("a"), owner="a")]
-        assert asked(replace(now, invalid_sets={"a"})) == []
+        assert unneeded(now) == {"b": Unneeded(sha("a"), owner="a")}
+        assert unneeded(replace(now, invalid_sets={"a"})) == {}
 
-    def test_so_many_are_asked_at_once_and_none_twice(self) -> None:
+    def test_so_many_are_asked_at_once(self) -> None:
         now = situation(*(source(path, "released") for path in "abcd"), *map(receipt, "abcd"))
-        most: Mapping[Verb, int] = {"release": 2, "fetch": 2}
-        assert [wish.path for wish in asked(now, most=most)] == ["a", "b"]
-        assert [wish.path for wish in asked(now, {"a": "release"}, most)] == ["b"]
-        assert asked(now, {"a": "release", "b": "release"}, most) == []
-        assert [wish.path for wish in asked(now, {"x": "fetch", "y": "fetch"}, most)] == ["a", "b"]
+        assert list(demanded(now, most_unneeded=2).unneeded) == ["a", "b"]
+        now = replace(now, receipts={**now.receipts, "a": receipt("a", "releasing")})
+        assert list(demanded(now, most_unneeded=2).unneeded) == ["b", "c"], "what came true gives way"
 
 
 class TestMissing:
     lost = (source("a"), receipt("a", "released"))
 
     def test_a_file_that_was_removed_is_fetched_when_its_set_was_lost(self) -> None:
-        assert asked(situation(*self.lost)) == [Wish("fetch", "a", sha("a"))]
-        assert fetched(situation(source("a"), receipt("a", "releasing"))) == ["a"]
+        assert demanded(situation(*self.lost)) == Demand(missed={"a": sha("a")})
+        assert missed(situation(source("a"), receipt("a", "releasing"))) == ["a"]
         for state in ("verified", "disputed", "given_up"):
-            assert fetched(situation(source("a"), receipt("a", state))) == [], state
+            assert missed(situation(source("a"), receipt("a", state))) == [], state
 
     def test_not_while_its_set_may_be_found(self) -> None:
         now = situation(*self.lost)
-        assert fetched(replace(now, uncertain=True)) == []
-        assert fetched(replace(now, recallable={"a"})) == []
-        assert fetched(replace(now, published={key_of(sha("a"))[:16]})) == []
-        assert fetched(replace(now, busy={"a": "recall"})) == []
-        assert fetched(replace(now, key_of=None)) == []
-        assert fetched(replace(now, key_of=None, wanted=frozenset({"a"}))) == ["a"]
+        assert missed(replace(now, uncertain=True)) == []
+        assert missed(replace(now, recallable={"a"})) == []
+        assert missed(replace(now, published={key_of(sha("a"))[:16]})) == []
+        assert missed(replace(now, busy={"a": "recall"})) == []
+        assert missed(replace(now, key_of=None)) == []
+        assert missed(replace(now, key_of=None, wanted=frozenset({"a"}))) == ["a"]
 
     def test_not_what_the_slice_or_the_list_of_files_leaves_out(self) -> None:
-        assert fetched(situation(*self.lost, beyond=frozenset({"a"}))) == []
-        assert fetched(situation(*self.lost, shelved=frozenset({"a"}))) == []
+        assert missed(situation(*self.lost, beyond=frozenset({"a"}))) == []
+        assert missed(situation(*self.lost, shelved=frozenset({"a"}))) == []
 
     def test_not_where_another_file_has_the_content(self) -> None:
         for state in ("staged", "building", "proven", "released"):
             other = situation(*self.lost, source("b", state, "a"), receipt("b", "released", "a"))
-            assert fetched(other) == [], state
+            assert missed(other) == [], state
         for state in ("seen", "duplicate"):
             here = situation(*self.lost, source("b", state, "a"), receipt("b", content="a"))
-            assert fetched(here) == [], state
-            assert fetched(replace(here, beyond=frozenset({"b"}))) == ["a"]
+            assert missed(here) == [], state
+            assert missed(replace(here, beyond=frozenset({"b"}))) == ["a"]
             gone = situation(*self.lost, source("b", state, "a"), receipt("b", "released", "a"))
-            assert fetched(gone) == ["a"], "one file of a content is enough"
+            assert missed(gone) == ["a"], "one file of a content is enough"
 
     def test_a_duplicate_is_fetched_where_the_file_of_the_set_never_came_again(self) -> None:
         duplicate = (source("b", "duplicate", "a"), receipt("b", "released", "a"))
-        assert fetched(situation(never_came("a"), receipt("a", "given_up"), *duplicate)) == ["b"]
+        assert missed(situation(never_came("a"), receipt("a", "given_up"), *duplicate)) == ["b"]
         bad = source("a", "quarantined", reason="page_corrupt")
-        assert fetched(situation(bad, receipt("a"), *duplicate)) == [], "it would be as bad"
-        assert fetched(situation(source("a", "released"), receipt("a", "released"), *duplicate)) == []
+        assert missed(situation(bad, receipt("a"), *duplicate)) == [], "it would be as bad"
+        assert missed(situation(source("a", "released"), receipt("a", "released"), *duplicate)) == []
 
     def test_what_is_waited_for_comes_first_and_the_rest_in_order_of_the_listing(self) -> None:
         now = situation(*(source(path) for path in "abcd"), *(receipt(path, "released") for path in "abcd"))
         now = replace(now, urgent=frozenset({"d"}))
-        most: Mapping[Verb, int] = {"release": 0, "fetch": 3}
-        assert [wish.path for wish in asked(now, most=most)] == ["d", "a", "b"]
-        assert [wish.path for wish in asked(now, {"a": "fetch"}, most)] == ["d", "b"]
+        assert list(demanded(now, most_missed=3).missed) == ["d", "a", "b"]
+        assert list(demanded(now, most_missed=3, last=("a",)).missed) == ["d", "b", "c"]
+
+    def test_what_is_on_its_way_again_counts_among_those_that_are_asked_for(self) -> None:
+        gone = receipt("b", "released"), receipt("c", "released")
+        coming = situation(*(source(path) for path in "abc"), receipt("a", "disputed"), *gone)
+        assert list(demanded(coming, most_missed=2).missed) == ["b"]
 
     def test_former_contents_and_imports_have_no_file(self) -> None:
         for nowhere in (source("a", former="x"), source("a", imported=True)):
-            assert not may_wish(nowhere, receipt("a", "released"))
+            assert not may_be_demanded(nowhere, receipt("a", "released"))
 
 
 def test_the_first_link_is_staged_whatever_the_room_where_it_takes_none() -> None:
