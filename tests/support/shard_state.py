@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 from stoker.corpus.quarantine.directory import Kept
@@ -48,7 +47,7 @@ from stokerd.sharding.inputs import Inputs
 from stokerd.sharding.startup import read_records
 from stokerd.sharding.state import State, Work
 from stokerd.sharding.status import Status
-from support.pipelines import make_pipeline
+from support.pipelines import DataPipeline
 
 MIB = 1 << 20
 BOOKS = {
@@ -120,8 +119,8 @@ class ScriptedPool(WorkerPool[Any]):
 class Shard:
     """A pipeline's state, its effects, and what the test reads of both."""
 
-    def __init__(self, home: Path, *, once: bool = False, **changes: Any) -> None:
-        self.data = make_pipeline(home, **changes)
+    def __init__(self, data: DataPipeline, *, once: bool = False) -> None:
+        self.data = data
         self.pipeline = pipeline = self.data.pipeline
         self.layout = pipeline.layout
         self.layout.create()
@@ -275,6 +274,11 @@ class Shard:
         else:
             self.state.begin(ACTIVITIES[kind], subject, {}, work)
         return self.pool.jobs[-1]
+
+    def task(self, kind: str, subject: str) -> dict[str, Any]:
+        """The task that a worker would be given."""
+        begun = self.state.start(kind, subject)
+        return next(dict(effect.task) for effect in begun if isinstance(effect, Begin))
 
     def hear(self, subject: str, *messages: Mapping[str, Any]) -> None:
         """Have a worker say something."""

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from support.pipelines import DataPipeline, make_pipeline
 from support.shard_state import Clock, MakeShard, Shard
 
 
+@pytest.fixture(scope="session")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., DataPipeline]:
+    """Makes pipelines without any state; each file is read and checked once."""
+    known: dict[str, DataPipeline] = {}
+
+    def make(number: int, **changes: Any) -> DataPipeline:
+        name = f"{number} {sorted(changes.items())}"
+        if name not in known:
+            known[name] = make_pipeline(tmp_path_factory.mktemp("home"), **changes)
+        data = known[name]
+        for place in (data.pipeline.state, data.pipeline.hot, data.pipeline.warm):
+            if place is not None:
+                shutil.rmtree(place, ignore_errors=True)
+        return data
+
+    return make
+
+
 @pytest.fixture
-def make_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeShard]:
+def make_shard(
+    pipelines: Callable[..., DataPipeline], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeShard]:
     """Makes states over pipelines of their own; nothing of them is to survive a power cut."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     made: list[Shard] = []
 
-    def make(**how: Any) -> Shard:
-        made.append(Shard(tmp_path / f"home{len(made)}", **how))
+    def make(*, once: bool = False, **changes: Any) -> Shard:
+        made.append(Shard(pipelines(len(made), **changes), once=once))
         return made[-1]
 
     yield make
@@ -39,9 +60,9 @@ def shard(make_shard: MakeShard) -> Shard:
 
 
 @pytest.fixture
-def warm_shard(make_shard: MakeShard, tmp_path: Path) -> Shard:
+def warm_shard(make_shard: MakeShard) -> Shard:
     """The same with a warm disk."""
-    made = make_shard(warm=str(tmp_path / "warm"), evict={"target_free": "0B"})
+    made = make_shard(warm="warm", evict={"target_free": "0B"})
     made.pin()
     made.look()
     made.look("warm")

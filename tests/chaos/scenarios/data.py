@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from support.builds import run_to_end
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import daemon_command
+from support.shard_state import Shard
 
 FILES = 3
 _MODULE = re.compile(r"stoker(?:\.\w+)+\.(\w+)_worker|from stokerd\.(\w+)")
@@ -75,10 +77,11 @@ class DataScenario(Scenario):
 
 def reference(data: DataPipeline, built: list[Source]) -> dict[str, dict[str, bytes]]:
     """The sets as the build worker makes them in peace, last file first, in batches of 61 rows."""
-    pin, tasks = data.pin(), ShardTasks(data.pipeline)
-    apart = data.home / "reference"
+    apart, shard = data.home / "reference", Shard(data)
     for source in reversed(built):
-        task = tasks.build(source, pin, "")
+        shard.state.records.put(replace(source, state="building"))
+        task = shard.task("build", source.path)
+        del task["room"]  # it may take all it needs
         key16 = Path(task["target"]).name
         task |= {
             "parquet": str(data.source / source.path),
@@ -88,6 +91,7 @@ def reference(data: DataPipeline, built: list[Source]) -> dict[str, dict[str, by
             "commit": {"every_s": 3600.0, "bytes": 1 << 40},
         }
         assert run_to_end("stoker.shards.build.build_worker", task)["status"] == "published"
+    shard.close()
     return {
         folder.name: {
             file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "build.json"
