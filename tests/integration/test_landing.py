@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stokerd.sharding.requests import PROVE_SET
 
 from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import QuarantineShelf

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from stokerd.sharding.tasks import ShardTasks
-
 from chaos.driver import Launch, Scenario
 from chaos.job import MARK, Job
 from stoker.corpus.records.sources import Source
