@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.quarantine.move import open_folder
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import PUBLISHED, Source, SourceState, write_source
@@ -167,7 +168,7 @@ class Shard:
         if state in ("building", "proven", "synced", "released"):
             source = replace(source, key=f"{content:f<64}" if key_of is None else key_of(source.sha256))
         if state in ("proven", "synced", "released"):
-            source = replace(source, books=BOOKS, manifest_sha256=MANIFEST)
+            source = replace(source, books=Books.from_mapping(BOOKS), manifest_sha256=MANIFEST)
         source = replace(source, **changes)
         write_source(self.layout, source)
         self.state.records.put(source)

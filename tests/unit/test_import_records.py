@@ -22,7 +22,6 @@ from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_claim import misasked
 from stoker.shards.exchange.import_set import ImportTask, import_place
-from support.books import books_of
 from support.builds import Recorder
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
@@ -39,7 +38,7 @@ def built(path: str, tokens: int = 100, **changes: Any) -> Source:
         f"{path:0>64}",
         state="proven",
         key=f"{path:0<64}",
-        books=books_of(tokens - 1, 1, documents=2, rows=3, dropped={"null": 1}),
+        books=Books(3, 2, 9, tokens, 1, tokens - 1, 1, 1, {"null": 1}),
         **changes,
     )
 

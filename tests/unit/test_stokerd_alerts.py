@@ -24,18 +24,18 @@ def test_it_is_told_once_a_while_and_a_new_one_at_once(monkeypatch: pytest.Monke
     clock = [0.0]
     monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: clock[0])
     heard = Heard()
-    told = Alerts(heard, repeat_s=10.0)  # type: ignore[arg-type]
+    alerts = Alerts(heard, repeat_s=10.0)  # type: ignore[arg-type]
     for clock[0] in (100.0, 105.0, 111.0):
-        told.trouble("away")
-        told.trouble("short", repeat=False)
-    told.trouble("away", "other")
+        alerts.raise_("away")
+        alerts.raise_("short", repeat=False)
+    alerts.raise_("away", "other")
     assert heard.words == ["away", "short", "away", "away"]
-    told.over("short", tell="enough")
-    told.over("short", tell="enough")
-    told.over("never", tell="nothing")
-    told.trouble("short", repeat=False)
+    alerts.clear("short", tell="enough")
+    alerts.clear("short", tell="enough")
+    alerts.clear("never", tell="nothing")
+    alerts.raise_("short", repeat=False)
     assert heard.words[4:] == ["enough", "short"]
-    told.over("short", tell="enough")
-    told.trouble("short", repeat=False)  # too soon to be news
-    told.over("short", tell="enough")
+    alerts.clear("short", tell="enough")
+    alerts.raise_("short", repeat=False)  # too soon to be news
+    alerts.clear("short", tell="enough")
     assert heard.words[6:] == ["enough"]
