@@ -78,6 +78,7 @@ def act(state: State) -> Iterator[Effect]:
     yield from _write_lost_findings(state)
     for request in state.records.asked(*VERBS):
         yield from _consider(state, request)
+    quarantine.read()  # with what was asked to go
     yield from _keep_budget(state)
 
 
