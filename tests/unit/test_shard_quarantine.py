@@ -1,0 +1,254 @@
+"""The quarantine's budget, requests about it, and another look at what lies there: as tables."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from stoker.corpus.quarantine.directory import mark
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
+from stokerd.sharding import quarantine
+from stokerd.sharding.quarantine import DROPPING, RECHECK, next_look
+from support.shard_state import MakeShard, Shard
+
+BAD = Outcome("bad", result={"status": "bad", "reason": "page_corrupt", "row_group": 2})
+GOOD = Outcome("done", result={"status": "good"})
+
+
+@pytest.fixture
+def shard(shard: Shard) -> Shard:
+    """A quarantined file with its finding."""
+    shard.source(state="quarantined", reason="page_corrupt")
+    shard.receipt()
+    shard.finding()
+    return shard
+
+
+def act(shard: Shard) -> list[str]:
+    return shard.apply(quarantine.act(shard.state))
+
+
+def name_of(shard: Shard) -> str:
+    return shard.state.quarantine.kept[0].name
+
+
+def put(shard: Shard, path: str, size: int = 10, **body: Any) -> str:
+    """A finding with a file of so many bytes."""
+    name = shard.finding(path, **body).name
+    (shard.layout.quarantine / name / "thing").write_bytes(bytes(size))
+    shard.kept(name)
+    return name
+
+
+class TestLook:
+    def look(self, shard: Shard, outcome: Outcome) -> list[str]:
+        shard.job("revalidate", RECHECK)
+        return shard.end(RECHECK, outcome)
+
+    def test_what_is_good_now_starts_over_and_its_event_comes_with_the_next_look_through(
+        self, shard: Shard
+    ) -> None:
+        request = shard.ask(RELEASE, name=name_of(shard))
+        act(shard)
+        assert shard.answer(request) is None
+        assert self.look(shard, GOOD) == ["write seen", "mark released", "answer released"]
+        source = shard.on_disk()
+        assert (source.state, source.reason) == (
+            "seen",
+            "released from quarantine: it decodes and hashes well now",
+        )
+        assert (shard.answer(request) or {})["released"] == "a"
+        assert act(shard) == ["source_released_from_quarantine", "mark released"]
+        assert act(shard) == []
+        assert dict(shard.state.progress.looks) == {"good": 1}
+
+    def test_a_release_that_a_crash_left_without_a_mark_is_told_after_it(self, shard: Shard) -> None:
+        shard.source(reason="released from quarantine: by hand, without a look at it")
+        assert act(shard) == ["source_released_from_quarantine", "mark released"]
+        assert act(shard) == []
+
+    @pytest.mark.parametrize(
+        ("outcome", "verdict", "effects", "answer"),
+        [
+            (BAD, "bad", ["mark revalidated revalidations", "quarantine_revalidated"], (True, False)),
+            (
+                Outcome("died", "signal 11"),
+                "bad",
+                ["mark revalidated revalidations", "quarantine_revalidated"],
+                (True, False),
+            ),
+            (
+                Outcome("done", result={"status": "gone"}),
+                "gone",
+                ["mark revalidated revalidations", "quarantine_revalidated"],
+                (True, False),
+            ),
+            (Outcome("storage", "EIO"), "unreadable", ["revalidate_failed"], (False, True)),
+            (Outcome("killed", "by hand"), "unreadable", ["revalidate_failed"], (False, True)),
+        ],
+    )
+    def test_what_is_not_good_stays_and_who_asked_is_answered(
+        self, shard: Shard, outcome: Outcome, verdict: str, effects: list[str], answer: tuple[bool, bool]
+    ) -> None:
+        request = shard.ask(RELEASE, name=name_of(shard))
+        assert self.look(shard, outcome) == [*effects, "answer refused"]
+        told = shard.answer(request) or {}
+        assert (told["finding"], told["again"]) == answer
+        assert shard.on_disk().state == "quarantined"
+        assert dict(shard.state.progress.looks) == {verdict: 1}
+
+    def test_the_looks_at_one_finding_are_counted_in_it(self, shard: Shard) -> None:
+        for times in (1, 2):
+            shard.ask(RELEASE, name=name_of(shard))
+            self.look(shard, BAD)
+            assert shard.kept(name_of(shard)).body["revalidations"] == times
+
+    def test_other_content_is_hashed_again(self, shard: Shard) -> None:
+        request = shard.ask(RELEASE, name=name_of(shard))
+        outcome = Outcome("changed", result={"status": "changed"})
+        assert self.look(shard, outcome) == ["answer refused", "Dispute", "start over"]
+        assert (shard.answer(request) or {})["again"] is False
+        assert shard.disputes() == ["a"]
+
+    def test_a_look_at_what_started_over_meanwhile_says_nothing(self, shard: Shard) -> None:
+        shard.ask(RELEASE, name=name_of(shard))
+        shard.job("revalidate", RECHECK)
+        shard.source()
+        assert shard.end(RECHECK, GOOD) == []
+
+    def test_by_force_its_word_is_taken_without_a_look(self, shard: Shard) -> None:
+        shard.ask(RELEASE, name=name_of(shard), force=True)
+        shard.job("revalidate", RECHECK)
+        assert shard.pool.tasks[RECHECK]["decode"] is False
+        shard.end(RECHECK, GOOD)
+        assert shard.on_disk().reason == "released from quarantine: by hand, without a look at it"
+
+    def test_one_is_looked_at_at_a_time_and_none_while_hot_is_away(self, shard: Shard) -> None:
+        assert next_look(shard.state) is None, "it was looked at when it came"
+        shard.ask(RELEASE, name=name_of(shard))
+        assert next_look(shard.state) is not None
+        shard.job("revalidate", RECHECK)
+        assert next_look(shard.state) is None
+        shard.end(RECHECK, Outcome("killed"))
+        shard.ask(RELEASE, name=name_of(shard))
+        shard.state.hot.lost("gone")
+        assert next_look(shard.state) is None
+
+    def test_a_round_looks_at_everything_and_says_what_came_of_it(self, shard: Shard) -> None:
+        shard.source("b", "quarantined", reason="page_corrupt")
+        shard.finding("b")
+        for name in (one.name for one in shard.state.quarantine.kept):
+            mark(shard.layout.quarantine / name, time="2020-01-01T00:00:00Z")
+        shard.state.quarantine.read_soon()
+        request = shard.ask(REVALIDATE)
+        act(shard)
+        for outcome in (BAD, Outcome("storage", "EIO")):
+            self.look(shard, outcome)
+            act(shard)
+        assert shard.answer(request) == {"released": [], "bad": 1, "unreadable": 1}
+
+    def test_the_clock_has_files_looked_at_again(self, make_shard: MakeShard) -> None:
+        shard = make_shard(quarantine={"revalidate": "1h"})
+        shard.look()
+        shard.source(state="quarantined", reason="page_corrupt")
+        kept = shard.finding()
+        assert next_look(shard.state) is None
+        hours_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200))
+        mark(shard.layout.quarantine / kept.name, time=hours_ago)
+        kept = shard.kept(kept.name)
+        shard.state.quarantine.think_due = 0.0
+        assert next_look(shard.state) == (kept, False)
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [({"name": "nothing"}, "nothing in quarantine is called nothing"), ({}, "nothing in quarantine")],
+    )
+    def test_what_is_not_there_cannot_be_released(
+        self, shard: Shard, args: dict[str, Any], words: str
+    ) -> None:
+        request = shard.ask(RELEASE, **args)
+        assert act(shard) == ["answer refused"]
+        assert words in str((shard.answer(request) or {})["refused"])
+
+    def test_what_was_released_already_is_told_so(self, shard: Shard) -> None:
+        name = name_of(shard)
+        mark(shard.layout.quarantine / name, released={"why": "x", "told": True})
+        shard.kept(name)
+        request = shard.ask(RELEASE, name=name)
+        act(shard)
+        assert shard.answer(request) == {"released": "a", "why": "x", "already": True}
+
+    def test_what_is_no_quarantined_file_is_refused(self, shard: Shard) -> None:
+        shard.source(state="proven")
+        request = shard.ask(RELEASE, name=name_of(shard))
+        act(shard)
+        assert "not quarantined" in str((shard.answer(request) or {})["refused"])
+
+    def test_a_file_that_never_came_is_asked_for_again(self, shard: Shard) -> None:
+        shard.source(state="quarantined", reason="download_failed")
+        request = shard.ask(RELEASE, name=name_of(shard))
+        act(shard)
+        assert (shard.answer(request) or {})["fetching"] == "a"
+
+    def test_what_is_dropped_is_removed_and_keeps_its_reason(self, shard: Shard) -> None:
+        name = put(shard, "a")
+        request = shard.ask(DROP, name=name)
+        assert act(shard) == ["mark dropping", "begin drop"]
+        assert shard.pool.tasks[DROPPING]["remove"] == [str(shard.layout.quarantine / name / "thing")]
+        (shard.layout.quarantine / name / "thing").unlink()
+        shard.done(DROPPING)
+        assert act(shard) == ["quarantine_dropped", "mark dropping dropped"]
+        assert act(shard) == ["answer dropped"]
+        assert shard.answer(request) == {"dropped": name, "bytes": 10}
+        assert shard.kept(name).dropped is not None
+
+    def test_with_its_reason_it_is_gone(self, shard: Shard) -> None:
+        name = name_of(shard)
+        shard.source(state="released")
+        request = shard.ask(DROP, name=name, reason_too=True)
+        while (answer := shard.answer(request)) is None:
+            assert act(shard), "something is left to do"
+        assert answer == {"dropped": name, "bytes": 0}
+        assert not (shard.layout.quarantine / name).exists()
+
+    def test_what_is_being_looked_at_is_not_dropped(self, shard: Shard) -> None:
+        name = put(shard, "a")
+        shard.ask(RELEASE, name=name)
+        shard.job("revalidate", RECHECK)
+        shard.ask(DROP, name=name)
+        assert act(shard) == []
+
+    def test_a_drop_that_fails_is_tried_again(self, shard: Shard) -> None:
+        name = put(shard, "a")
+        shard.ask(DROP, name=name)
+        act(shard)
+        assert shard.end(DROPPING, Outcome("storage", "EIO")) == ["quarantine_drop_failed"]
+        assert not shard.state.retries.allows(DROPPING)
+
+
+class TestBudget:
+    def test_the_oldest_over_the_budget_go_one_after_the_other(self, make_shard: MakeShard) -> None:
+        shard = make_shard(quarantine={"keep_files": 1})
+        for path in "abc":
+            shard.source(path, "quarantined", reason="page_corrupt")
+            name = put(shard, path)
+            times = {"a": "2020-01-01", "b": "2021-01-01", "c": "2022-01-01"}
+            mark(shard.layout.quarantine / name, time=f"{times[path]}T00:00:00Z")
+        shard.state.quarantine.read_soon()
+        assert act(shard) == ["mark dropping", "mark dropping", "begin drop"]
+        assert act(shard) == []
+
+    def test_a_finding_that_somebody_took_away_is_written_again(self, shard: Shard) -> None:
+        name = name_of(shard)
+        (shard.layout.quarantine / name / "reason.json").unlink()
+        (shard.layout.quarantine / name).rmdir()
+        shard.state.quarantine.read_soon()
+        assert act(shard) == ["OpenFinding"]
+        kept = shard.kept(name)
+        assert kept.body["unseen"] and kept.reason == "page_corrupt"
+        assert act(shard) == []
