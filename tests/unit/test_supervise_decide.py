@@ -102,7 +102,7 @@ MUST = do.ListMirror(is_awaited=True, must=True)
          do.Pause(READ_AGAIN_S, f"checkpoint {NEWEST} cannot be read now; trying")),
         (proving(**PROVEN), {"candidate": NEWEST}, do.Settle()),
         (proving(), {}, do.Settle()),
-        (proving(), {"why_not_anew": "none is left"}, do.End(65, "none is left")),
+        (proving(), {"why_not_from_start": "none is left"}, do.End(65, "none is left")),
         (proving(**PROVEN), {"candidate": NEWEST, "is_on_history": False}, do.Enter(Phase.CLEANING)),
         # the mirror: a look that may be tried, one that must succeed, a newer copy
         (proving(**PROVEN), {"candidate": NEWEST, "look": "try"},
@@ -282,9 +282,9 @@ def test_a_finished_run_rests_once_all_is_proven_and_mirrored(
 
 
 def test_a_new_round_forgets_what_the_last_one_found_and_keeps_what_is_not_answered_yet() -> None:
-    run = ended(look="done", rollbacks=("r",), has_convicted=True, failures=2, resume=NEWEST)
+    run = ended(look="done", rollbacks=("r",), has_rejected=True, failures=2, resume=NEWEST)
     fresh = run.entered(Phase.CLEANING, NOW)
-    assert (fresh.proofs, fresh.look, fresh.is_settled, fresh.has_convicted, fresh.resume) == (
+    assert (fresh.proofs, fresh.look, fresh.is_settled, fresh.has_rejected, fresh.resume) == (
         {},
         "",
         False,

@@ -34,36 +34,36 @@ def book(home: Path) -> MirrorState:
 
 
 def test_a_run_that_would_begin_from_nothing_waits_until_the_mirror_was_seen_once(tmp_path: Path) -> None:
-    assert book(tmp_path).to_look(None, FROM_THE_START, has_convicted=False) == "wait"
+    assert book(tmp_path).to_look(None, FROM_THE_START, has_rejected=False) == "wait"
     first = book(tmp_path)
     first.looked([], 0.0)
-    assert first.to_look(None, FROM_THE_START, has_convicted=False) == "no"
-    assert book(tmp_path).to_look(None, FROM_THE_START, has_convicted=False) == "try"
+    assert first.to_look(None, FROM_THE_START, has_rejected=False) == "no"
+    assert book(tmp_path).to_look(None, FROM_THE_START, has_rejected=False) == "try"
 
 
 def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path) -> None:
     there = book(tmp_path)
     there.looked([one(10), one(30)], 0.0)
     for known in (there, book(tmp_path)):
-        assert known.to_look(20, FROM_THE_START, has_convicted=False) == "wait"
-        assert known.to_look(None, FROM_THE_START, has_convicted=False) == "wait"
-    assert there.to_look(30, FROM_THE_START, has_convicted=False) == "no"
-    assert there.to_look(20, ROLLED_BACK, has_convicted=False) == "no"
+        assert known.to_look(20, FROM_THE_START, has_rejected=False) == "wait"
+        assert known.to_look(None, FROM_THE_START, has_rejected=False) == "wait"
+    assert there.to_look(30, FROM_THE_START, has_rejected=False) == "no"
+    assert there.to_look(20, ROLLED_BACK, has_rejected=False) == "no"
 
 
 def test_a_copy_that_was_begun_may_be_there(tmp_path: Path) -> None:
     there = book(tmp_path)
     there.begin(one(30))
-    assert book(tmp_path).to_look(20, FROM_THE_START, has_convicted=True) == "wait"
+    assert book(tmp_path).to_look(20, FROM_THE_START, has_rejected=True) == "wait"
     there.looked([], 0.0)
-    assert book(tmp_path).to_look(20, FROM_THE_START, has_convicted=True) == "try"
+    assert book(tmp_path).to_look(20, FROM_THE_START, has_rejected=True) == "try"
 
 
 def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
     there = book(tmp_path)
     there.looked([one(10)], 0.0)
-    assert there.to_look(20, FROM_THE_START, has_convicted=True) == "try"
-    assert there.to_look(20, FROM_THE_START, has_convicted=False) == "no"
+    assert there.to_look(20, FROM_THE_START, has_rejected=True) == "try"
+    assert there.to_look(20, FROM_THE_START, has_rejected=False) == "no"
 
 
 def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -79,16 +79,16 @@ class Accounts:
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
-    def why_not_anew(self, *, has_convicted: bool) -> str:
+    def why_not_from_start(self, *, has_rejected: bool) -> str:
         """Why a run without a proven checkpoint does not begin at step 0, and what to do; "" where it may.
 
-        `has_convicted`: a checkpoint was proven wrong just now.
+        `has_rejected`: a checkpoint was proven wrong just now.
         """
         if self.store.record is None:
             return ""
         kept = int((read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}).get("step", 0))
         best = max(kept, self.store.record.best_step)
-        if not (kept or (has_convicted and best)):
+        if not (kept or (has_rejected and best)):
             return ""
         return (
             f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "

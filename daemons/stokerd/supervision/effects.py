@@ -212,7 +212,7 @@ class Effects:
             if run.checkpoints.proven(proved.name, proved.body, proved.digest, time.monotonic()):
                 self.events.record("checkpoint_proven", path=path, step=proved.body["step"])
         elif proved.verdict == "invalid":
-            self._convict(proved.name, proved.reason)
+            self._reject(proved.name, proved.reason)
         else:
             run.checkpoints.unreadable(proved.name, time.monotonic())
             message = "neither trusted nor thrown away, and tried again; look at the disk"
@@ -222,9 +222,9 @@ class Effects:
         if run.state.phase is Phase.PROVING:
             self.run.change(proofs={**run.state.proofs, proved.name: proved.verdict})
 
-    def _convict(self, name: str, reason: str) -> None:
+    def _reject(self, name: str, reason: str) -> None:
         self._stop_mirror()  # it may read what is about to be moved
-        moved = self.run.checkpoints.convict(name, reason)
+        moved = self.run.checkpoints.reject(name, reason)
         self.meters.quarantined.inc()
         self.events.record(
             "checkpoint_quarantined",
@@ -235,7 +235,7 @@ class Effects:
             dropped=list(moved.dropped),
             message="it is not whole and is never resumed from; the one before it is used",
         )
-        self.run.change(has_convicted=True)
+        self.run.change(has_rejected=True)
 
     @_apply.register
     def _sets_proved(self, action: do.SetsProved) -> None:

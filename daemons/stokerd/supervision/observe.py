@@ -28,12 +28,12 @@ def proving(run: Run, seen: Seen, rollback: AskedRollback | None) -> Seen:
         is_on_history = counts(int(newest.body["timeline"]), newest.step, history)
         seen = replace(seen, is_on_history=is_on_history)
     elif not name:
-        why = run.accounts.why_not_anew(has_convicted=state.has_convicted)
-        seen = replace(seen, why_not_anew=why)
+        why = run.accounts.why_not_from_start(has_rejected=state.has_rejected)
+        seen = replace(seen, why_not_from_start=why)
     if run.mirror is None:
         return seen
     step = newest.step if newest is not None else None
-    look = run.mirror.to_look(step, history, has_convicted=state.has_convicted)
+    look = run.mirror.to_look(step, history, has_rejected=state.has_rejected)
     newer = fallback(run.mirror.copies, history, -1 if step is None else step)
     return replace(seen, look=look, newer=next(iter(newer), None))
 

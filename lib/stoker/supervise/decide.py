@@ -65,7 +65,7 @@ class Seen:
     look: Look = "no"  # whether a launch from the candidate must look at the mirror first
     newer: Mirrored | None = None  # a copy that is newer than the candidate
     lost_heldout: str = ""  # sha256 of the held-out windows, where they are not whole here
-    why_not_anew: str = ""  # why the run cannot begin at step 0
+    why_not_from_start: str = ""  # why the run cannot begin at step 0
 
     gate: Gate | None = None  # the first that is not open
 
@@ -159,8 +159,8 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
         return _start(seen, fetch, f"fetching checkpoint {seen.newer.name} from the mirror")
     if not seen.is_on_history:
         return (do.Enter(Phase.CLEANING),)  # only its proof could tell: it is past a fork, and is moved away
-    if not name and seen.why_not_anew:
-        return (do.End(DataError.exit_code, seen.why_not_anew),)
+    if not name and seen.why_not_from_start:
+        return (do.End(DataError.exit_code, seen.why_not_from_start),)
     return (do.Settle(),)
 
 

@@ -105,7 +105,7 @@ class RunState:
     # proving
     is_taken_up: bool = False  # interrupted rollbacks are finished
     proofs: Mapping[str, str] = field(default_factory=dict)  # verdict by checkpoint, in this phase
-    has_convicted: bool = False
+    has_rejected: bool = False
     look: Literal["", "done", "failed"] = ""  # at the mirror, in this phase
     look_problem: str = ""
     look_failures: int = 0
@@ -156,7 +156,7 @@ class RunState:
 
 
 _OF_ONE_ROUND = (
-    *("is_reported", "is_term_sent", "is_taken_up", "proofs", "has_convicted", "look", "look_problem"),
+    *("is_reported", "is_term_sent", "is_taken_up", "proofs", "has_rejected", "look", "look_problem"),
     *("look_failures", "is_settled", "resume", "is_heldout_seen"),
 )
 

@@ -136,11 +136,11 @@ class Checkpoints:
         return is_newest
 
     def unreadable(self, name: str, now: float) -> None:
-        """Take in that nothing could be found out: it is neither trusted nor convicted, and tried again."""
+        """Take in that nothing could be found out: it is neither trusted nor rejected, and tried again."""
         self._proven.pop(name, None)
         self._retry_at[name] = now + RETRY_S
 
-    def convict(self, name: str, reason: str) -> Quarantined:
+    def reject(self, name: str, reason: str) -> Quarantined:
         """Move one that was proven wrong into quarantine, within its budget."""
         self._proven.pop(name, None)
         return quarantine_checkpoint(

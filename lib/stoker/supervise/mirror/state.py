@@ -98,18 +98,18 @@ class MirrorState:
         """The newest copy of a history."""
         return next(iter(fallback(self.copies, history, -1)), None)
 
-    def to_look(self, here: int | None, history: History, *, has_convicted: bool) -> Look:
+    def to_look(self, here: int | None, history: History, *, has_rejected: bool) -> Look:
         """Whether a launch from step `here` (None: from nothing) must know first what the mirror holds.
 
         `wait`: it could hold a newer one than what is proven here, and going back in silence would undo what
         was trained; `try`: by our own record it holds none, but that may be an old one that was put back, so
-        a look is worth a moment. `has_convicted`: a newer one was proven wrong here just now.
+        a look is worth a moment. `has_rejected`: a newer one was proven wrong here just now.
         """
         step = -1 if here is None else here
         possible = [*self.copies, *([self.begun] if self.begun else [])]
         if fallback(possible, history, step) or (here is None and not self.has_record):
             return "wait"
-        return "try" if has_convicted or not self.is_fresh else "no"
+        return "try" if has_rejected or not self.is_fresh else "no"
 
     def status(self, copying: int | None, copied_bytes: int) -> dict[str, Any]:
         """The mirror for people; `copying` is the step whose copy is under way."""
