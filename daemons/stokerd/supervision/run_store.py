@@ -59,8 +59,7 @@ class RunStore:
 
     def begin(self, identity: Identity, heldout: Heldout | None) -> None:
         """The run begins: its record is written for the first time."""
-        self.record = RunRecord(identity, heldout)
-        self.change()
+        self._write(RunRecord(identity, heldout))
 
     def launching(self) -> None:
         """A launch begins. It counts as fruitless until it got somewhere: the supervisor may die with it."""
@@ -79,9 +78,8 @@ class RunStore:
         self.change(fruitless=max(0, self.begun.fruitless - 1))
 
     def rolled_back(self, step: int) -> None:
-        """The run goes on from a step it went back to, whatever had become of it after that."""
-        self.record = self.begun.gone_back(step)
-        self.change()
+        """The run goes on from an earlier step, also where it had finished or failed."""
+        self._write(self.begun.gone_back(step))
 
     def fruitful(self) -> None:
         """The run has advanced, or its data was mended: earlier launches no longer count."""
@@ -90,8 +88,11 @@ class RunStore:
 
     def change(self, **changes: Any) -> None:
         """Change the record, durably."""
-        self.record = self.begun.moved(**changes)
-        write_record(self.path, self.record.body())
+        self._write(self.begun.moved(**changes))
+
+    def _write(self, record: RunRecord) -> None:
+        write_record(self.path, record.body())
+        self.record = record  # only now: a launch that a full disk prevents is not counted
 
     def new_identity(self, pin: DatasetPin) -> Identity:
         """The identity of a run that begins now."""
