@@ -72,7 +72,7 @@ def _prepare(run: Run, events: Events, pin: DatasetPin | None) -> Iterator[Job]:
         yield from _gather(run, pin)
         return
     data.gate = data.heldout(pin)
-    run.planner.note_wants(data.needed)
+    run.planner.note_wants(data.needed, data.needed)  # no plan holds them on hot yet
     run.accounts.keep(run.at)
     if (proof := data.to_prove()) is not None:
         yield proof
