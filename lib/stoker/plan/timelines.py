@@ -125,9 +125,7 @@ def on_history(history: Sequence[tuple[int, int | None]], timeline: int, step: i
 
 
 def committed(
-    rows: Iterable[T],
-    history: Sequence[tuple[int, int | None]],
-    key: Callable[[T], tuple[int, int, bool]],
+    rows: Iterable[T], history: Sequence[tuple[int, int | None]], key: Callable[[T], tuple[int, int, bool]]
 ) -> list[T]:
     """Those rows of a training log that are a history, by step; `key` gives (timeline, step, trained).
 

@@ -98,7 +98,11 @@ def _contents(
         ]
         told = {"set": key, "source": None if source is None else source.path, "place": found.place}
         sets.append(
-            {**told, "tokens": [low, high], "documents": documents if found.documents_known else None}
+            {
+                **told,
+                "tokens": [low, high],
+                "documents": documents if found.manifest.documents_known else None,
+            }
         )
         if decode is not None:
             ids += stream.read(low, high).tolist()

@@ -98,9 +98,6 @@ class OpenSet:
         shards = ShardSet(path)
         self.path, self.place, self.manifest = path, place, shards.manifest
         self.train, self.val = Stream(shards, "train"), Stream(shards, "val")
-        imported = self.manifest.imported
-        # Where documents are not known its streams show one a file.
-        self.documents_known = imported is None or imported.end_of_text is not None
 
 
 class Library:

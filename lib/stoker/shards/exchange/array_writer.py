@@ -12,24 +12,20 @@ from stoker.store.errors import storage_errors
 from stoker.store.files import FILE_MODE, write_all
 
 
-class Sink(io.RawIOBase):
+class Sink(io.FileIO):
     """A new file that is written from front to end; `sha256` is of all it was given, `size` in bytes."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        with storage_errors("create", path):
+            super().__init__(path, "xb", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
         self.path, self.size = path, 0
         self._digest = hashlib.sha256()
-        with storage_errors("create", path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         """Write all of it; raises StorageError."""
         view = memoryview(data).cast("B")
         with storage_errors("write", self.path):
-            write_all(self._descriptor, view)
+            write_all(self.fileno(), view)
         self._digest.update(view)
         self.size += len(view)
         return len(view)
@@ -37,12 +33,7 @@ class Sink(io.RawIOBase):
     def settle(self) -> None:
         """Make what was written durable; its directory's entry is not."""
         with storage_errors("sync", self.path):
-            os.fdatasync(self._descriptor)
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
+            os.fdatasync(self.fileno())
 
     @property
     def sha256(self) -> str:

@@ -58,11 +58,6 @@ class OfferedSet:
         """How many a split has."""
         return self.manifest.books.tokens[split]
 
-    @property
-    def documents_known(self) -> bool:
-        """Whether its .idx files tell documents."""
-        return self.manifest.imported is None or self.manifest.imported.end_of_text is not None
-
     def pieces(self, split: str) -> Iterator[Numbers]:
         """The tokens of a split, some at a time; raises DataError where they are others than it says."""
         for name, file in self.manifest.bins(split):

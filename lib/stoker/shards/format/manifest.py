@@ -271,6 +271,11 @@ class Manifest:
         """The files of a shard: row numbers are not known of what was imported."""
         return KINDS if self.imported is None else IMPORTED_KINDS
 
+    @property
+    def documents_known(self) -> bool:
+        """Whether its .idx files hold documents; where they are not known they have one entry a file."""
+        return self.imported is None or self.imported.end_of_text is not None
+
     def bins(self, split: str) -> list[tuple[str, DataFile]]:
         """The split's token files in order."""
         names = [name for name in self.files if name.startswith(f"{split}-") and name.endswith(".bin")]

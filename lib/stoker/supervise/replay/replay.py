@@ -26,12 +26,7 @@ class Phase:
 
 
 def phases(
-    launches: Sequence[Launched],
-    timelines: Timelines,
-    *,
-    timeline: int,
-    to: int,
-    stops: Iterable[int] = (),
+    launches: Sequence[Launched], timelines: Timelines, *, timeline: int, to: int, stops: Iterable[int] = ()
 ) -> list[Phase]:
     """The phases of a timeline's history up to step `to`, which end at each of the `stops` too.
 
