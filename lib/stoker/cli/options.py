@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,3 +48,9 @@ def one_line(value: object) -> str:
 def plural(count: int, what: str) -> str:
     """A count with its noun: `1 file`, `2,000 files`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The known word most like this one, as a question; `otherwise` where none is like it."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from stoker.cli.options import did_you_mean
 from stoker.store.errors import DataError, UsageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record
@@ -24,14 +23,9 @@ def read_identity(layout: StateLayout, name: str) -> Identity:
     try:
         return parse_record(read_record(run.record), run.record).identity
     except FileNotFoundError:
-        raise UsageError(f"{run.root}: no run of this name has begun{_known(layout, name)}") from None
+        names = run_names(layout)
+        there = f"there are {', '.join(names)}" if names else "nor has any other; wait until data is ready"
+        hint = did_you_mean(name, names, there)
+        raise UsageError(f"{run.root}: no run of this name has begun; {hint}") from None
     except ValueError as error:
         raise DataError(f"{run.record}: {error}; was it written by a newer Stoker?") from error
-
-
-def _known(layout: StateLayout, name: str) -> str:
-    names = run_names(layout)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; there are {', '.join(names)}" if names else ", nor has any other; wait until data is ready"

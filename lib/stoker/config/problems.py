@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -61,7 +61,8 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
     missing: list[KeyPath] = []
     about: set[KeyPath] = {tuple(problem.key.split(".")) for problem in document.problems}
     for item in error.errors(include_url=False):
-        path = _real_path(item["loc"])
+        # Without what pydantic adds to say that a mapping's key, not its value, is wrong.
+        path = tuple(part for part in item["loc"] if part != "[key]")
         if item["type"] == "missing":
             missing.append(path)
         elif item["type"] == "extra_forbidden":
@@ -75,48 +76,32 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
     return problems, about | set(missing)
 
 
-def _real_path(loc: Sequence[int | str]) -> KeyPath:
-    """The location without what pydantic adds to say that a mapping's key, not its value, is wrong."""
-    return tuple(part for part in loc if part != "[key]")
+# By pydantic's kind of error; each ends with what was written instead.
+_SENTENCES = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "must be a mapping of `key: value`"
+    ),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list like [a, b]"),
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be {le} or less",
+    "too_long": "has too many items; {max_length} at most",
+    "too_short": "has too few items; {min_length} at least",
+}
 
 
 def _sentence(kind: str, context: dict[str, Any], value: object) -> str:
     if kind == "value_error":
         return str(context["error"])
+    kinds: dict[type, str] = {type(None): "nothing", dict: "a mapping", list: "a list", tuple: "a list"}
+    shown = kinds.get(type(value)) or repr(str(value))
     if kind == "literal_error":
-        return _not_one_of(value, str(context["expected"]))
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"must be a mapping of `key: value`, not {_shown(value)}"
-    if kind in ("tuple_type", "list_type"):
-        return f"must be a list like [a, b], not {_shown(value)}"
-    limits = {
-        "greater_than": "must be more than {gt}",
-        "greater_than_equal": "must be {ge} or more",
-        "less_than": "must be less than {lt}",
-        "less_than_equal": "must be {le} or less",
-        "too_long": "has too many items; {max_length} at most",
-        "too_short": "has too few items; {min_length} at least",
-    }
-    if kind in limits:
-        return limits[kind].format_map(context) + f", not {_shown(value)}"
+        words = [word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        if value is None:
+            return f"has no value; write one of {', '.join(words)}"
+        guess = nearest(str(value), words)
+        return f"{shown} is not one of {', '.join(words)}" + (f"; did you mean '{guess}'?" if guess else "")
+    if kind in _SENTENCES:
+        return _SENTENCES[kind].format_map(context) + f", not {shown}"
     return f"is not understood ({kind})"
-
-
-def _not_one_of(value: object, expected: str) -> str:
-    words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
-    if value is None:
-        return f"has no value; write one of {', '.join(words)}"
-    guess = nearest(str(value), words)
-    return f"{_shown(value)} is not one of {', '.join(words)}" + (
-        f"; did you mean '{guess}'?" if guess else ""
-    )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return repr(str(value))

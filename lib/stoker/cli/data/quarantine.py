@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from stoker.cli.ask_daemon import see_to
-from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import KINDS, Kept, QuarantineShelf
@@ -153,9 +152,9 @@ def _chosen(shelf: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
             of_path = [kept for kept in shelf if kept.path == one]
             matches = sorted(of_path, key=lambda kept: kept.released is not None)[:1]
         if not matches:
-            near = difflib.get_close_matches(one, [kept.name for kept in shelf], n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; `stoker quarantine list` shows what there is"
-            raise UsageError(f"nothing in quarantine is called {one!r}{hint}")
+            listed = "`stoker quarantine list` shows what there is"
+            hint = did_you_mean(one, [kept.name for kept in shelf], listed)
+            raise UsageError(f"nothing in quarantine is called {one!r}; {hint}")
         found |= {kept.name: kept for kept in matches}
     return list(found.values())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,9 +66,8 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     sources = read_sources(pipeline.layout, dataset)
     source = sources.get(path)
     if source is None:
-        near = difflib.get_close_matches(path, sources, n=1)
-        hint = "sources are named by their path in the dataset, as `stoker batch` shows them"
-        hint = f"did you mean {near[0]}?" if near else hint
+        named = "sources are named by their path in the dataset, as `stoker batch` shows them"
+        hint = did_you_mean(path, sources, named)
         raise UsageError(f"{path!r} is no source of {dataset} on record; {hint}")
     twin = None
     if source.state == "duplicate":  # the source whose shard set holds its content
