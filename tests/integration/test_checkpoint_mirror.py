@@ -167,13 +167,13 @@ def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint_and_takes_no
     daemon = one.train.start()
     try:
         assert "may hold a newer checkpoint: the run waits for it" in one.awaited("mirror_awaited")["message"]
-        wait_until(lambda: "waiting for warm" in one.doing(), 30.0, "the status")
+        wait_until(lambda: "waiting for warm" in one.doing(), 60.0, "the status")
         assert one.train.events("trainer_launched")[1:] == []
         flip(one.copy_of(NEWEST, one.warm.with_name("away")) / "optimizer-00001.safetensors")
         one.warm.with_name("away").rename(one.warm)
         assert one.awaited("checkpoint_fetched")["step"] == 50
         assert one.train.events("mirror_copy_bad")[0]["copy"].startswith(f"t0/{NEWEST}")
-        wait_until(lambda: one.status().get("trouble", "none yet") is None, 30.0, "the end of the trouble")
+        wait_until(lambda: one.status().get("trouble", "none yet") is None, 60.0, "the end of the trouble")
     finally:
         assert daemon.stop() == 0
 
@@ -189,7 +189,7 @@ def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
     daemon = one.train.start()
     try:
         assert one.awaited("checkpoint_fetched")["step"] == 50
-        wait_until(lambda: "pin" in one.doing(), 30.0, "a word that the dataset's pin is awaited")
+        wait_until(lambda: "pin" in one.doing(), 60.0, "a word that the dataset's pin is awaited")
         one.train.data.drain()
         wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
     finally:
@@ -227,7 +227,7 @@ def test_a_step_that_is_only_mirrored_is_rolled_back_to_and_the_new_timeline_out
     daemon = one.train.start()
     try:
         assert one.awaited("checkpoint_fetched")["copy"].startswith("t1/step-000000060")
-        wait_until(lambda: one.train.record().get("state") == "finished", 30.0, "the end")
+        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end")
     finally:
         assert daemon.stop() == 0
     assert one.run.timelines.read_bytes() == timelines
@@ -284,17 +284,17 @@ def test_a_hung_and_killed_copy_leaves_nothing_wrong_and_is_gone_on_with(
     first = one.train.start()
     second = None
     try:
-        wait_until(lambda: one.status().get("copying") == 60 and one.workers(), 30.0, "a copy that hangs")
+        wait_until(lambda: one.status().get("copying") == 60 and one.workers(), 60.0, "a copy that hangs")
         signal_process(one.workers()[0], signal.SIGKILL)
         assert "SIGKILL" in one.awaited("mirror_failed")["reason"]
-        wait_until(one.workers, 30.0, "another try")
+        wait_until(one.workers, 60.0, "another try")
         workers = one.workers()
         first.kill()
         wait_gone(workers, 10.0)
         assert "step-000000060" not in one.copies()
         blocked.unlink()
         second = one.train.start()
-        wait_until(lambda: one.train.events("checkpoint_mirrored")[3:], 30.0, "the copy")
+        wait_until(lambda: one.train.events("checkpoint_mirrored")[3:], 60.0, "the copy")
     finally:
         for daemon in (first, second):
             if daemon is not None and daemon.process.poll() is None:

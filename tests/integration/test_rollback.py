@@ -67,7 +67,7 @@ def test_a_rollback_asked_for_while_training_survives_the_supervisors_death(
         trainer = run.wait_for_step(33)
         signal_process(trainer, signal.SIGSTOP)  # it stays in the middle while we ask
         asked = ask(run, 20, [[20, 25], [30, 31]], 0)
-        wait_until(lambda: run.events("rollback_asked"), 30, "the supervisor's notice of it")
+        wait_until(lambda: run.events("rollback_asked"), 60.0, "the supervisor's notice of it")
         first.kill()
         signal_process(trainer, signal.SIGCONT)
         second = run.start()
@@ -114,7 +114,7 @@ def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
     run = make_training(finished.data.home, tmp_path / "again")
     daemon = run.start()
     try:
-        wait_until(lambda: run.data.status(TRAIN_SUPERVISOR).get("at_rest"), 30, "the rest")
+        wait_until(lambda: run.data.status(TRAIN_SUPERVISOR).get("at_rest"), 60.0, "the rest")
         seen = [run.metrics()]
         told = command(run, "0")
         assert told.returncode == 0, told.stderr

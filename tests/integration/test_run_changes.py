@@ -66,7 +66,7 @@ def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(
         damaged = wait_until(lambda: run.events("shard_set_damaged"), 60, "the finding")[0]
         assert damaged["key"] == key and run.events("trainer_exited")[-1]["exit_class"] == "bad_data"
         status = run.data.status
-        wait_until(lambda: "shard set" in status(TRAIN_SUPERVISOR).get("doing", ""), 10, "the wait")
+        wait_until(lambda: "shard set" in status(TRAIN_SUPERVISOR).get("doing", ""), 60.0, "the wait")
         assert run.record()["state"] == "running"
         loop = run.data.start(STAGE_SHARD)
         wait_until(lambda: run.record().get("finished"), 90, "the end of the run")

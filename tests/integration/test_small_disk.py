@@ -1,4 +1,4 @@
-"""A corpus three times the hot disk, two epochs, through a few of the kills of `scripts/chaos`."""
+"""A corpus larger than the hot disk, two epochs, through a few of the kills of `scripts/chaos`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 600
 @pytest.mark.parametrize(
     ("scenario", "kills"), [("least-disk", 2), pytest.param("tiny-disk", 8, marks=pytest.mark.long)]
 )
-def test_two_epochs_go_through_a_third_of_the_room_and_through_kills(
+def test_two_epochs_go_through_less_room_than_their_data_takes_and_through_kills(
     tmp_path: Path, scenario: str, kills: int
 ) -> None:
     """The checks are those of chaos.scenarios.small_disk."""

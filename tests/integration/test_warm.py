@@ -141,12 +141,12 @@ def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(copied: Co
     want(data, [str(two.key)])
     want(data, [str(three.key)], run="other")
     with at_work(data):
-        wait_until(lambda: data.sources()[one.path].evicted, 40.0, "what neither run needs to leave")
+        wait_until(lambda: data.sources()[one.path].evicted, 60.0, "what neither run needs to leave")
         assert [source.hot for source in data.sources().values()] == [False, True, True]
         want(data, [], run="other")
-        wait_until(lambda: data.sources()[three.path].evicted, 40.0, "room")
+        wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
         want(data, [str(three.key), str(two.key)])
-        wait_until(lambda: data.sources()[three.path].hot, 40.0, "the return")
+        wait_until(lambda: data.sources()[three.path].hot, 60.0, "the return")
     assert data.sources()[one.path].evicted
     assert not hot_set(data, one).exists()
     assert is_proven(hot_set(data, three), three)
@@ -166,15 +166,15 @@ def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_ba
     shutil.rmtree(hot_set(data, two))
     want(data, [str(two.key)])
     with at_work(data):
-        wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 40.0, "the rotten copy")
-        wait_until(lambda: data.sources()[two.path].on_warm, 40.0, "the set built anew and copied")
+        wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 60.0, "the rotten copy")
+        wait_until(lambda: data.sources()[two.path].on_warm, 60.0, "the set built anew and copied")
         assert data.sets() == sets
         assert is_proven(warm_set(data, two), two)
     data = copied.again(tmp_path, evict=EVERYTHING_OFF)
     with at_work(data):
-        lost = wait_until(lambda: data.events("stage_shard", "warm_copy_lost"), 40.0, "the other one")
-        wait_until(lambda: data.sources()[three.path].evicted, 40.0, "room")
-        wait_until(lambda: data.sources()[one.path].evicted, 40.0, "the set whose copy was made again")
+        lost = wait_until(lambda: data.events("stage_shard", "warm_copy_lost"), 60.0, "the other one")
+        wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
+        wait_until(lambda: data.sources()[one.path].evicted, 60.0, "the set whose copy was made again")
     assert lost[0]["path"] == one.path
     assert "sha256 of train-00000.bin differs" in lost[0]["reason"]
     assert is_proven(warm_set(data, one), one)
@@ -194,10 +194,10 @@ def test_a_set_that_is_lost_or_wrong_on_hot_comes_back_from_warm(copied: Copied,
         flip_a_bit(hot_set(data, one))
         shutil.rmtree(hot_set(data, two))
         requests = [asked(str(source.key)) for source in (one, two, three)] + [asked("0" * 64)]
-        wait_until(lambda: all(read_outcome(layout, each) for each in requests), 40.0, "answers")
+        wait_until(lambda: all(read_outcome(layout, each) for each in requests), 60.0, "answers")
         verdicts = [read_outcome(layout, each)["verdict"] for each in requests]  # type: ignore[index]
         assert verdicts == ["invalid", "invalid", "proven", "unknown"]
-        wait_until(lambda: all(source.hot for source in data.sources().values()), 40.0, "all of them")
+        wait_until(lambda: all(source.hot for source in data.sources().values()), 60.0, "all of them")
     assert data.sets() == sets
     assert data.sources() == {source.path: source for source in (one, two, three)}
     assert [reason["reason"] for reason in data.reasons().values()] == ["set_invalid"]
@@ -248,9 +248,9 @@ class TestWarmAway:
         write_fineweb(source / "003.parquet", 150, seed=3)
         data.receive()
         with at_work(data):
-            told = wait_until(lambda: data.events("stage_shard", "warm_unavailable"), 40.0, "the word")
+            told = wait_until(lambda: data.events("stage_shard", "warm_unavailable"), 60.0, "the word")
             assert "mount the disk" in told[0]["reason"]
-            wait_until(lambda: data.states().get("003.parquet") == "proven", 40.0, "the set")
+            wait_until(lambda: data.states().get("003.parquet") == "proven", 60.0, "the set")
             assert not list((tmp_path / "warm").iterdir())
             assert all(each.hot for each in data.sources().values())
             (tmp_path / "warm").rmdir()
@@ -272,7 +272,7 @@ class TestWarmAway:
         (tmp_path / "warm").rename(tmp_path / "disk")
         intend(one)
         with at_work(data):
-            wait_until(lambda: data.sources()[one.path].hot, 40.0, "the set in use again")
+            wait_until(lambda: data.sources()[one.path].hot, 60.0, "the set in use again")
         assert is_proven(hot_set(data, one), one)
         (tmp_path / "disk").rename(tmp_path / "warm")
         intend(one)
@@ -282,9 +282,9 @@ class TestWarmAway:
         hot_set(data, two).rename(trash / f"{str(two.key)[:16]}-earlier")  # killed just after that
         (trash / "0123456789abcdef-older").mkdir()
         with at_work(data):
-            wait_until(lambda: list(data.sources().values())[1].evicted, 40.0, "the end of one")
-            wait_until(lambda: next(iter(data.sources().values())).evicted, 40.0, "the end of the other")
-            wait_until(lambda: not list(trash.iterdir()), 40.0, "an empty trash")
+            wait_until(lambda: list(data.sources().values())[1].evicted, 60.0, "the end of one")
+            wait_until(lambda: next(iter(data.sources().values())).evicted, 60.0, "the end of the other")
+            wait_until(lambda: not list(trash.iterdir()), 60.0, "an empty trash")
         assert not hot_set(data, one).exists()
 
 
@@ -339,7 +339,7 @@ def test_a_kill_in_any_phase_of_a_move_loses_nothing(
     want(data, [])
     dies_at("_into_trash:after", "_empty:after")
     with at_work(data):
-        wait_until(lambda: all_evicted(data), 40.0, "an empty hot")
+        wait_until(lambda: all_evicted(data), 60.0, "an empty hot")
     assert not list(data.pipeline.hot_layout.trash.iterdir())
     want(data, keys)
     dies_at("move_durably:before", "move_durably:after")
@@ -365,15 +365,15 @@ def test_what_a_killed_worker_left_of_a_set_that_nobody_wants_any_more_goes(
     keys = [str(source.key) for source in data.sources().values()]
     want(data, [])
     with at_work(data):
-        wait_until(lambda: all_evicted(data), 40.0, "an empty hot")
+        wait_until(lambda: all_evicted(data), 60.0, "an empty hot")
     write_site(tmp_path, DIES_BEFORE_THE_RENAME)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     want(data, keys)
     shards = data.pipeline.hot_layout.shards(data.pipeline.dataset.name)
     with at_work(data):
-        wait_until(lambda: "hydrate_failed" in (data.home / "stage_shard.err").read_text(), 40.0, "a death")
+        wait_until(lambda: "hydrate_failed" in (data.home / "stage_shard.err").read_text(), 60.0, "a death")
         want(data, [])
-        wait_until(lambda: not list(shards.glob(".tmp-*")), 40.0, "a tidy hot")
+        wait_until(lambda: not list(shards.glob(".tmp-*")), 60.0, "a tidy hot")
 
 
 def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Path) -> None:
@@ -383,13 +383,13 @@ def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Pat
         fcntl.flock(planning, fcntl.LOCK_SH)
         with at_work(data):
             wait_until(
-                lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), 40.0, "a look"
+                lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), 60.0, "a look"
             )
             seen_at = data.status()["uptime_s"]
-            wait_until(lambda: data.status()["uptime_s"] > seen_at + 1, 40.0, "some turns")
+            wait_until(lambda: data.status()["uptime_s"] > seen_at + 1, 60.0, "some turns")
             assert all(source.hot for source in data.sources().values())
             fcntl.flock(planning, fcntl.LOCK_UN)
-            wait_until(lambda: sum(s.evicted for s in data.sources().values()) == 2, 40.0, "room")
+            wait_until(lambda: sum(s.evicted for s in data.sources().values()) == 2, 60.0, "room")
     assert sum(source.hot for source in data.sources().values()) == 1
 
 
@@ -401,14 +401,14 @@ def test_room_that_another_daemon_claims_is_left_alone_until_it_claims_it_no_mor
     claim = Claim(device, str(layout.state), "checkpoints", 1 << 50)
     write_claims(layout, TRAIN_SUPERVISOR, [claim])
     with at_work(data):
-        short = wait_until(lambda: data.events("stage_shard", "disk_short"), 40.0, "the shortage")
+        short = wait_until(lambda: data.events("stage_shard", "disk_short"), 60.0, "the shortage")
         assert "1024.0 TiB of that is claimed" in short[0]["reason"]
-        told = wait_until(lambda: data.status().get("waits_for_room"), 40.0, "the status")
+        told = wait_until(lambda: data.status().get("waits_for_room"), 60.0, "the status")
         assert told == short[0]["reason"].split("; free some")[0]
         assert data.states() == {"a.parquet": "seen"}
         write_claims(layout, TRAIN_SUPERVISOR, [])
-        wait_until(lambda: data.states() == {"a.parquet": "released"}, 40.0, "the set")
-        wait_until(lambda: data.events("stage_shard", "disk_enough"), 40.0, "the end of it")
+        wait_until(lambda: data.states() == {"a.parquet": "released"}, 60.0, "the set")
+        wait_until(lambda: data.events("stage_shard", "disk_enough"), 60.0, "the end of it")
         claims = read_claims(layout, STAGE_SHARD)
         assert not claims, claims
 

@@ -192,7 +192,7 @@ def test_a_second_run_over_the_same_sets_takes_none_away_from_the_first(
     second = layout.run("other")
     with at_work(other):
         wait_until(lambda: read_state(second.record) == "finished", 120, "the end of the second run")
-        wait_until(lambda: on_warm_only(other) == all_keys(other) - kept, 60, "what nobody needs to leave")
+        wait_until(lambda: on_warm_only(other) == all_keys(other) - kept, 120, "what nobody needs to leave")
     evicted = {event["key"] for event in other.events(STAGE_SHARD, "shard_set_evicted")[already:]}
     assert evicted == {key[:16] for key in all_keys(other) - kept}
 
