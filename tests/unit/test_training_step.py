@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from stoker.store.errors import DataError
-from stoker.training.cadence import Cadence
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, Shape, initialize
-from stoker.training.optimizer import AdamW, clip_gradients
-from stoker.training.schedule import Schedule
+from stoker.training.optimizer import AdamW, Schedule, clip_gradients
+from stoker.training.saving import Cadence
 from stoker.training.step import training_step
 
 CPU = Compute(torch.device("cpu"), bf16=False)

@@ -15,9 +15,8 @@ from stoker.training.loop import Training
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW
-from stoker.training.protocol import Protocol
+from stoker.training.protocol import Protocol, Stop
 from stoker.training.state import Progress
-from stoker.training.stop import Stop
 
 
 def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:

@@ -21,19 +21,16 @@ from stoker.store.errors import DataError
 from stoker.store.names import utc_now
 from stoker.training import device
 from stoker.training.batches import Batch, Batches
-from stoker.training.cadence import Cadence
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
-from stoker.training.optimizer import AdamW
-from stoker.training.protocol import Protocol
-from stoker.training.saving import save
-from stoker.training.schedule import Schedule
+from stoker.training.optimizer import AdamW, Schedule
+from stoker.training.protocol import Protocol, Stop
+from stoker.training.saving import Cadence, save
 from stoker.training.state import Progress
 from stoker.training.step import training_step
-from stoker.training.stop import Stop
 
 PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0

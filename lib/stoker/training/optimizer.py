@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019): decay on matrices only, gradients clipped by their global norm.
+"""AdamW (Loshchilov and Hutter 2019), decay on matrices only, clipped gradients; the rate of each step.
 
 Written out, since torch.optim loads a compiler on first use that costs every launch a second.
 """
@@ -63,3 +63,21 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
     """Scale gradients to a joint 2-norm of at most `limit` (0 = none); returns the norm they had."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"))
     return float(norm)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`horizon` is the run's last step, never a launch's; `min_ratio` is of the peak rate."""
+
+    peak: float
+    warmup_steps: int
+    horizon: int
+    min_ratio: float
+
+    def rate(self, step: int) -> float:
+        """The rate of a step, counted from 1: peak at the warm-up's end, min_ratio x peak at the horizon."""
+        if step <= self.warmup_steps:
+            return self.peak * step / self.warmup_steps
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.horizon - self.warmup_steps))
+        ratio = self.min_ratio + (1.0 - self.min_ratio) * 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.peak * ratio

@@ -1,4 +1,4 @@
-"""The trainer's side of the protocol: datagrams of KEY=value lines to whoever supervises it.
+"""The trainer's side of the protocol: datagrams of KEY=value lines to its supervisor, stops from it.
 
 Sending never blocks: a supervisor that is stopped, slow or gone must not freeze training. What cannot be sent
 is dropped if a newer one follows, kept if it is the only one of its kind.
@@ -7,10 +7,12 @@ is dropped if a newer one follows, kept if it is the only one of its kind.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import FrameType
 
 STEP_INTERVAL_S = 0.1  # at most ten step datagrams a second
 MOST_KEPT = 32
@@ -93,3 +95,25 @@ def _text(value: object) -> str:
         text.encode()
         return " ".join(text.split())[:MOST_TEXT]
     return repr(value)[:MOST_TEXT]
+
+
+class StopAsked(BaseException):
+    """Raised by the signal handler while nothing has been done yet; no `except Exception` swallows it."""
+
+
+class Stop:
+    """Whether a stop was asked; while `at_once`, the handler raises StopAsked into what is being loaded."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.at_once = True
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT; main thread only."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        first, self.asked = not self.asked, True
+        if self.at_once and first:
+            raise StopAsked

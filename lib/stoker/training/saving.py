@@ -1,10 +1,10 @@
-"""A checkpoint of the training state: which files it has and what its checkpoint.json says."""
+"""A checkpoint of the training state: when it is due, which files it has, what its checkpoint.json says."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -100,3 +100,19 @@ def log_up_to(path: Path, head: str) -> bytes:
     raise DataError(
         f"{path} no longer has the entry {head} that this run was trained by; nothing may rewrite it"
     )
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """`every_s` seconds of monotonic time and `every_steps` steps; None leaves that rule out."""
+
+    every_s: float | None
+    every_steps: int | None
+
+    def due(self, *, step: int, saved_step: int, now: float, saved_at: float) -> bool:
+        """Whether a run at `step` has to be saved; never when nothing was done since `saved_step`."""
+        if step == saved_step:
+            return False
+        if self.every_steps and step % self.every_steps == 0:
+            return True
+        return self.every_s is not None and now - saved_at >= self.every_s

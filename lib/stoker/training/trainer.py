@@ -17,8 +17,7 @@ from stoker.kit.lock import Lock
 from stoker.kit.process.process_id import set_death_signal
 from stoker.store.errors import StokerError, StorageError
 from stoker.training.launch import Launch, read_launch
-from stoker.training.protocol import Protocol
-from stoker.training.stop import Stop, StopAsked
+from stoker.training.protocol import Protocol, Stop, StopAsked
 
 EXIT_BUG = 70
 EXIT_STORAGE = 74
