@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from stoker.kit.sentences import harmless
+from stoker.kit.terminal.sentences import harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Whether it is there and may be read is told by who reads it, with what to do about it.

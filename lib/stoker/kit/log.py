@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.kit.sentences import sentence
-from stoker.kit.status_line import Footer
+from stoker.kit.terminal.live_lines import Footer
+from stoker.kit.terminal.sentences import sentence
 from stoker.store.names import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"

@@ -18,7 +18,7 @@ from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
-from stoker.kit.status_line import Footer
+from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.workers.parent import Worker
 from stoker.store.errors import DataError, Transient, UnavailableError, UsageError
 from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside

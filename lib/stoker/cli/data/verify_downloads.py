@@ -20,7 +20,7 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.kit.status_line import Footer
+from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.workers.parent import Worker, WorkerExit
 from stoker.observe.rate import Pace
 from stoker.store.errors import UnavailableError, UsageError

@@ -16,8 +16,8 @@ from stoker.cli.pipeline.output import LABELS, STDOUT, event_line
 from stoker.config.load import load_pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import EventTail
-from stoker.kit.sentences import sentence
-from stoker.kit.status_line import COLOURS, PLAIN, coloured, columns_of, fold, paint
+from stoker.kit.terminal.live_lines import COLOURS, PLAIN, coloured, columns_of, fold, paint
+from stoker.kit.terminal.sentences import sentence
 from stoker.store.errors import UsageError
 
 LOOK_EVERY_S = 0.25

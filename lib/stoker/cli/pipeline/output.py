@@ -10,8 +10,8 @@ from typing import Any
 
 from stoker.kit.events import EventTail
 from stoker.kit.log import format_fields
-from stoker.kit.sentences import HIDDEN, sentence
-from stoker.kit.status_line import DIM, GREEN, RED, YELLOW, Footer
+from stoker.kit.terminal.live_lines import DIM, GREEN, RED, YELLOW, Footer
+from stoker.kit.terminal.sentences import HIDDEN, sentence
 from stoker.observe.progress import download_parts, progress_line, shard_parts
 from stoker.observe.status import read_status
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout

@@ -13,8 +13,8 @@ from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.cli.pipeline.output import state_colour
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.kit.sentences import PHRASES, cut_sums
-from stoker.kit.status_line import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
+from stoker.kit.terminal.live_lines import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
+from stoker.kit.terminal.sentences import PHRASES, cut_sums
 from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
