@@ -23,6 +23,7 @@ from stoker.corpus.staging.preflight import preflight
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record
+from support.books import books_of
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 
 RECEIPT = Receipt("d", "a/b.parquet", "/f/a/b.parquet", 5, "0" * 64, "", "5-1-1", "verified")
@@ -44,7 +45,7 @@ class TestRecords:
         write_receipt(layout, RECEIPT)
         write_receipt(layout, Receipt("other", "x", "/x", 1, "1" * 64, "", "e", "verified"))
         source = Source(
-            "d", "a/b.parquet", 5, "0" * 64, "building", "k" * 64, 2, "why", {"rows": 3}, deaths=(1, 1)
+            "d", "a/b.parquet", 5, "0" * 64, "building", "k" * 64, 2, "why", books_of(rows=3), deaths=(1, 1)
         )
         write_source(layout, source)
         listing = Listing("d", (("a/b.parquet", 5),), complete=True, revision="")

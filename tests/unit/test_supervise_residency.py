@@ -21,6 +21,7 @@ from stoker.supervise.run.horizon import last_step
 from stoker.supervise.run.low_water import mark
 from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import Pace
+from support.books import books_of
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
 
@@ -39,7 +40,7 @@ class Corpus:
     def __init__(self, root: Path) -> None:
         self.layout = StateLayout(root)
         self.layout.create()
-        books = {"train": {"tokens": 300, "documents": 3}, "val": {"tokens": 0, "documents": 0}}
+        books = books_of(300, documents=3)
         for name in "abc":
             write_source(
                 self.layout,

@@ -87,7 +87,7 @@ def test_the_hourly_event_has_step_loss_speed_and_time_left_and_is_for_a_trainer
         "eta_s": 100,
     }
     assert run_progress(shown(windows_per_s=None))["eta_s"] is None
-    assert run_progress(shown(wait=waiting())) == run_progress(shown(view=None)) == {}
+    assert run_progress(shown(wait=waiting())) == run_progress(shown(live=None)) == {}
 
 
 def test_a_wait_is_told_with_what_is_waited_for_and_since_when() -> None:
