@@ -181,8 +181,9 @@ class Effects:
                     self._alerts.clear(effect.word, effect.about, tell=effect.tell, **effect.fields)
                 case Begin():
                     self._state.begin(effect.activity, effect.subject, effect.task, effect.work)
-                case Send():
-                    self._state.pool[effect.subject].worker.send(effect.message)
+                case Send(subject, message):
+                    if subject in self._state.pool:  # it may have ended right after it asked
+                        self._state.pool[subject].worker.send(message)
                 case Dispute():
                     args = {"path": effect.path, "sha256": effect.sha256}
                     file_request(self._layout, DOWNLOAD_WATCHDOG, "dispute", args)
