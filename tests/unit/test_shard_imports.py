@@ -37,6 +37,16 @@ def test_what_is_there_is_on_record_before_its_worker_goes_on(shard: Shard) -> N
     assert shard.sent(SUBJECT) == [{"path": PATH}]
 
 
+def test_a_worker_that_ends_right_after_it_told_is_tried_again(shard: Shard) -> None:
+    shard.ask(IMPORT, place=PLACE)
+    shard.apply(imports.act(shard.state))
+    job = shard.pool.end(SUBJECT)  # the pool forgets a job before it hands out its last messages
+    assert shard.apply(imports.on_message(shard.state, job, CONTENT)) == ["write seen", "Send"]
+    assert shard.apply(imports.on_end(shard.state, job, Outcome("killed", "signal 9"))) == [
+        "alert import_failed"
+    ]
+
+
 def test_the_record_is_right_before_the_request_is_answered(shard: Shard) -> None:
     request = begun(shard)
     result = published(shard)
