@@ -1,0 +1,68 @@
+"""What a start brings in line with the configuration: as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.corpus.records.pin import write_pin
+from stokerd.sharding.startup import bring_in_line
+from support.shard_state import MakeShard, Shard
+
+
+def line_up(shard: Shard) -> list[str]:
+    shard.start()
+    return shard.apply(bring_in_line(shard.state))
+
+
+def test_where_nothing_changed_nothing_is_written(shard: Shard) -> None:
+    shard.source(state="proven")
+    shard.source("b", "quarantined", reason="x", column="text")
+    assert line_up(shard) == []
+
+
+def test_another_version_has_every_set_made_again_but_what_no_file_has(make_shard: MakeShard) -> None:
+    shard = make_shard(dataset__version=2)
+    shard.pin()
+    write_pin(shard.layout, replace(shard.data.pin(), version=1))
+    shard.source("built", "proven", formers=(("f" * 64, 7),))
+    shard.source("former", "proven", former="built")
+    shard.source("staged", "staged")
+    shard.source("failed", "quarantined", reason="download_failed")
+    assert line_up(shard) == ["start over", "Forget"]
+    assert shard.data.states() == {"built": "seen", "staged": "staged", "failed": "quarantined"}
+    assert shard.on_disk("built").formers == ()
+
+
+def test_what_was_quarantined_for_a_column_that_is_not_read_now_starts_over(shard: Shard) -> None:
+    shard.source(state="quarantined", reason="x", column="language")
+    assert line_up(shard) == ["start over"]
+
+
+def test_without_warm_its_copies_are_lost(shard: Shard) -> None:
+    shard.source("hot", "synced", on_warm=True)
+    shard.source("cold", "synced", on_warm=True, evicted=True)
+    assert sorted(line_up(shard)) == ["start over", "warm_forgotten", "write proven"]
+    assert shard.data.states() == {"hot": "proven", "cold": "seen"}
+
+
+def test_a_change_that_was_cut_off_between_two_records_is_as_if_it_had_not_begun(shard: Shard) -> None:
+    proven = shard.source(state="proven")
+    shard.source("a@1", "proven", content="a", former="a")
+    assert line_up(shard) == ["write duplicate"]
+    assert shard.on_disk() == proven
+
+
+def test_a_lost_record_of_a_former_content_is_made_again(shard: Shard) -> None:
+    shard.source(formers=(("f" * 64, 7),))
+    assert line_up(shard) == ["write seen"]
+    (former,) = (one for one in shard.data.sources().values() if one.former)
+    assert (former.former, former.sha256, former.size) == ("a", "f" * 64, 7)
+
+
+def test_a_damaged_record_is_set_aside_and_the_others_go_on(shard: Shard) -> None:
+    shard.source("a", "proven")
+    shard.source("b", "proven")
+    shard.layout.source("prose", "a").write_bytes(b"{")
+    shard.start()
+    assert list(shard.state.sources) == ["b"]
+    assert shard.events.words[-1] == "record_damaged"
