@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -229,6 +230,16 @@ class TestRequests:
         act(shard)
         assert shard.end(DROPPING, Outcome("storage", "EIO")) == ["quarantine_drop_failed"]
         assert not shard.state.retries.allows(DROPPING)
+
+
+def test_two_marks_in_one_tick_of_the_clock_are_both_seen(shard: Shard) -> None:
+    name = name_of(shard)
+    folder = shard.layout.quarantine / name
+    for times in (1, 2):
+        mark(folder, revalidations=times)
+        for place in (folder / "reason.json", folder):
+            os.utime(place, ns=(0, 0))
+        assert shard.kept(name).body["revalidations"] == times
 
 
 class TestBudget:

@@ -82,15 +82,15 @@ class QuarantineShelf:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._known: dict[str, tuple[tuple[int, int], Kept]] = {}
+        self._known: dict[str, tuple[tuple[int, ...], Kept]] = {}
 
     def read(self) -> tuple[Kept, ...]:
         """Everything in it, newest first."""
-        known: dict[str, tuple[tuple[int, int], Kept]] = {}
+        known: dict[str, tuple[tuple[int, ...], Kept]] = {}
         with storage_errors("look through", self.directory):
             for folder in _folders(self.directory):
                 try:
-                    stamp = (folder.stat().st_mtime_ns, _changed(folder / REASON))
+                    stamp = (folder.stat().st_mtime_ns, *_changed(folder / REASON))
                     before = self._known.get(folder.name)
                     fresh = before is not None and before[0] == stamp
                     known[folder.name] = before if before and fresh else (stamp, _read(folder))
@@ -162,11 +162,13 @@ def _folders(directory: Path) -> Iterator[Path]:
             yield directory / entry.name
 
 
-def _changed(file: Path) -> int:
+def _changed(file: Path) -> tuple[int, ...]:
+    """Changes with the file, also when it is written twice in one tick of the file system's clock."""
     try:
-        return file.stat().st_mtime_ns
+        about = file.stat()
     except FileNotFoundError:
-        return 0
+        return ()
+    return about.st_mtime_ns, about.st_ino, about.st_size
 
 
 def _age(kept: Kept) -> tuple[str, str]:
