@@ -40,11 +40,12 @@ def audit_mirror(pipeline: Pipeline, record: Mapping[str, Any], *, deep: bool) -
         finding = f"{mirror}: not there, but {len(told)} checkpoints were copied there; is warm mounted?"
         return MirrorAudit(len(told), (finding,), (ON_RECORD,))
     there = {one.name for one in list_mirror(mirror) if one.run_id in (None, record.get("run_id"))}
-    findings = list(_heldout(mirror, record))
+    findings = []
     for name in sorted(there):
         proof = prove_checkpoint(mirror / name)
         if proof.verdict != "proven" and (mirror / name).exists():
             findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
+    findings += _heldout(mirror, record)
     lost = sorted((told - there) & _on_record(run.mirror))  # some may have been pruned meanwhile
     findings += [f"{mirror / name}: on record, but not there" for name in lost]
     return MirrorAudit(len(there), tuple(findings))
