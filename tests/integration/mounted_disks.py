@@ -269,6 +269,7 @@ def turn_read_only(place: Path, daemon: RunningDaemon) -> None:
     daemon.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
     disk, hot = home / "disk", home / "hot"
     for place in (disk, hot):
@@ -333,6 +334,7 @@ def quarantine(data: DataPipeline, verb: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.long
 def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home: Path) -> None:
     mount_small(home / "hot", HOT)
     data = small(home)

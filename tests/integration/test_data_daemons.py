@@ -621,6 +621,7 @@ def fill(file: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_full_hot_disk_pauses_the_work_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
     if os.geteuid() != 0:

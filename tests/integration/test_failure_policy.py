@@ -178,6 +178,7 @@ state_fills_and_drains(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_on_a_full_state_disk_events_go_on_and_new_work_waits(tmp_path: Path) -> None:
     command = apart([sys.executable, "-c", STATE_FULL, str(tmp_path)])

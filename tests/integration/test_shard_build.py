@@ -150,7 +150,13 @@ def _kill_after(
     return None
 
 
-@pytest.mark.parametrize("phase", ["open", "commit", "seal_hash", "seal_manifest", "seal_sums", "publish"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *("open", "commit", "publish"),
+        *(pytest.param(f"seal_{what}", marks=pytest.mark.long) for what in ("hash", "manifest", "sums")),
+    ],
+)
 def test_a_kill_in_each_phase_is_survived(
     tmp_path: Path, source: Path, tokenizer: Path, reference: dict[str, bytes], phase: str
 ) -> None:
@@ -168,7 +174,14 @@ def test_a_kill_in_each_phase_is_survived(
 
 @pytest.mark.strace
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize(("call", "when"), [("fdatasync", 5), ("fsync", 9), ("rename", 3)])
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [
+        ("rename", 3),
+        pytest.param("fdatasync", 5, marks=pytest.mark.long),
+        pytest.param("fsync", 9, marks=pytest.mark.long),
+    ],
+)
 def test_a_kill_inside_a_system_call_is_survived(  # noqa: PLR0917 - fixtures and parameters
     tmp_path: Path,
     source: Path,

@@ -78,8 +78,8 @@ def test_later_files_join_by_themselves_and_a_drain_takes_what_is_there(tmp_path
 
 def test_a_stop_before_all_is_built_is_no_success(tmp_path: Path) -> None:
     data = make_pipeline(tmp_path)
-    for number in range(8):
-        write_fineweb(data.source / f"{number}.parquet", 300, seed=number)
+    for number in range(5):
+        write_fineweb(data.source / f"{number}.parquet", 150, seed=number)
     data.receive()
     daemon = start_daemon(daemon_command("stage_shard", data.file, "--once"), tmp_path / "once.err")
     wait_until(data.states, what="the first records")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.halting import halts_at, is_halted
 from support.trainer_run import TrainerRun
 from support.waiting import LONG_S, wait_until
@@ -13,6 +15,7 @@ CADENCE = {"every_s": None, "every_steps": 7}
 KILL_AFTER = (9, 18, 24, 37, 50)
 
 
+@pytest.mark.long  # test_train_supervisor_kills proves it of a run below its supervisor
 def test_a_run_killed_five_times_between_checkpoints_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     peaceful = _run(tmp_path / "peaceful")
     assert peaceful.start(checkpoint=CADENCE).wait(LONG_S) == 0, peaceful.errors.read_text()

@@ -56,6 +56,7 @@ def check_same(run: TrainPipeline, ground: Ground) -> None:
     assert audit_of(run.data.file)["findings"] == []
 
 
+@pytest.mark.long
 def test_a_set_that_rots_while_it_is_read_and_one_that_vanishes_come_back_from_warm(
     ground: Ground, tmp_path: Path
 ) -> None:
