@@ -54,6 +54,7 @@ def run(
         home,
         dataset__source={"kind": "urls", "urls_file": str(home / "urls.txt")},
         tokenizer__train__train_bytes="10KB",
+        shard__workers=2,  # one of them stands still
         train__steps=100_000,
         train__model={"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
         plan__hold="3s",
