@@ -16,6 +16,7 @@ from stoker.store.parsing import require_version
 from stoker.supervise.health.evidence import Stillness, Work
 from stoker.supervise.health.exit_class import Exit
 from stoker.supervise.health.liveness import StepTimes
+from stoker.supervise.health.moment import Moment
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
@@ -40,13 +41,13 @@ class Trainer:
     guard: ProcessId
     view: TrainerView
     stillness: Stillness
-    sample_at: float  # when /proc is looked at next
+    sample_at: Moment  # when /proc is looked at next
     pid: int | None = None  # the trainer's, once its guard has reported it
     step_times: StepTimes = field(default_factory=StepTimes)
     rss_bytes: int = 0  # of the trainer and what it started
     is_suspected: bool = False
     is_hung: bool = False
-    stop_asked_at: float | None = None
+    stop_asked_at: Moment | None = None
 
     @property
     def step(self) -> int:
@@ -91,9 +92,9 @@ class RunState:
     """
 
     phase: Phase = Phase.CLEANING
-    since: float = 0.0
+    since: Moment = 0.0
     doing: str = "starting"
-    retry_at: float = 0.0  # nothing of the phase is tried before
+    retry_at: Moment = 0.0  # nothing of the phase is tried before
     retry_doing: str = ""
     failures: int = 0  # launches or disks that failed in a row: the next delay is longer
     rollbacks: tuple[str, ...] = ()  # ids of the requests that were accepted and are not answered yet
@@ -117,12 +118,12 @@ class RunState:
     is_gate_open: bool = False
     is_heldout_copied: bool = False
     heldout: Heldout | None = None
-    heldout_retry_at: float = 0.0
+    heldout_retry_at: Moment = 0.0
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
     exit: Exit | None = None  # how the last launch ended
-    keep_at: float = 0.0  # when plan and books are looked at next
+    keep_at: Moment = 0.0  # when plan and books are looked at next
 
     is_at_rest: bool = False
     exit_code: int | None = None  # the supervisor ends with it
@@ -151,8 +152,8 @@ class RunState:
         return self if self.phase is Phase.TRAINING else replace(self, keep_at=0.0)
 
     def record(self, now: float) -> dict[str, Any]:
-        """The state as JSON; `now` is written too, as another process may count time from elsewhere."""
-        return {"v": 1, "now": now, "run": _json().dump_python(self, mode="json")}
+        """The state as JSON, its times told from now."""
+        return {"v": 1, **_json().dump_python(self, mode="json", context=now)}
 
 
 _OF_ONE_ROUND = (
@@ -162,25 +163,9 @@ _OF_ONE_ROUND = (
 
 
 def read_state(body: Mapping[str, Any], now: float) -> RunState:
-    """The state that `record` made, its times converted to this clock."""
+    """The state that `record` made, on this process's clock."""
     require_version(body, "the supervisor's state")
-    run, by = _json().validate_python(body["run"]), now - body["now"]
-    trainer = None if run.trainer is None else _shifted(run.trainer, by)
-    times = {name: getattr(run, name) + by for name in ("since", "retry_at", "heldout_retry_at", "keep_at")}
-    return replace(run, trainer=trainer, **times)
-
-
-def _shifted(trainer: Trainer, by: float) -> Trainer:
-    view, still, times = trainer.view, trainer.stillness, trainer.step_times
-    asked = trainer.stop_asked_at
-    return replace(
-        trainer,
-        view=replace(view, heard_at=view.heard_at + by, moved_at=view.moved_at + by),
-        stillness=replace(still, sampled_at=still.sampled_at + by, worked_at=still.worked_at + by),
-        step_times=replace(times, last=times.last and (times.last[0], times.last[1] + by)),
-        sample_at=trainer.sample_at + by,
-        stop_asked_at=None if asked is None else asked + by,
-    )
+    return _json().validate_python(body, context=now)
 
 
 @cache

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.supervise.health.moment import Moment
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
 
@@ -50,8 +52,8 @@ def describe(pids: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
 class Stillness:
     """Since when a tree has done nothing worth the name, by samples; times are monotonic seconds."""
 
-    sampled_at: float
-    worked_at: float
+    sampled_at: Moment
+    worked_at: Moment
     work: Work = Work()
 
     @classmethod

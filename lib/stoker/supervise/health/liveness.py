@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stoker.supervise.health.moment import Moment
+
 SUSPECT_S = 20.0
 STOP_S = 60.0
 TALKING = frozenset({"eval", "wait-data"})  # a word now and then is all the progress these can show
@@ -78,7 +80,7 @@ class StepTimes:
     """Seconds a step takes, from the arrival of steps that follow one another, over the last 512 of them."""
 
     times: tuple[float, ...] = ()
-    last: tuple[int, float] | None = None
+    last: tuple[int, Moment] | None = None
 
     def stepped(self, step: int, now: float) -> StepTimes:
         """With a step that was named now; several at once (after a stopped supervisor) share their time."""

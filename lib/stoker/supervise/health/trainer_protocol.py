@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from stoker.supervise.health.moment import Moment
+
 T = TypeVar("T", int, float)
 
 MOST_BYTES = 8192  # a longer datagram is not one of ours
@@ -81,8 +83,8 @@ class TrainerView:
     """
 
     launch: str
-    heard_at: float
-    moved_at: float
+    heard_at: Moment
+    moved_at: Moment
     phase: str = "load"
     waits: bool = False
     ready: bool = False
