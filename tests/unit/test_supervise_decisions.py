@@ -158,17 +158,17 @@ SOMEONE = (ProcessId(1234, 5678),)
 @pytest.mark.parametrize(
     ("left", "waited", "asked", "action"),
     [
-        (Leftovers(guarded=False, rank0_held=False, processes=()), 0, False, Cleaning.CLEAR),
-        (Leftovers(guarded=True, rank0_held=True, processes=SOMEONE), 0, False, Cleaning.WAIT),
-        (Leftovers(guarded=True, rank0_held=False, processes=SOMEONE), 305, False, Cleaning.WAIT),
-        (Leftovers(guarded=True, rank0_held=False, processes=SOMEONE), 311, False, Cleaning.KILL),
-        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 0, False, Cleaning.TERM),
-        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 1, True, Cleaning.WAIT),
-        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 300, True, Cleaning.KILL),
-        (Leftovers(guarded=False, rank0_held=True, processes=()), 999, True, Cleaning.WAIT),
+        (Leftovers(guarded=False, rank0_held=False, processes=()), 0, False, "clear"),
+        (Leftovers(guarded=True, rank0_held=True, processes=SOMEONE), 0, False, "wait"),
+        (Leftovers(guarded=True, rank0_held=False, processes=SOMEONE), 305, False, "wait"),
+        (Leftovers(guarded=True, rank0_held=False, processes=SOMEONE), 311, False, "KILL"),
+        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 0, False, "TERM"),
+        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 1, True, "wait"),
+        (Leftovers(guarded=False, rank0_held=True, processes=SOMEONE), 300, True, "KILL"),
+        (Leftovers(guarded=False, rank0_held=True, processes=()), 999, True, "wait"),
     ],
 )
 def test_leftovers_are_waited_for_then_asked_then_killed(
     left: Leftovers, waited: float, asked: bool, action: Cleaning
 ) -> None:
-    assert decide(left, waited_s=waited, asked=asked, stop_time_s=300) is action
+    assert decide(left, waited_s=waited, asked=asked, stop_time_s=300) == action

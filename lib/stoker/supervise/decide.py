@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.config.schema import BackoffPolicy, Supervise
@@ -12,7 +11,7 @@ from stoker.store.errors import DataError
 from stoker.supervise import actions as do
 from stoker.supervise.health.exit_class import Ending, ExitClass, classify
 from stoker.supervise.health.guarded import GuardedEnd
-from stoker.supervise.health.leftovers import Cleaning, Leftovers
+from stoker.supervise.health.leftovers import Leftovers
 from stoker.supervise.health.leftovers import decide as clean
 from stoker.supervise.health.liveness import Limits, Silence, judge, limits_for
 from stoker.supervise.health.restart_policy import after_exit
@@ -100,16 +99,13 @@ def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
             return _finished(run, seen, now)
 
 
-_SIGNALS: dict[Cleaning, Literal["TERM", "KILL"]] = {Cleaning.TERM: "TERM", Cleaning.KILL: "KILL"}
-
-
 def _cleaning(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
     left = seen.left or Leftovers(False, False, ())
     waited_s, asked = now - run.since, run.is_term_sent
     cleaning = clean(left, waited_s=waited_s, asked=asked, stop_time_s=policy.stop_time)
-    if cleaning is Cleaning.CLEAR:
+    if cleaning == "clear":
         return (do.Enter(Phase.PROVING),)
-    clear = do.ClearLeftovers(_SIGNALS.get(cleaning, ""))
+    clear = do.ClearLeftovers("" if cleaning == "wait" else cleaning)
     return clear, do.Wait("waiting for an earlier trainer to save and end", CLEANING_S)
 
 

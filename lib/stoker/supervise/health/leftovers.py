@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 from stoker.kit.process.process_id import ProcessId
 
 LOCK_GRACE_S = 10.0  # a guard needs its own stop time, and a little more to sweep up
 
 
-class Cleaning(Enum):
-    """What to do about leftovers now."""
-
-    CLEAR = "clear"
-    WAIT = "wait"
-    TERM = "term"
-    KILL = "kill"
+Cleaning = Literal[
+    "clear", "wait", "TERM", "KILL"
+]  # what to do about leftovers now; the last two are signals
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,10 @@ class Leftovers:
 def decide(left: Leftovers, *, waited_s: float, asked: bool, stop_time_s: float) -> Cleaning:
     """Wait for a guard at work, ask the unguarded to save and end, kill what outlives its stop time."""
     if left.none:
-        return Cleaning.CLEAR
+        return "clear"
     patience_s = stop_time_s + (LOCK_GRACE_S if left.guarded else 0.0)
     if left.processes and waited_s >= patience_s:
-        return Cleaning.KILL
+        return "KILL"
     if left.processes and not left.guarded and not asked:
-        return Cleaning.TERM
-    return Cleaning.WAIT
+        return "TERM"
+    return "wait"
