@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.fetch.messages import Said, fetch_task
 from stoker.corpus.fetch.selection import AHEAD, Wish
-from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
@@ -17,7 +18,9 @@ from stokerd.download.state import State
 from stokerd.download.status import FetchMeters
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
-MODULE = "stoker.corpus.fetch.fetch_worker"
+FETCH = Activity(
+    "fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True, stacks=True
+)
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
 EX_UNAVAILABLE = 69
@@ -33,19 +36,13 @@ class Fetcher:
     """The worker, if one is needed; what it has in hand is in the state's `transfers` and `removing`."""
 
     def __init__(
-        self,
-        context: DaemonContext,
-        pool: WorkerPool[Any],
-        state: State[Any],
-        meters: FetchMeters,
-        repo: HubRepo | None,
+        self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any], meters: FetchMeters
     ) -> None:
         self._context, self._pool, self._state, self._meters = context, pool, state, meters
-        self._pipeline, self._events, self._repo = context.pipeline, context.events, repo
+        self._pipeline, self._events = context.pipeline, context.events
+        self._repo = repo_of(self._pipeline.dataset.source)
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
-        self._activity = Activity(
-            "fetch", MODULE, silent_s, is_memory_bound=True, keep_open=True, stacks=True
-        )
+        self._fetch = replace(FETCH, silent_s=silent_s)
         self.device: int | None = None  # of the landing's disk
         self._busy_at = 0.0
         self._is_leaving = False
@@ -60,9 +57,8 @@ class Fetcher:
         if not self._state.retries.allows(FETCHER):
             return False
         self._is_leaving = False
-        self._pool.start(
-            self._activity, FETCHER, fetch_task(self._pipeline, self._repo, expected=has_landed()), None
-        )
+        task = fetch_task(self._pipeline, self._repo, expected=has_landed())
+        self._pool.start(self._fetch, FETCHER, task, None)
         return True
 
     @property

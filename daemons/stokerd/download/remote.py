@@ -44,14 +44,13 @@ class RemoteSource(Source[Wanted, FetchMeters]):
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo, origin = repo_of(source), origin_of(source)
-        name = shown_as(source)
-        rules = RemoteRules(self.root, self.repo)
-        super().__init__(context, rules, FetchMeters(context.metrics), shown=name)
+        rules, meters = RemoteRules(self.root, self.repo), FetchMeters(context.metrics)
+        super().__init__(context, rules, meters, shown=shown_as(source))
         head = self.effects.listing.head
         self.origin, self.revision = origin, head.revision if head else ""
         self.pinned = head.revision or None if head and head.origin == origin else None
         self.lister = RemoteLister(self.pipeline, pool, self.state.retries, self.pinned)
-        self.fetcher = Fetcher(context, pool, self.state, self.meters, self.repo)
+        self.fetcher = Fetcher(context, pool, self.state, self.meters)
         self.failures = FetchFailures(context, self.state, self.fetcher, is_repo=self.repo is not None)
         self.ahead = StretchReader(self.pipeline)
         self.foreign: tuple[str, ...] = ()
@@ -77,8 +76,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
 
     def _take_listed(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
-        pauses, events = self.state.pauses, self.events
-        pauses.end("listing", "source_available", path=self.shown)
+        events = self.events
         before, self.pinned = self.pinned, listed.revision
         if before is None:
             events.record("source_pinned", source=self.shown, revision=listed.revision)
@@ -200,11 +198,13 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         if job.subject == FETCHER:
             self.failures.fetcher_ended(ended)
             return
-        match self.lister.ended(ended):
-            case Listed() as listed:
-                self._take_listed(listed)
-            case NotListed() as found:
-                self._not_listed(found)
+        found = self.lister.ended(ended)
+        if isinstance(found, NotListed):
+            self._not_listed(found)
+            return
+        self.state.pauses.end("listing", "source_available", path=self.shown)
+        if found is not None:
+            self._take_listed(found)
 
     def _change(self, decide: Callable[..., Change], wish: Wish, *more: Said) -> None:
         path = wish.wanted.path

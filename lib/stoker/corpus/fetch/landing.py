@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -211,11 +211,3 @@ def part_bytes(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def swept(landing: Landing, paths: Collection[str]) -> list[str]:
-    """Drop what is unfinished of every file not among these paths; returns the paths dropped."""
-    gone = [record.path for record in landing.unfinished() if record.path not in paths]
-    for path in gone:
-        landing.forget(path)
-    return gone
