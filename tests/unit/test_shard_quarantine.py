@@ -11,8 +11,8 @@ import pytest
 from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
-from stokerd.sharding import quarantine
-from stokerd.sharding.quarantine import DROPPING, RECHECK, next_look
+from stokerd.sharding.facts import quarantine
+from stokerd.sharding.facts.quarantine import DROPPING, RECHECK, next_look
 from support.shard_state import MakeShard, Shard
 
 BAD = Outcome("bad", result={"status": "bad", "reason": "page_corrupt", "row_group": 2})

@@ -13,7 +13,7 @@ from stoker.corpus.schedule.state import Room
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
-from stokerd.sharding import growth
+from stokerd.sharding.facts import growth
 from support.shard_state import MIB, MakeShard, Shard
 
 FLOOR = 200 * MIB

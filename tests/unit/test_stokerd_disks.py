@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stokerd.sharding.disks import Disk
+from stokerd.sharding.facts.disks import Disk
 from support.shard_state import Clock
 
 

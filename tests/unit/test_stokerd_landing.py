@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
-from stokerd.sharding.landing import LEAST_MISSED, STALE_S
+from stokerd.sharding.facts.landing import LEAST_MISSED, STALE_S
 from support.shard_state import Clock, MakeShard, Shard
 
 

@@ -14,7 +14,7 @@ from stoker.corpus.staging.size_estimate import Estimate, Workload
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.pressure import Pressure, PressureGauge
 from stoker.store.layout import HotLayout
-from stokerd.sharding.parallelism import Parallelism
+from stokerd.sharding.facts.parallelism import Parallelism
 from stokerd.sharding.state import BuildWork
 from support.shard_state import Clock, MakeShard
 

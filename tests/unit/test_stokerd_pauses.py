@@ -9,7 +9,7 @@ import pytest
 
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.store.errors import StorageError, UnavailableError
-from stokerd.sharding.pauses import ONCE_WAITS_S, TRIES_ONCE
+from stokerd.sharding.facts.pauses import ONCE_WAITS_S, TRIES_ONCE
 from stokerd.sharding.state import SourceWork
 from support.shard_state import MIB, Clock, MakeShard, Shard
 

@@ -13,7 +13,7 @@ from stoker.store.layout import STAGE_SHARD
 from stokerd.common.request_box import RequestBox
 from stokerd.sharding.activities.prove import PROVE_SET
 from stokerd.sharding.effects import Answer, Effect
-from stokerd.sharding.quarantine import VERBS
+from stokerd.sharding.facts.quarantine import VERBS
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State

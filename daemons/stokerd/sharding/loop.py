@@ -18,13 +18,14 @@ from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stokerd.common.storage_wait import wait_for_processes, wait_for_state
-from stokerd.sharding import growth, once, quarantine
+from stokerd.sharding import once
 from stokerd.sharding.activities import ACTIVITIES, imports, lister, prove, tokenizer
 from stokerd.sharding.activities.transitions import settle_doubts
 from stokerd.sharding.effects import Effects
+from stokerd.sharding.facts import growth, quarantine
+from stokerd.sharding.facts.parallelism import Parallelism
+from stokerd.sharding.facts.quarantine import RECHECK
 from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.parallelism import Parallelism
-from stokerd.sharding.quarantine import RECHECK
 from stokerd.sharding.record_actions import take
 from stokerd.sharding.startup import bring_in_line, read_records
 from stokerd.sharding.state import State, Work

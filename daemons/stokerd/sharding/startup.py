@@ -13,7 +13,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.store.record import RecordDamaged, set_aside
 from stokerd.sharding.activities.base import columns
 from stokerd.sharding.effects import Effect, Forget, StartOver, Write, event
-from stokerd.sharding.pinning import Pinning
+from stokerd.sharding.facts.pinning import Pinning
 from stokerd.sharding.state import Records, State
 
 

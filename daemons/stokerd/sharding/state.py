@@ -30,15 +30,15 @@ from stoker.store.files import TEMPORARY
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import Request
 from stokerd.common.files_list import FilesList
-from stokerd.sharding.disks import Disk
 from stokerd.sharding.effects import Effect
-from stokerd.sharding.growth import held_back
-from stokerd.sharding.landing import Landing
-from stokerd.sharding.pauses import Pauses
-from stokerd.sharding.pinning import Pinning
-from stokerd.sharding.placement import Placement
-from stokerd.sharding.quarantine import QuarantineState
-from stokerd.sharding.space import Space
+from stokerd.sharding.facts.disks import Disk
+from stokerd.sharding.facts.growth import held_back
+from stokerd.sharding.facts.landing import Landing
+from stokerd.sharding.facts.pauses import Pauses
+from stokerd.sharding.facts.pinning import Pinning
+from stokerd.sharding.facts.placement import Placement
+from stokerd.sharding.facts.quarantine import QuarantineState
+from stokerd.sharding.facts.space import Space
 
 if TYPE_CHECKING:
     from stokerd.sharding.activities.base import ShardActivity

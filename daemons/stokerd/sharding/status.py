@@ -18,9 +18,9 @@ from stoker.observe.progress import shard_parts
 from stoker.observe.rate import Pace
 from stokerd.common.progress import ProgressTeller
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
-from stokerd.sharding.disks import Disk
+from stokerd.sharding.facts.disks import Disk
+from stokerd.sharding.facts.pauses import WRITERS
 from stokerd.sharding.metrics import ShardMetrics
-from stokerd.sharding.pauses import WRITERS
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State

@@ -12,8 +12,8 @@ from stoker.corpus.staging.disk_full import Place
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.pool import Job
 from stoker.shards.format.identity import Filters
-from stokerd.sharding.disks import Disk
 from stokerd.sharding.effects import Effect
+from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.state import State
 
 Message = Mapping[str, Any]

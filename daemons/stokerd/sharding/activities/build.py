@@ -13,7 +13,6 @@ from stoker.corpus.schedule.memory_steps import READ_ROWS
 from stoker.corpus.schedule.outcome import Finding, Outcome
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
-from stokerd.sharding import growth
 from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, marks
 from stokerd.sharding.activities.transitions import (
     HF_TOKENIZERS,
@@ -27,6 +26,7 @@ from stokerd.sharding.activities.transitions import (
     uses_fast_engine,
 )
 from stokerd.sharding.effects import Begin, Effect, Write, event
+from stokerd.sharding.facts import growth
 from stokerd.sharding.state import BuildWork, State
 
 

@@ -12,7 +12,7 @@ from stoker.store.errors import UnavailableError
 from stokerd.sharding.activities.base import ShardActivity, marks
 from stokerd.sharding.activities.transitions import failed
 from stokerd.sharding.effects import Alert, Begin, Effect, Write, event
-from stokerd.sharding.quarantine import DROPPING
+from stokerd.sharding.facts.quarantine import DROPPING
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State, Work
 
 MODULE = "stoker.corpus.staging.cleanup_worker"

@@ -15,8 +15,8 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import LockHeld, UnavailableError
 from stokerd.sharding.activities.base import Message, ShardActivity
 from stokerd.sharding.activities.transitions import copy_lost, set_gone
-from stokerd.sharding.disks import ANSWERS_WITHIN_S, Disk
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, Send, StartOver
+from stokerd.sharding.facts.disks import ANSWERS_WITHIN_S, Disk
 from stokerd.sharding.state import TRIES_ONCE, State, Work
 
 ON_HOT = {"staged", "building", *PUBLISHED}

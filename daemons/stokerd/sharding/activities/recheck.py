@@ -14,7 +14,7 @@ from stoker.store.names import utc_now
 from stokerd.sharding.activities.base import ShardActivity, marks
 from stokerd.sharding.activities.transitions import dispute
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
-from stokerd.sharding.quarantine import GONE, RECHECK, next_look
+from stokerd.sharding.facts.quarantine import GONE, RECHECK, next_look
 from stokerd.sharding.state import State, Work
 
 # What ends without a result tells of the file, which was convicted before; the rest tells of the machine.

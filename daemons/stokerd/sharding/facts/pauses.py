@@ -12,7 +12,7 @@ from stoker.corpus.staging.disk_full import LOOK_S, Full, Place
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.errors import StorageError, UnavailableError
-from stokerd.sharding.memory import Memory
+from stokerd.sharding.facts.memory import Memory
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State

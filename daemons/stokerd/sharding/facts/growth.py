@@ -12,7 +12,7 @@ from stoker.corpus.schedule.outcome import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.effects import Effect, Event, Send, event
-from stokerd.sharding.space import Held, again_bytes
+from stokerd.sharding.facts.space import Held, again_bytes
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import BuildWork, State
