@@ -14,7 +14,7 @@ LIMIT_S = 600
 @pytest.mark.root
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(
-    ("scenario", "kills"), [("least-disk", 2), pytest.param("tiny-disk", 8, marks=pytest.mark.long)]
+    ("scenario", "kills"), [("least-disk", 2), pytest.param("tiny-disk", 5, marks=pytest.mark.long)]
 )
 def test_two_epochs_go_through_less_room_than_their_data_takes_and_through_kills(
     tmp_path: Path, scenario: str, kills: int

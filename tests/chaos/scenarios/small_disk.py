@@ -206,7 +206,7 @@ class TinyDiskScenario(SmallDiskScenario):
 
 
 class LeastDiskScenario(TinyDiskScenario):
-    """A corpus twice a 10 MB hot disk: few sets, a short run over them, and no replay of it."""
+    """A corpus half as large again as a 10 MB hot disk: few sets, a short run, and no replay of it."""
 
     name = "least-disk"
     sizes = LEAST
