@@ -13,7 +13,9 @@ from dataclasses import replace
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
+from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.loop import FdEvent
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
@@ -52,6 +54,8 @@ class StageShard:
         self.parallelism = Parallelism(context, state)
         self.status = Status(context)
         self.has_changed = False  # whether the last turn changed a record or a job
+        self.has_news = True  # whether anything came that a decision may depend on
+        self.situation: Situation | None = None  # what the last turn decided on, None where it could not
 
     def run(self) -> int:
         """Run until stopped; returns the exit code."""
@@ -67,15 +71,17 @@ class StageShard:
             while not context.stopping:
                 try:
                     self.turn()
-                    if context.once and not self.has_changed and once.is_over(state):
+                    if context.once and not self.has_changed and once.is_over(state, self.situation):
                         return once.end(state)
                     self.wait()
                     self.hear()
                 except StorageError as problem:
+                    self.has_news = True
                     wait_for_state(context, problem)
                     for disk in state.disks:
                         disk.look_soon()
                 except WorkerNotStarted as problem:
+                    self.has_news = True
                     wait_for_processes(context, problem)
         finally:
             context.log.footer.clear()
@@ -104,7 +110,9 @@ class StageShard:
         is_undecided = state.warm is not None and state.warm.is_undecided(
             state.retries.failures(state.warm.lister)
         )
-        if state.hot.is_known and not is_undecided:
+        if not state.hot.is_known or is_undecided:
+            self.situation = None
+        elif self.has_news or self.situation is None:
             self.act()
         self.status.show(state, ACTIVITIES)
         self.has_changed = self.stamp() != before
@@ -149,6 +157,7 @@ class StageShard:
         for disk in state.disks:
             if disk.litter and disk.sweeper not in state.pool and state.retries.allows(disk.sweeper):
                 self.effects.apply(state.start("sweep", disk.place))
+        self.situation = situation
         if self.stamp() == before:
             self.effects.apply(state.space.make_room(state, situation))
             self.effects.apply(state.landing.act(state, situation))
@@ -166,9 +175,10 @@ class StageShard:
 
     def hear(self) -> None:
         """Take in what the workers said and how they ended."""
-        state = self.state
+        state, before = self.state, self.stamp()
         for job, messages, ended in state.pool.hear():
             activity = ACTIVITIES[job.kind]
+            self.has_news |= ended is not None or activity is lister.LIST
             for message in messages:
                 self.effects.apply(activity.on_message(state, job, message))
             if ended is not None:
@@ -177,6 +187,7 @@ class StageShard:
                 if outcome.kind in ("done", "recycled"):
                     state.pauses.disk_works(activity.writes_to)
                 self.effects.apply(activity.on_end(state, job, outcome))
+        self.has_news |= self.stamp() != before
 
     def judge(self, job: Job[Work], ended: WorkerExit) -> Outcome:
         """What the end says, by all there is to know."""
@@ -194,4 +205,7 @@ class StageShard:
         """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
         now = time.monotonic()
         due = min(now + LONGEST_WAIT_S, self.state.next_due, self.inputs.due, self.parallelism.due)
-        self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))
+        events = self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))
+        # What a worker says of its progress is no news: its end is, and what its disk's lister says.
+        is_due = self.has_changed or time.monotonic() >= due
+        self.has_news = is_due or any(not isinstance(event, FdEvent) for event in events)

@@ -7,6 +7,7 @@ import math
 from stoker.corpus.records.index import OPEN
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import decide_moves
+from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import StorageError, Transient, UnavailableError
 from stokerd.sharding.activities import tokenizer
@@ -14,8 +15,13 @@ from stokerd.sharding.state import State
 from stokerd.sharding.status import summary
 
 
-def is_over(state: State) -> bool:
-    """Whether nothing goes on, and nothing would be done however long one waited."""
+def is_over(state: State, situation: Situation | None) -> bool:
+    """Whether nothing goes on, and nothing would be done however long one waited.
+
+    `situation` is what the turn decided on.
+    """
+    if situation is None:
+        return False
     for disk in state.disks:
         if not (disk.is_known and disk.is_measured) or disk.litter:
             return False
@@ -26,7 +32,6 @@ def is_over(state: State) -> bool:
         return False
     if state.records.is_behind or state.pauses.reasons(state):  # a pause gives up by itself
         return False
-    situation = state.situation()
     nothing = not decide(situation, math.inf) and not decide_moves(situation, state.warm_contents(), math.inf)
     return nothing and not tokenizer.is_wanted(state)
 
