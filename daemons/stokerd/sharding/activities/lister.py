@@ -55,6 +55,7 @@ def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effec
         case "ready":
             disk.owned()
         case "seen":
+            disk.answered()
             state.retries.succeeded(disk.lister)
             yield from (_agree_hot if disk.place == "hot" else _agree_warm)(state, disk, message)
         case "measured":

@@ -89,9 +89,12 @@ class Disk:
         believed = self._believed
         return {p: one for p, one in sources.items() if believed.get(p) is one and p not in busy}
 
-    def looked(self, published: tuple[str, ...]) -> None:
-        """A look was answered; the first tells all that lies there, later ones only what is gone."""
+    def answered(self) -> None:
+        """A look was answered; the next may be asked for even if this one cannot be recorded."""
         self.looked_from, self._asked_at, self.why = self._asked_at or 0.0, None, ""
+
+    def looked(self, published: tuple[str, ...]) -> None:
+        """The records agree with a look; the first tells all that lies there, later ones what is gone."""
         self.published.drop(self._published_before - set(published))
         if not self.is_agreed:
             self.published = KeySet(published)
