@@ -5,7 +5,7 @@ Effects are applied in order: a record is durable before the event that speaks o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -170,30 +170,40 @@ class Effects:
         self._alerts = Alerts(context.events)
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Apply these in order; each is done before the next is asked for."""
-        for effect in effects:
-            match effect:
-                case Event():
-                    self._events.record(effect.word, level=effect.level, **effect.fields)
-                case Alert():
-                    self._raise(effect)
-                case AlertOver():
-                    self._alerts.clear(effect.word, effect.about, tell=effect.tell, **effect.fields)
-                case Begin():
-                    self._state.begin(effect.activity, effect.subject, effect.task, effect.work)
-                case Send(subject, message):
-                    if subject in self._state.pool:  # it may have ended right after it asked
-                        self._state.pool[subject].worker.send(message)
-                case Dispute():
-                    args = {"path": effect.path, "sha256": effect.sha256}
-                    file_request(self._layout, DOWNLOAD_WATCHDOG, "dispute", args)
-                case Answer():
-                    finish_request(self._layout, STAGE_SHARD, effect.request, effect.outcome)
-                    self._state.records.answered(effect.request)
-                case OpenFinding() | MarkFinding() | RemoveFinding():
-                    self._write_finding(effect)
-                case _:
-                    self._write_record(effect)
+        """Apply these in order; each is done before the next is asked for.
+
+        Where one fails the handler is closed at once: it may hold a lock, and the wait for a disk is long.
+        """
+        try:
+            for effect in effects:
+                self._apply(effect)
+        finally:
+            if isinstance(effects, Generator):
+                effects.close()
+
+    def _apply(self, effect: Effect) -> None:
+        match effect:
+            case Event():
+                self._events.record(effect.word, level=effect.level, **effect.fields)
+            case Alert():
+                self._raise(effect)
+            case AlertOver():
+                self._alerts.clear(effect.word, effect.about, tell=effect.tell, **effect.fields)
+            case Begin():
+                self._state.begin(effect.activity, effect.subject, effect.task, effect.work)
+            case Send(subject, message):
+                if subject in self._state.pool:  # it may have ended right after it asked
+                    self._state.pool[subject].worker.send(message)
+            case Dispute():
+                args = {"path": effect.path, "sha256": effect.sha256}
+                file_request(self._layout, DOWNLOAD_WATCHDOG, "dispute", args)
+            case Answer():
+                finish_request(self._layout, STAGE_SHARD, effect.request, effect.outcome)
+                self._state.records.answered(effect.request)
+            case OpenFinding() | MarkFinding() | RemoveFinding():
+                self._write_finding(effect)
+            case _:
+                self._write_record(effect)
 
     def _raise(self, alert: Alert) -> None:
         how: dict[str, Any] = {"level": alert.level, "repeat": alert.repeat}
