@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import decide_moves
@@ -148,7 +147,7 @@ class StageShard:
             self.effects.apply(take(state, move))
         if moves:
             state.space.refresh(state)
-            situation = replace(situation, busy=state.busy())
+            situation = state.situation()  # what comes back from warm has its room
         for action in decide(situation, time.monotonic()):
             self.effects.apply(take(state, action))
         self.start_tokenizer()
