@@ -59,7 +59,7 @@ class Placement:
         self._tried = -1  # the changes to the records at the last try to have sets leave
         self._blocked_since = 0.0
         self._sets: tuple[object, list[ShardSet], dict[str, str]] | None = None
-        self._chosen: tuple[Any, ...] | None = None
+        self._chosen: tuple[Any, ...] = ()  # what `wants` were decided on
         self.due = 0.0  # when to try again, monotonic seconds
 
     def look(self) -> Iterator[Effect]:
@@ -105,15 +105,15 @@ class Placement:
     def choose(self, state: State) -> None:
         """Decide what to bring back."""
         if not any(run.wants for run in self.holdings):
-            self.wants, self._chosen = Wants(), None
+            self.wants, self._chosen = Wants(), ()
             return
         sources, free = state.sources, state.space.free(state, state.space.floor)
         busy = {str(sources[path].key) for path in state.doing("hydrate")}
         sets, paths = self._published(state)
-        chosen = (id(sets), self.holdings, busy, free)
-        if self._chosen == chosen:
+        chosen = (self.holdings, busy, free)
+        if self._chosen and self._chosen[0] is sets and self._chosen[1:] == chosen:
             return
-        self._chosen = chosen
+        self._chosen = (sets, *chosen)
         keys, waiting = to_hydrate(sets, self.holdings, room_bytes=free or 0, at_once=HYDRATIONS, busy=busy)
         wanted = [key for key in urgency(self.holdings) if key in paths]
         cold = [key for key in wanted if sources[paths[key]].evicted and key not in busy]
