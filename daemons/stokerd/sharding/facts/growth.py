@@ -34,14 +34,14 @@ def answer(state: State) -> Iterator[Effect]:
         growth = state.space.growth(state, source, written=work.asks[0], needed=work.asks[1])
         if growth is None:
             continue
-        work.asks = None
         decision = decide_growth(growth)
         if isinstance(decision, Raise):
             state.space.granted[source.path] = decision.to
             state.space.refresh(state)
+            work.asks = None  # not before: where the ledger cannot be written it is answered later
             yield Send(job.subject, {"room": decision.to - FILES_BYTES})
         else:
-            work.refusal = growth, decision
+            work.asks, work.refusal = None, (growth, decision)
             yield Send(job.subject, {"room": 0})
 
 
