@@ -72,11 +72,13 @@ class QuarantineState:
 
 def act(state: State) -> Iterator[Effect]:
     """Answer requests, record what became of things, and keep the budget."""
-    quarantine = state.quarantine
+    quarantine, requests = state.quarantine, state.records.asked(*VERBS)
+    if requests:
+        quarantine.read_soon()  # what one names may have come, or been marked, without a newer time stamp
     quarantine.read()
     yield from _record_releases(state)
     yield from _write_lost_findings(state)
-    for request in state.records.asked(*VERBS):
+    for request in requests:
         yield from _consider(state, request)
     quarantine.read()  # with what was asked to go
     yield from _keep_budget(state)
