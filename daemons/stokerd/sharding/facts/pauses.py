@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WRITERS = ("stage", "build", "hydrate", "sync")
 SOURCE = "/source"  # under which failures of the source folder are counted
+SOURCE_RETRY_S = 30.0  # at the latest: each try costs one file's staging
 TRIES_ONCE = 5
 ONCE_WAITS_S = 20.0  # with --once, for room
 
@@ -103,7 +104,7 @@ class Pauses:
 
     def source_failed(self, state: State, reason: str) -> None:
         """The folder could not be seen: each file would fail in turn, so staging as a whole waits."""
-        state.retries.failed(SOURCE)
+        state.retries.retry_in(SOURCE, min(state.retries.failed(SOURCE), SOURCE_RETRY_S))
         if not self.source_why:
             self._events.record("staging_paused", level="warning", reason=reason)
         self.source_why = reason
