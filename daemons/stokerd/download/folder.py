@@ -37,8 +37,6 @@ HASHER = "stoker.corpus.source.hash_worker"
 class FolderSource(Source[Watched, Meters]):
     """One source folder and what is known of it."""
 
-    every_s = 0.25
-
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         root = str(context.pipeline.dataset.source.path)
         super().__init__(context, FolderRules(root), Meters(context.metrics), shown=root)

@@ -49,7 +49,7 @@ class DownloadWatch:
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
-        self.board = StatusBoard(context, self.source.every_s)
+        self.board = StatusBoard(context)
         self.wishes = Wishes(context, self.source)
 
     def run(self) -> int:

@@ -39,8 +39,6 @@ LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minut
 class RemoteSource(Source[Wanted, FetchMeters]):
     """What is listed, what of it is here, and the one worker that brings the rest."""
 
-    every_s = 0.5
-
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo, origin = repo_of(source), origin_of(source)
@@ -241,9 +239,8 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         if receipt is None:
             reason = f"{self.shown} does not list {path}"
             return Change(answer={"refused": reason} if listed is None else {"receipt": "none"})
-        return receipt_changes.fetched_again(
-            receipt, sha256, listed or selection.wanted_again(receipt, self.repo), by
-        )
+        wanted = listed or selection.wanted_again(receipt, self.repo)
+        return receipt_changes.fetched_again(receipt, sha256, wanted, by)
 
     def try_again(self, path: str) -> None:
         self.failures.try_again(path)
@@ -256,12 +253,8 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         return {**counts, "waiting": counts["waiting"] - fetching, "fetching": fetching}
 
     def status(self) -> dict[str, Any]:
-        work, transfers, pauses, now = (
-            self.state.work,
-            self.state.transfers,
-            self.state.pauses,
-            time.monotonic(),
-        )
+        work, transfers, pauses = self.state.work, self.state.transfers, self.state.pauses
+        now = time.monotonic()
         how_far = transfers.how_far(work.bytes, work.bytes_left, now)
         self.failures.look_at_waits(now)
         self.effects.claim(self.root, self.fetcher.device, transfers.to_come_bytes())
@@ -305,8 +298,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
         for state in ("unproven", "released"):
             text += f", {counts[state]} {state}" if counts[state] else ""
-        missing = [path for path in work.pending if only is None or path in only]
-        if missing:
+        if missing := [path for path in work.pending if only is None or path in only]:
             text += f", {len(missing)} given up: {some(missing)}; stoker events says why"
         elif work.selected and self.ahead.is_bounded and not self.is_complete:
             text += ", more come when the loop has counted these"

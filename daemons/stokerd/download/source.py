@@ -27,8 +27,6 @@ class Source(Generic[L, M]):
     the listing, `origin` what it is the revision of.
     """
 
-    every_s: float  # between two snapshots of it
-
     def __init__(self, context: DaemonContext, rules: Rules[L], meters: M, *, shown: str) -> None:
         self.context, self.meters, self.shown = context, meters, shown
         self.pipeline, self.events = context.pipeline, context.events

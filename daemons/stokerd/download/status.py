@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stokerd.download.folder import FolderSource
     from stokerd.download.remote import RemoteSource
 
+SHOW_EVERY_S = 0.3
 PAUSES = ("disk", "source", "state", "server")
 
 
@@ -62,21 +63,21 @@ class FetchMeters(Meters):
 
 
 class StatusBoard:
-    """Shows a source every `every_s` seconds at most; `due` is when to show what was passed over."""
+    """Shows a source now and then; `due` is when to show what was passed over, monotonic seconds."""
 
-    def __init__(self, context: DaemonContext, every_s: float) -> None:
-        self._context, self._every_s = context, every_s
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
         self._progress = ProgressTeller(context, download_parts)
-        self._shown_at, self._is_due = -every_s, False
+        self._shown_at, self._is_due = -SHOW_EVERY_S, False
 
     @property
     def due(self) -> float:
-        return self._shown_at + self._every_s if self._is_due else self._context.show_due
+        return self._shown_at + SHOW_EVERY_S if self._is_due else self._context.show_due
 
     def show(self, source: FolderSource | RemoteSource, *, at_once: bool = False) -> None:
         """Set the gauges, write the status snapshot, feed the service manager's watchdog."""
         now = time.monotonic()
-        self._is_due = not at_once and now < self._shown_at + self._every_s
+        self._is_due = not at_once and now < self._shown_at + SHOW_EVERY_S
         if self._is_due:
             return
         self._shown_at = now
