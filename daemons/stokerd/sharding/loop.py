@@ -55,6 +55,7 @@ class StageShard:
         self.has_changed = False  # whether the last turn changed a record or a job
         self.has_news = True  # whether anything came that a decision may depend on
         self.situation: Situation | None = None  # what the last turn decided on, None where it could not
+        self.settle_due = 0.0  # when the demand and the pin's listing are written at the latest
 
     def run(self) -> int:
         """Run until stopped; returns the exit code."""
@@ -159,8 +160,13 @@ class StageShard:
         self.situation = situation
         if self.stamp() == before:
             self.effects.apply(state.space.make_room(state, situation))
-            self.effects.apply(state.landing.act(state, situation))
-            self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
+        elif time.monotonic() < self.settle_due:
+            return
+        else:  # of many small files one is begun in each turn: what others wait for is written nevertheless
+            situation = state.situation()
+        self.settle_due = time.monotonic() + LONGEST_WAIT_S
+        self.effects.apply(state.landing.act(state, situation))
+        self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
 
     def start_tokenizer(self) -> None:
         """Train the tokenizer, or take the given one over, once that can be done."""
