@@ -43,7 +43,7 @@ def act(state: State) -> Iterator[Effect]:
         is_ready = state.records.pinning.pin is not None and state.hot.is_known
         if is_free and is_ready and state.retries.allows(_subject(request)):
             yield from state.start("import", request.id)
-    if not requests:
+    if not requests and state.sources.imported:
         yield from _give_up_lost(state)
 
 
