@@ -15,8 +15,8 @@ from typing import TypeVar
 import stokerd.sharding.loop  # noqa: F401 - what the daemon has loaded before it reads a record
 from stoker.config.load import load_pipeline
 from stoker.corpus.records.index import Catalog, KeySet
-from stoker.corpus.records.receipts import Receipt, receipt_shelf, write_receipt
-from stoker.corpus.records.record_dir import Shelf
+from stoker.corpus.records.receipts import Receipt, receipt_dir, write_receipt
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.schedule.decide import decide, differs
 from stoker.corpus.schedule.state import Limits, Situation
@@ -35,7 +35,7 @@ def main(file: Path) -> None:
     sources = Catalog(timed(figures, "read_sources_s", lambda: read_sources(layout, dataset)))
     gc.collect()
     figures["bytes_a_source"] = (rss() - empty) / len(sources)
-    shelf = receipt_shelf(layout, dataset, patient=True)
+    shelf = receipt_dir(layout, dataset, patient=True)
     held = rss()
     receipts = timed(figures, "read_receipts_s", lambda: read_all(shelf))
     gc.collect()
@@ -75,7 +75,7 @@ def main(file: Path) -> None:
     print(json.dumps(figures))
 
 
-def read_all(shelf: Shelf[Receipt]) -> Mapping[str, Receipt]:
+def read_all(shelf: RecordDir[Receipt]) -> Mapping[str, Receipt]:
     """Every receipt; the daemon decides for the first time after the first slice of them."""
     while True:
         found = shelf.read()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.quarantine.directory import QuarantineShelf, mark
+from stoker.corpus.quarantine.directory import QuarantineDir, mark
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.records.sources import write_source
 from stoker.corpus.staging.reconcile import parquet_name
@@ -80,7 +80,7 @@ class Site:
         return self.layout.quarantine / one.name
 
     def shelf(self) -> tuple[Any, ...]:
-        return QuarantineShelf(self.layout.quarantine).read()
+        return QuarantineDir(self.layout.quarantine).read()
 
     def acquit(self, content: bytes) -> None:
         """Let the records say that another content was convicted: this one, which is good."""

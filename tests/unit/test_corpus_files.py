@@ -15,7 +15,7 @@ from stoker.corpus.quarantine import move as quarantine_room
 from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.quarantine.move import NO_ROOM, TOO_LARGE, quarantine
 from stoker.corpus.records.listing import Listing, read_listing, write_listing
-from stoker.corpus.records.receipts import Receipt, read_receipts, receipt_shelf, write_receipt
+from stoker.corpus.records.receipts import Receipt, read_receipts, receipt_dir, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.corpus.staging import durable_copy as transfer
 from stoker.corpus.staging.durable_copy import DiskFullError
@@ -70,7 +70,7 @@ class TestRecords:
 
     def test_a_shelf_parses_only_what_changed(self, layout: StateLayout) -> None:
         write_receipt(layout, RECEIPT)
-        shelf = receipt_shelf(layout, "d")
+        shelf = receipt_dir(layout, "d")
         first = shelf.read()["a/b.parquet"]
         assert shelf.read()["a/b.parquet"] is first
         write_receipt(layout, RECEIPT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine.directory import Kept, QuarantineShelf, mark
+from stoker.corpus.quarantine.directory import Kept, QuarantineDir, mark
 from stoker.corpus.quarantine.rules import (
     CLOCK_SLACK_S,
     OVER_BYTES,
@@ -175,7 +175,7 @@ class TestShelf:
         (tmp_path / "my own folder").mkdir()
         (tmp_path / "bad.json").write_bytes(b"{}")
         set_aside(tmp_path / "bad.json", tmp_path, "damaged", "does not sum")
-        shelf = QuarantineShelf(tmp_path)
+        shelf = QuarantineDir(tmp_path)
         found = shelf.read()
         assert [(one.kind, one.bytes) for one in found] == [
             ("record", 2),
@@ -197,10 +197,10 @@ class TestShelf:
         folder = tmp_path / "parquet-a-1"
         folder.mkdir()
         (folder / "a.parquet").write_bytes(b"bad")
-        (one,) = QuarantineShelf(tmp_path).read()
+        (one,) = QuarantineDir(tmp_path).read()
         assert (one.kind, one.bytes, one.reason) == ("parquet", 3, "no reason.json")
         (folder / "reason.json").write_bytes(b"not json")
-        (one,) = QuarantineShelf(tmp_path).read()
+        (one,) = QuarantineDir(tmp_path).read()
         assert "damaged" in one.reason
         mark(folder, dropped={"time": "t", "why": "x", "bytes": 3})
         assert read_record(folder / "reason.json")["dropped"]["bytes"] == 3
@@ -214,5 +214,5 @@ class TestShelf:
         folder = tmp_path / "q" / "parquet-a-1"
         folder.mkdir(parents=True)
         (folder / "thing").symlink_to("/proc")
-        (one,) = QuarantineShelf(tmp_path / "q").read()
+        (one,) = QuarantineDir(tmp_path / "q").read()
         assert one.bytes < 100

@@ -15,7 +15,7 @@ import pytest
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.terminal.live_lines import Footer
 from stoker.observe.progress import progress_line, shard_parts
-from stoker.observe.rate import Pace
+from stoker.observe.rate import Rate
 
 STATUS = {
     "files_done": 12,
@@ -32,7 +32,7 @@ STATUS = {
 
 class TestPace:
     def test_it_is_measured_over_the_last_while_only(self) -> None:
-        pace = Pace(10.0)
+        pace = Rate(10.0)
         assert pace.left_s(5) is None
         for second in range(21):
             pace.note(second * 2 if second < 10 else 20 + (second - 10) * 8, float(second))
@@ -40,7 +40,7 @@ class TestPace:
         assert pace.left_s(40) == 5.0
 
     def test_a_moment_is_no_measure_and_what_shrank_goes_on_from_there(self) -> None:
-        pace = Pace(10.0)
+        pace = Rate(10.0)
         pace.note(0, 0.0)
         pace.note(50, 1.0)
         assert pace.per_second == 0.0
@@ -52,7 +52,7 @@ class TestPace:
         assert pace.per_second == 15.0
 
     def test_many_looks_a_second_are_not_all_kept(self) -> None:
-        pace = Pace(10.0)
+        pace = Rate(10.0)
         for step in range(10_000):
             pace.note(step, step / 1000)
         assert len(pace._seen) < 50

@@ -20,7 +20,7 @@ from stoker.store.layout import StateLayout
 from stoker.supervise.run.horizon import last_step
 from stoker.supervise.run.low_water import mark
 from stoker.supervise.run.planner import Outlook, Planner
-from stoker.supervise.run.rate import Pace
+from stoker.supervise.run.rate import WindowRate
 from support.books import books_of
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
@@ -180,7 +180,7 @@ def test_the_low_water_mark_counts_only_from_the_newest_proven_checkpoint(tmp_pa
 
 
 def test_the_pace_is_that_of_training_over_minutes() -> None:
-    pace = Pace(5.0)
+    pace = WindowRate(5.0)
     assert pace.windows_per_s == 5.0
     for second in range(0, 80, 4):
         pace.sampled(100 + 2 * second, float(second))

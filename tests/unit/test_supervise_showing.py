@@ -16,7 +16,7 @@ from stoker.supervise.report.hourly import run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
 from stoker.supervise.run.data_wait import DataWait, waiting_words
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.run.rate import SOON_S, Pace
+from stoker.supervise.run.rate import SOON_S, WindowRate
 from stoker.supervise.state import Trainer
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
@@ -144,7 +144,7 @@ def test_a_checkpoint_in_the_middle_does_not_end_a_wait_and_a_batch_does() -> No
 
 
 def test_an_evaluation_in_the_window_moves_the_time_left_a_little() -> None:
-    pace = Pace()
+    pace = WindowRate()
     windows, told = 0, []
     for second in range(600):
         windows += 0 if 300 <= second < 325 else 4  # a step a second, and an evaluation of 25
@@ -156,7 +156,7 @@ def test_an_evaluation_in_the_window_moves_the_time_left_a_little() -> None:
 
 
 def test_how_soon_data_is_needed_is_known_before_the_time_left_is() -> None:
-    soon, later = Pace(least_s=SOON_S), Pace()
+    soon, later = WindowRate(least_s=SOON_S), WindowRate()
     for second in range(12):
         for pace in (soon, later):
             pace.sampled(4 * second, float(second))

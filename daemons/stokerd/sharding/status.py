@@ -15,7 +15,7 @@ from stoker.corpus.staging.size_estimate import amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.process.sampler import sample_process
 from stoker.observe.progress import shard_parts
-from stoker.observe.rate import Pace
+from stoker.observe.rate import Rate
 from stokerd.common.progress import ProgressTeller
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
 from stokerd.sharding.facts.disks import Disk
@@ -36,7 +36,7 @@ class Status:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._metrics = context, ShardMetrics(context.metrics)
-        self._tokens_pace, self._bytes_pace = Pace(RATE_OVER_S), Pace(PACE_OVER_S)
+        self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
         self._shown_changes = -1
         self._dropped: set[str] = set()  # the reasons for which rows were ever dropped

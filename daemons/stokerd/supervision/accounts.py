@@ -20,7 +20,7 @@ from stoker.supervise.run.horizon import consumed, finished_at, last_step
 from stoker.supervise.run.launch_log import read_launches
 from stoker.supervise.run.low_water import mark
 from stoker.supervise.run.planner import Outlook, Planner
-from stoker.supervise.run.rate import SOON_S, Pace
+from stoker.supervise.run.rate import SOON_S, WindowRate
 from stokerd.supervision.run_store import RunStore
 
 # The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
@@ -41,8 +41,8 @@ class Accounts:
         rate, reach = before.get("windows_per_s"), before.get("reach")
         self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
         known = float(rate) if isinstance(rate, int | float) else None
-        self.pace = Pace(known, least_s=SOON_S)  # of training alone: how soon its data is needed
-        self.headway = Pace(known)  # short waits for data included: how long the run will take
+        self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: how soon its data is needed
+        self.headway = WindowRate(known)  # short waits for data included: how long the run will take
         self.wait = DataWait(context.pipeline.plan.hold)
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint

@@ -8,7 +8,7 @@ LEAST_S = 2.0  # less than that is no measure
 STEP_S = 0.5  # between two totals that are kept
 
 
-class Pace:
+class Rate:
     """The rate of a growing total over the last `over_s` seconds, or since it is known where that is less."""
 
     def __init__(self, over_s: float) -> None:

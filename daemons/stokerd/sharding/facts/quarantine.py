@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.quarantine.directory import Kept, QuarantineShelf
+from stoker.corpus.quarantine.directory import Kept, QuarantineDir
 from stoker.corpus.quarantine.rules import Drop, drops, due, homeless, refusal
 from stoker.corpus.records.sources import Source
 from stoker.kit.daemon import DaemonContext
@@ -42,7 +42,7 @@ class QuarantineState:
 
     def __init__(self, context: DaemonContext) -> None:
         self._directory = context.layout.quarantine
-        self._shelf = QuarantineShelf(self._directory)
+        self._reader = QuarantineDir(self._directory)
         self._read_due, self._stamp = 0.0, -1
         self.kept: tuple[Kept, ...] = ()
         self.rounds: dict[str, Round] = {}
@@ -63,7 +63,7 @@ class QuarantineState:
             stamp = 0
         if stamp != self._stamp or now >= self._read_due:
             self._stamp, self._read_due = stamp, now + READ_EVERY_S
-            self.kept = self._shelf.read()
+            self.kept = self._reader.read()
 
     def named(self, request: Request) -> Kept | None:
         """What a request names."""

@@ -14,7 +14,7 @@ from stoker.cli.ask_daemon import see_to
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import KINDS, Kept, QuarantineShelf
+from stoker.corpus.quarantine.directory import KINDS, Kept, QuarantineDir
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
@@ -38,7 +38,7 @@ def quarantine() -> None:
 def list_(file: Path, kind: str | None, as_json: bool) -> None:
     """List what lies in quarantine, newest first."""
     pipeline = load_pipeline(file)
-    chosen = [kept for kept in _shelf(pipeline) if kind is None or kept.kind == kind]
+    chosen = [kept for kept in _everything(pipeline) if kind is None or kept.kind == kind]
     if as_json:
         print_json([{**_facts(kept), "source": _source_state(pipeline, kept)} for kept in chosen])
         return
@@ -61,7 +61,7 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
 def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
     """Show the whole reason of each ID, and where the thing lies."""
     pipeline = load_pipeline(file)
-    for kept in _chosen(_shelf(pipeline), ids):
+    for kept in _chosen(_everything(pipeline), ids):
         where = pipeline.layout.quarantine / kept.name
         things = [str(where / thing) for thing in kept.things]
         if as_json:
@@ -90,7 +90,9 @@ def release(
     once, and goes on at its next start.
     """
     pipeline = load_pipeline(file)
-    return _release(pipeline, _several(_shelf(pipeline), ids, everything, yes, _releasable), force, as_json)
+    return _release(
+        pipeline, _several(_everything(pipeline), ids, everything, yes, _releasable), force, as_json
+    )
 
 
 @quarantine.command(epilog="Example: stoker quarantine drop /etc/stoker/fineweb.yaml 'shards-*' --yes")
@@ -109,7 +111,7 @@ def drop(
 
     pipeline = load_pipeline(file)
     chosen = _several(
-        _shelf(pipeline), ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS
+        _everything(pipeline), ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS
     )
     args = {"reason_too": reason_too}
     return _ask_each(
@@ -126,34 +128,34 @@ def revalidate(file: Path, as_json: bool) -> int:
     The stage-shard loop does so by itself every `quarantine.revalidate`.
     """
     pipeline = load_pipeline(file)
-    newest = {kept.path: kept for kept in reversed(_shelf(pipeline)) if _releasable(kept)}
+    newest = {kept.path: kept for kept in reversed(_everything(pipeline)) if _releasable(kept)}
     return _release(pipeline, list(reversed(newest.values())), False, as_json)
 
 
 # Which
 
 
-def _shelf(pipeline: Pipeline) -> tuple[Kept, ...]:
-    return QuarantineShelf(pipeline.layout.quarantine).read()
+def _everything(pipeline: Pipeline) -> tuple[Kept, ...]:
+    return QuarantineDir(pipeline.layout.quarantine).read()
 
 
 def _releasable(kept: Kept) -> bool:
     return kept.kind == "parquet" and kept.released is None
 
 
-def _chosen(shelf: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
+def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
     """What the ids stand for, each once; UsageError for one that stands for nothing."""
     found: dict[str, Kept] = {}
     for one in ids:
-        matches = [kept for kept in shelf if kept.name == one]
+        matches = [kept for kept in things if kept.name == one]
         if not matches and _is_pattern(one):
-            matches = [kept for kept in shelf if fnmatch.fnmatchcase(kept.name, one)]
+            matches = [kept for kept in things if fnmatch.fnmatchcase(kept.name, one)]
         elif not matches:  # the newest finding against a source, one that was not released before others
-            of_path = [kept for kept in shelf if kept.path == one]
+            of_path = [kept for kept in things if kept.path == one]
             matches = sorted(of_path, key=lambda kept: kept.released is not None)[:1]
         if not matches:
             listed = "`stoker quarantine list` shows what there is"
-            hint = did_you_mean(one, [kept.name for kept in shelf], listed)
+            hint = did_you_mean(one, [kept.name for kept in things], listed)
             raise UsageError(f"nothing in quarantine is called {one!r}; {hint}")
         found |= {kept.name: kept for kept in matches}
     return list(found.values())
@@ -164,13 +166,13 @@ def _is_pattern(one: str) -> bool:
 
 
 def _several(
-    shelf: Sequence[Kept], ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
+    things: Sequence[Kept], ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
 ) -> list[Kept]:
     """As _chosen, or everything that `may`; more than was named one by one wants a --yes."""
     if everything == bool(ids):
         raise UsageError("name what is meant, or say --all; `stoker quarantine list` shows what there is")
-    chosen = [kept for kept in shelf if may(kept)] if everything else _chosen(shelf, ids)
-    names = {kept.name for kept in shelf} | {kept.path for kept in shelf}
+    chosen = [kept for kept in things if may(kept)] if everything else _chosen(things, ids)
+    names = {kept.name for kept in things} | {kept.path for kept in things}
     if not yes and (everything or any(_is_pattern(one) and one not in names for one in ids)):
         listed = "".join(f"\n  {kept.name}" for kept in chosen)
         raise UsageError(f"this stands for {len(chosen)}; say --yes to do it for all of them:{listed}")

@@ -22,7 +22,7 @@ from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.workers.parent import Worker, WorkerExit
-from stoker.observe.rate import Pace
+from stoker.observe.rate import Rate
 from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, read_record
@@ -101,7 +101,7 @@ class Check:
         self._files = [receipt for _, receipt in receipts.items() if _is_looked_at(receipt)]
         self._size = sum(receipt.size for receipt in self._files)
         self._read: Counter[str] = Counter()  # bytes of the files in hand
-        self._footer, self._pace = Footer(), Pace(OVER_S)
+        self._footer, self._pace = Footer(), Rate(OVER_S)
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""

@@ -14,7 +14,7 @@ from itertools import islice
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.limit import slice_of
 from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.record_dir import Shelf
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import TERMINAL, Source
 from stoker.corpus.records.tokenizer_files import choose
 
@@ -53,7 +53,7 @@ class StretchReader:
         self._pipeline = pipeline
         limit = pipeline.dataset.limit
         self.is_bounded = bool(limit.rows or limit.tokens)
-        self._sources = Shelf(
+        self._sources = RecordDir(
             pipeline.layout.sources, pipeline.dataset.name, Source.from_record, patient=True
         )
         self._looked_at = -LOOK_EVERY_S

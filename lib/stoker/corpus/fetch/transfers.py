@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from stoker.corpus.fetch.messages import Said
-from stoker.observe.rate import Pace
+from stoker.observe.rate import Rate
 
 FILE_OVER_S, ALL_OVER_S = 30.0, 60.0
 
@@ -30,7 +30,7 @@ class Transfer(Generic[W]):
     in_hand: bool = False
     why: str = ""
     due_at: float = 0.0
-    pace: Pace = field(default_factory=lambda: Pace(FILE_OVER_S))
+    pace: Rate = field(default_factory=lambda: Rate(FILE_OVER_S))
 
     def shown(self) -> dict[str, Any]:
         """For the status snapshot."""
@@ -53,7 +53,7 @@ class Transfers(dict[str, Transfer[W]]):
     def __init__(self) -> None:
         super().__init__()
         self.durable = self.received = 0  # bytes since the start
-        self._pace = Pace(ALL_OVER_S)
+        self._pace = Rate(ALL_OVER_S)
 
     def add(self, path: str, size: int | None, wish: W) -> None:
         """A file was given to a worker."""

@@ -77,7 +77,7 @@ class Kept:
         return _mapping(self.body.get("dropped"))
 
 
-class QuarantineShelf:
+class QuarantineDir:
     """Reads the quarantine; a folder that did not change since is not read again."""
 
     def __init__(self, directory: Path) -> None:

@@ -33,7 +33,7 @@ class Drop:
 
 
 def drops(
-    shelf: Sequence[Kept],
+    things: Sequence[Kept],
     sources: Mapping[str, Source],
     *,
     keep_files: int,
@@ -42,12 +42,12 @@ def drops(
 ) -> Iterator[Drop]:
     """What has to go: what was begun, what served its purpose, and the oldest over the budget of its kind.
 
-    `shelf` is in order, newest first; the newest of a kind stays whatever its size, unless no file is kept.
+    `things` is in order, newest first; the newest of a kind stays whatever its size, unless no file is kept.
     `busy` are the sources' paths at which something is being put in or looked at.
     """
     files: dict[str, int] = {}
     sums: dict[str, int] = {}
-    for kept in shelf:
+    for kept in things:
         if kept.kind in _OTHERS or (kept.path in busy and kept.kind in ("parquet", "shards")):
             continue
         if kept.dropping is not None:
@@ -71,21 +71,21 @@ def _is_over(kept: Kept, source: Source | None) -> bool:
     return source is None or source.sha256 != kept.sha256 or source.state in TERMINAL
 
 
-def findings(shelf: Sequence[Kept]) -> dict[tuple[str, str], Kept]:
+def findings(things: Sequence[Kept]) -> dict[tuple[str, str], Kept]:
     """The newest finding that stands against a content, by the source's path and sha256."""
-    standing = (kept for kept in reversed(shelf) if kept.kind == "parquet" and kept.released is None)
+    standing = (kept for kept in reversed(things) if kept.kind == "parquet" and kept.released is None)
     return {(kept.path, kept.sha256): kept for kept in standing}
 
 
-def homeless(sources: Mapping[str, Source], shelf: Sequence[Kept]) -> list[Source]:
+def homeless(sources: Mapping[str, Source], things: Sequence[Kept]) -> list[Source]:
     """The quarantined sources whose finding somebody took away: they would never be looked at again."""
-    known = findings(shelf)
+    known = findings(things)
     quarantined = (source for source in sources.values() if source.state == "quarantined")
     return [source for source in quarantined if (source.path, source.sha256) not in known]
 
 
 def due(
-    shelf: Sequence[Kept],
+    things: Sequence[Kept],
     sources: Mapping[str, Source],
     *,
     now: float,
@@ -97,7 +97,7 @@ def due(
     Every `every` seconds, None for never; and what was not looked at since `asked_at`. Each finding has its
     own clock, on disk. One that stands in the future stood under a wrong clock: it is due.
     """
-    known = findings(shelf)
+    known = findings(things)
     quarantined = (source for source in sources.values() if source.state == "quarantined")
     # There is nothing to look at, or nothing in doubt: another try would only fill the disk again.
     quarantined = (one for one in quarantined if not one.never_came and one.reason != EXCEEDS_DISK)

@@ -56,7 +56,7 @@ class _Asked(dict[str, T]):
         return found
 
 
-class Shelf(Generic[T]):
+class RecordDir(Generic[T]):
     """The records of one dataset in one folder, as `parse` reads them.
 
     A folder may hold records of several datasets: those of others are passed over. A `patient` reader may see
@@ -254,7 +254,7 @@ def each_record(
 ) -> Iterator[tuple[str, T]]:
     """Every whole record of a dataset with its path, in no certain order: read once, and nothing kept of it.
 
-    Damaged ones are left out and handed to `damaged`. Raises DataError as a Shelf does.
+    Damaged ones are left out and handed to `damaged`. Raises DataError as a RecordDir does.
     """
     where = os.fspath(directory)
     with contextlib.ExitStack() as stack:

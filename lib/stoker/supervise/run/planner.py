@@ -19,7 +19,7 @@ from pathlib import Path
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.record_dir import Shelf
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.plan import growth
 from stoker.plan.growth import GrowthPolicy, PlanSource
@@ -66,7 +66,7 @@ class Planner:
         self._hot: frozenset[str] = frozenset()
         self._arrived: dict[str, float] = {}  # key -> when it was seen published, 0 for all at the start
         self._decided = False
-        self._shelf = Shelf(layout.sources, dataset, Source.from_record)
+        self._records = RecordDir(layout.sources, dataset, Source.from_record)
         self._proven: dict[str, str] = {}
         self._trust_the_plan()
         self._refused: dict[str, float] = {}  # key -> when it may be tried again
@@ -103,7 +103,7 @@ class Planner:
         listed = frozenset() if pin is None else frozenset(pin.listing)
         published = {
             source.key: source
-            for path, source in self._shelf.read().items()
+            for path, source in self._records.read().items()
             if source.state in PUBLISHED and source.key and path in listed
         }
         return DataInView(
@@ -115,7 +115,7 @@ class Planner:
 
     def _all_is_refused(self) -> bool:
         """Whether every file there is has been quarantined, so that no pin will come."""
-        listing, sources = read_listing(self._layout, self._dataset), self._shelf.read()
+        listing, sources = read_listing(self._layout, self._dataset), self._records.read()
         if listing is None or not listing.complete or not listing.paths:
             return False
         return all(path in sources and sources[path].state == "quarantined" for path in listing.paths)
@@ -244,7 +244,7 @@ class Planner:
         if stamp == self._stamp:
             return self._known
         settled = time.time_ns() - stamp > SETTLED_NS
-        self._known = sources = self._shelf.read()
+        self._known = sources = self._records.read()
         self._stamp = stamp if settled else -1
         self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
         for key in [key for key in self._proven if key not in self._hot]:

@@ -9,7 +9,7 @@ LEAST_S = 60.0  # a single evaluation or slow step is no measure
 SOON_S = 10.0  # a first measure, where a rough one now is worth more than a good one later
 
 
-class Pace:
+class WindowRate:
     """Windows a second over the last ten minutes of training, once there are `least_s` seconds of it; `known`
     is what an earlier life measured."""
 

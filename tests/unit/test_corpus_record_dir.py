@@ -10,7 +10,7 @@ import pytest
 
 from stoker.corpus.records import record_dir as shelf_room
 from stoker.corpus.records.listing import Listing, ListingReader, write_listing
-from stoker.corpus.records.receipts import Receipt, receipt_shelf, write_receipt
+from stoker.corpus.records.receipts import Receipt, receipt_dir, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, parse_record
@@ -52,7 +52,7 @@ def at_rest(layout: StateLayout) -> None:
 
 
 def test_records_come_change_and_go_in_path_order(layout: StateLayout) -> None:
-    shelf = receipt_shelf(layout, "d")
+    shelf = receipt_dir(layout, "d")
     assert shelf.read() == {}
     put(layout, "b", "c")
     write_receipt(layout, replace(PLAIN, dataset="other", path="z"))
@@ -75,7 +75,7 @@ def test_records_come_change_and_go_in_path_order(layout: StateLayout) -> None:
 
 def test_a_folder_at_rest_is_not_looked_through(layout: StateLayout, opened: list[str]) -> None:
     put(layout, "a", "b")
-    shelf = receipt_shelf(layout, "d")
+    shelf = receipt_dir(layout, "d")
     shelf.read()
     at_rest(layout)
     shelf.read()
@@ -90,7 +90,7 @@ def test_a_folder_at_rest_is_not_looked_through(layout: StateLayout, opened: lis
 
 def test_a_record_that_was_damaged_is_told_and_comes_back_when_it_is_mended(layout: StateLayout) -> None:
     put(layout, "a", "b")
-    shelf = receipt_shelf(layout, "d")
+    shelf = receipt_dir(layout, "d")
     before = shelf.read()["b"]
     file = layout.receipt("d", "a")
     whole = file.read_bytes()
@@ -113,7 +113,7 @@ class TestPatience:
     ) -> None:
         monkeypatch.setattr(shelf_room, "LOOK_SHARE", 1e9)
         put(layout, *"abcdefgh")
-        shelf = receipt_shelf(layout, "d", patient=True)
+        shelf = receipt_dir(layout, "d", patient=True)
         shelf.read()
         with layout.receipt("d", "c").open("r+b") as file:  # as if replaced twice: the same inode again
             file.seek(0)
@@ -126,7 +126,7 @@ class TestPatience:
 
     def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(self, layout: StateLayout) -> None:
         put(layout, "a")
-        shelf = receipt_shelf(layout, "d", patient=True)
+        shelf = receipt_dir(layout, "d", patient=True)
         shelf.read()
         shelf._look_s = 1000.0  # so long took the last look
         put(layout, "b")
@@ -140,7 +140,7 @@ class TestPatience:
     ) -> None:
         monkeypatch.setattr(shelf_room, "SLICE", 2)
         put(layout, *"gfedcba")
-        shelf = receipt_shelf(layout, "d", patient=True)
+        shelf = receipt_dir(layout, "d", patient=True)
         found = shelf.read()
         assert (len(found), shelf.behind, len(opened)) == (2, True, 2)
         assert shelf.due is not None
