@@ -138,7 +138,8 @@ class FolderSource(Source[Watched, Meters]):
     def take_files(self) -> None:
         """Know again which files are to be hashed, and which of them settle."""
         files = first(self.watched, self.pipeline.dataset.limit.files)
-        self.take_listing(files, files, "" if self.last.unreadable else f"the source folder {self.shown}")
+        where = "" if self.last.unreadable else f"the source folder {self.shown}"
+        self.take_listing(files, files, where, held=self.watched)  # also what dataset.limit leaves out
         pending = self.state.work.pending.values()
         self.settles = settling(pending, time.monotonic(), self.settle_s)
 

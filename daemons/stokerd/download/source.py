@@ -63,15 +63,18 @@ class Source(Generic[L, M]):
         self.state.retries.succeeded(path)
         self.state.given_up.discard(path)
 
-    def take_listing(self, listed: Mapping[str, L], selected: Mapping[str, L], where: str) -> None:
+    def take_listing(
+        self, listed: Mapping[str, L], selected: Mapping[str, L], where: str, held: Collection[str] = ()
+    ) -> None:
         """Go by another listing; refuse a --files-list of what `where` does not hold, unless that is empty.
+        It holds `held`, or what is listed.
 
         While the daemon stays such files may yet come, so that they are named once.
         """
         self.state.work.take(listed, selected)
         self.listing_due = True
         try:
-            insist_known((self.state.only or ()) if where else (), listed, where)
+            insist_known((self.state.only or ()) if where else (), held or listed, where)
         except DataError as error:
             if self.context.once:
                 raise
