@@ -1,11 +1,16 @@
-"""What is said of a disk that has not answered yet."""
+"""A disk that has not answered yet, and a look at one that cannot be recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from stoker.store.errors import StorageError
+from stokerd.sharding.effects import Effect, Write
 from stokerd.sharding.facts.disks import Disk
-from support.shard_state import Clock
+from support.shard_state import Clock, MakeShard
 
 
 def test_a_disk_is_no_trouble_before_it_left_a_question_open_for_a_second(clock: Clock) -> None:
@@ -20,3 +25,37 @@ def test_a_disk_is_no_trouble_before_it_left_a_question_open_for_a_second(clock:
         told.append(hot.trouble)
     waiting = "waiting for the hot directory /hot to answer"
     assert told == ["", "", waiting, waiting, "", waiting]
+
+
+def test_another_look_follows_one_whose_findings_could_not_be_recorded(make_shard: MakeShard) -> None:
+    shard = make_shard()
+    source = shard.source(state="staged")
+    record = shard.layout.source(source.dataset, source.path)
+    record.unlink()
+    record.mkdir()
+    with pytest.raises(StorageError):
+        shard.look(parquet=())
+    assert not shard.state.hot.is_known
+    record.rmdir()
+    shard.look(parquet=())
+    assert shard.state.hot.is_known
+    assert shard.on_disk().state == "seen"
+
+
+def test_a_handler_lets_go_of_what_it_holds_as_soon_as_an_effect_fails(make_shard: MakeShard) -> None:
+    shard, held = make_shard(), ["the lock"]
+    source = shard.source()
+    record = shard.layout.source(source.dataset, source.path)
+    record.unlink()
+    record.mkdir()
+
+    def handler() -> Iterator[Effect]:
+        try:
+            yield Write(source)
+        finally:
+            held.clear()
+
+    with pytest.raises(StorageError) as caught:
+        shard.effects.apply(handler())
+    assert caught.tb is not None, "what failed is still being dealt with"
+    assert not held
