@@ -151,6 +151,8 @@ class StageShard:
             situation = state.situation()  # what comes back from warm has its room
         for action in decide(situation, time.monotonic()):
             self.effects.apply(take(state, action))
+        if self.stamp() != before:
+            state.space.refresh(state)  # the other daemons give out room by what is claimed
         self.start_tokenizer()
         self.effects.apply(imports.act(state))
         self.effects.apply(state.start("revalidate", RECHECK))
