@@ -62,10 +62,11 @@ class Landing:
         if demand == self.demand:
             return
         missed = [path for path in demand.missed if path not in self.demand.missed]
-        self.asked["fetch"] += len(missed)
-        self.asked["release"] += len(demand.unneeded.keys() - self.demand.unneeded.keys())
-        self._since |= dict.fromkeys(demand.missed.keys() - self._since.keys(), now)
+        unneeded = demand.unneeded.keys() - self.demand.unneeded.keys()
         yield SetDemand(demand)
+        self.asked["fetch"] += len(missed)
+        self.asked["release"] += len(unneeded)
+        self._since |= dict.fromkeys(demand.missed.keys() - self._since.keys(), now)
         for path in missed:
             reason = "its shard set is to be made again, and its file was removed after the last time"
             yield event("source_wanted_again", path=path, reason=reason)

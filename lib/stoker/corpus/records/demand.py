@@ -61,8 +61,10 @@ class DemandReader:
         self._demand = Demand()
 
     def read(self) -> Demand:
-        """The demand as it is now, the same object while its file is the same; empty where there is none, or
-        a damaged one: the loop writes it again."""
+        """The demand as it is now, the same object while its file is the same.
+
+        Empty where there is none, or a damaged one: the loop writes it again when it starts or changes it.
+        """
         with storage_errors("look at", self._file):
             try:
                 about = self._file.stat()

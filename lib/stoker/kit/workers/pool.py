@@ -77,7 +77,6 @@ class WorkerPool(Generic[F]):
         self._jobs: dict[str, Job[F]] = {}
         self._idle = IdleWorkers(waiter)
         self._heard_at = time.monotonic()
-        self.on_start: Callable[[Job[F]], None] = lambda job: None
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
         """Have a worker do a task; an idle one of a reusable activity takes it, else one is started."""
@@ -104,7 +103,6 @@ class WorkerPool(Generic[F]):
             worker.give(task, name=name, **bounds)
         job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), facts)
         self._waiter.add_fd(job.descriptor, subject)
-        self.on_start(job)
         return job
 
     def __getitem__(self, subject: str) -> Job[F]:
