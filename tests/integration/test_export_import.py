@@ -1,12 +1,12 @@
-"""Sets on their way out and tokens on their way in, with the real daemons and the real `datasets`."""
+"""Sets on their way out and tokens on their way in, with the real commands and the real `datasets`."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import os
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +17,18 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.records.books import tokens_of
-from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
+from stoker.kit.lock import Lock
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Plan, Segment
 from stoker.plan.windows import WindowReader
-from stoker.shards.exchange.import_claim import IMPORT
 from stoker.shards.format.proof import prove_set
 from stoker.shards.format.reader import ShardSet
 from stoker.store.layout import STAGE_SHARD
-from stoker.store.requests import file_request, pending_requests, read_outcome
 from support.audits import STOKER
-from support.halting import halts_at, is_halted
+from support.halting import halts_at, wait_halted
 from support.imports import streams, write_predecessor, write_tokens
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import RunningDaemon, daemon_command, start_daemon
-from support.waiting import LONG_S, wait_until
 
 TRUST = "--trust-tokenizer"
 
@@ -143,9 +139,7 @@ def test_what_is_exported_and_imported_elsewhere_gives_the_same_batches(
     drained: DataPipeline, data: DataPipeline, tmp_path: Path
 ) -> None:
     do("export", "--format", "nanogpt", drained.file, tmp_path / "gpt")
-    assert "imported: " in do(
-        "import", data.file, tmp_path / "gpt"
-    )  # no loop runs: done by the command itself
+    assert "imported: " in do("import", data.file, tmp_path / "gpt")
     again = do("import", data.file, tmp_path / "gpt")
     assert "here already" in again
     source = data.sources()["import/gpt"]
@@ -184,88 +178,61 @@ def test_a_whole_pipeline_comes_back_from_load_from_disk(drained: DataPipeline, 
     assert found["train"].features["input_ids"].feature.dtype == "uint16"
 
 
-def test_the_loop_imports_what_it_is_asked_for_and_says_what_is_not_known(
-    data: DataPipeline, tmp_path: Path
-) -> None:
-    """Given a running loop: shards of the predecessor are taken over, wrong ones refused."""
+def test_what_is_wrong_is_refused_and_what_is_not_known_is_said(data: DataPipeline, tmp_path: Path) -> None:
+    """Given shards of the predecessor, and tokens of another vocabulary."""
     vocabulary = data.pin().tokenizer.vocab_size
     place = write_predecessor(
         tmp_path / "batch-7", {"train": [streams(where=None)], "val": [[1, 2, 3]]}, tokenizer="cd" * 32
     )
     wrong = write_tokens(tmp_path / "train.bin", [1, vocabulary])
-    daemon = data.start("stage_shard")
-    try:
-        refused = stoker("import", data.file, place, wrong)
-        assert refused.returncode == 65
-        assert "--trust-tokenizer" in refused.stderr
-        refused = stoker("import", data.file, wrong, TRUST)
-        assert f"id {vocabulary}" in refused.stderr
-        assert "import/batch-7" not in data.sources()
-        told = json.loads(do("import", data.file, place, TRUST, "--json"))["imports"][0]
-        assert told["books"]["documents"] is None
-        wait_until(lambda: data.pin().listing == ("own.parquet", "import/batch-7"), what="the listing")
-        wait_until(
-            lambda: data.status().get("imported", {}).get("documents_not_known") == 1, what="the status"
-        )
-    finally:
-        assert daemon.stop() == 0
-    assert len(data.events("stage_shard", "set_imported")) == 1
-    assert audit_of(data.file)["findings"] == []
-    assert audit_of(data.file)["imported"]["documents_not_known"] == 1
+    refused = stoker("import", data.file, place, wrong)
+    assert refused.returncode == 65
+    assert "--trust-tokenizer" in refused.stderr
+    refused = stoker("import", data.file, wrong, TRUST)
+    assert f"id {vocabulary}" in refused.stderr
+    assert "import/batch-7" not in data.sources()
+    told = json.loads(do("import", data.file, place, TRUST, "--json"))["imports"][0]
+    assert told["books"]["documents"] is None
+    assert data.pin().listing == ("own.parquet", "import/batch-7")
+    report = audit_of(data.file)
+    assert (report["findings"], report["imported"]["documents_not_known"]) == ([], 1)
     assert "documents not known of 1" in stoker("audit", data.file).stdout
 
 
-@pytest.mark.parametrize("phase", ["surveyed", "seal", "published"])
-def test_killed_in_the_middle_the_loop_goes_on_with_what_was_asked(
+def test_while_the_loop_runs_nothing_is_imported(data: DataPipeline, tmp_path: Path) -> None:
+    place = write_tokens(tmp_path / "web" / "train.bin", streams()).parent
+    with Lock.acquire(data.pipeline.layout.lock(STAGE_SHARD), purpose=STAGE_SHARD):
+        refused = stoker("import", data.file, place, TRUST)
+    assert refused.returncode == 75
+    assert f"stage_shard (pid {os.getpid()}" in refused.stderr
+    assert "stop the stage-shard loop, import, then start it again" in refused.stderr
+    assert "import/web" not in data.sources()
+
+
+@pytest.mark.parametrize("phase", ["claimed", "sealed", "published"])
+def test_killed_in_the_middle_and_started_again_an_import_ends_the_same(
     data: DataPipeline, tmp_path: Path, phase: str
 ) -> None:
-    """Given a worker that stands still at a phase of an import: kill -9 the loop, and start it again."""
+    """Given a command that stands still at a phase of an import: kill -9 it there, and import once more."""
     place = write_tokens(tmp_path / "web" / "train.bin", streams()).parent
-    args = {"place": str(place), "tokenizer_sha256": None, "trust_tokenizer": True}
-    asked = file_request(data.pipeline.layout, STAGE_SHARD, IMPORT, args)
-    environ = halts_at(tmp_path / "halts", [phase])
-    daemon = start_daemon(daemon_command("stage_shard", data.file), tmp_path / "first.err", environ=environ)
-    wait_until(lambda: halted(daemon), what="the worker to halt")
-    assert read_outcome(data.pipeline.layout, asked) is None
-    daemon.kill()
+    environ = {**os.environ, **halts_at(tmp_path / "halts", [phase])}
+    with subprocess.Popen([STOKER, "import", str(data.file), str(place), TRUST], env=environ) as command:
+        wait_halted(command.pid)
+        command.kill()
+    source = data.sources()["import/web"]
+    assert source.state == "seen", "on record before anything is written, proven after all is"
+    made = [path.name for path in data.pipeline.hot_layout.shards("prose").iterdir()]
+    assert len(made) == (2 if phase == "published" else 1)
+    assert ("here already" if phase == "published" else "imported: ") in do("import", data.file, place, TRUST)
+    source = data.sources()["import/web"]
+    found = data.pipeline.hot_layout.shard_set("prose", str(source.key))
+    assert (source.state, prove_set(found, key=source.key).verdict) == ("proven", "proven")
+    assert stream_of(data, "train", str(source.key)) == streams()
     ended = data.once("stage_shard")
     assert ended.returncode == 0, ended.stderr
-    assert read_outcome(data.pipeline.layout, asked) is not None
-    assert pending_requests(data.pipeline.layout, STAGE_SHARD) == []
-    source = data.sources()["import/web"]
-    assert source.state == "proven"
-    found = data.pipeline.hot_layout.shard_set("prose", str(source.key))
-    assert prove_set(found, key=source.key).verdict == "proven"
     assert not list(data.pipeline.hot_layout.building.glob("import-*"))
-    assert stream_of(data, "train", str(source.key)) == streams()
     assert data.pin().complete
     assert audit_of(data.file)["findings"] == []
-
-
-def halted(daemon: RunningDaemon) -> ProcessId | None:
-    """The worker that stands still."""
-    return next((one for one in children_tree(daemon.pid) if is_halted(one.pid)), None)
-
-
-def test_a_killed_worker_is_only_a_second_try(data: DataPipeline, tmp_path: Path) -> None:
-    place = write_tokens(tmp_path / "web" / "train.bin", streams()).parent
-    environ = halts_at(tmp_path / "halts", ["seal"])
-    daemon = start_daemon(daemon_command("stage_shard", data.file), tmp_path / "first.err", environ=environ)
-    try:
-        command = subprocess.Popen(
-            [STOKER, "import", str(data.file), str(place), TRUST],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        worker = wait_until(lambda: halted(daemon), what="the worker to halt")
-        signal_process(worker, signal.SIGKILL)
-        out, err = command.communicate(timeout=LONG_S)
-        assert command.returncode == 0, err
-        assert "import/web: imported" in out
-    finally:
-        assert daemon.stop() == 0
-    assert data.events("stage_shard", "import_failed")
 
 
 def test_an_import_that_is_lost_is_said_passed_over_and_comes_back(

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 
 # Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row or
 # telling a phase, the build worker after telling a phase or so many messages, the tokenizer's after telling a
-# percentage, where a file beside this one asks for it; each file asks once.
+# percentage, an import after a part of it, where a file beside this one asks for it; each file asks once.
 _SITE = """
 import itertools, os, signal, sys
 
@@ -40,7 +40,11 @@ if "stoker.training.trainer" in sys.orig_argv[1:4]:
 if "stoker.shards.build.tokenizer_worker" in sys.orig_argv[1:4]:
     from stoker.kit.workers.child import Report
     halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
-if {"stoker.shards.build.build_worker", "stoker.shards.exchange.import_worker"} & set(sys.orig_argv[1:4]):
+if sys.orig_argv[2:3] == ["import"]:
+    from stoker.shards.exchange import import_set
+    for word, function in (("claimed", "insist_on_room"), ("sealed", "_seal"), ("published", "publish_dir")):
+        halt_after(import_set, function, lambda call, *arguments, word=word, **named: word)
+if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
     from stoker.kit.workers.child import Report
     halt_after(
         Report,

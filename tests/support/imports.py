@@ -7,10 +7,13 @@ import json
 import random
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from stoker.shards.exchange.import_set import ImportTask
 
 EOT = 0
 
@@ -63,20 +66,20 @@ def write_predecessor(
     return directory
 
 
-def import_task(home: Path, place: Path, **changes: Any) -> dict[str, Any]:
-    """The task that a stage-shard loop would send; its tokenizer is made up."""
-    return {
-        "place": str(place),
-        "dataset": "prose",
-        "build_id": "ab" * 32,
-        "shard_tokens": 500,
-        "tokenizer_sha256": hashlib.sha256(b"tokenizer").hexdigest(),
-        "vocab_size": 300,
-        "eot": EOT,
-        "building": str(home / "hot" / ".building"),
-        "shards": str(home / "hot" / "shards" / "prose"),
-        "floor": 0,
-        "stated_tokenizer": None,
-        "trust_tokenizer": True,
-        **changes,
-    }
+def import_task(home: Path, place: Path, **changes: Any) -> ImportTask:
+    """The task for an import; its tokenizer is made up."""
+    task = ImportTask(
+        place=place,
+        dataset="prose",
+        build_id="ab" * 32,
+        shard_tokens=500,
+        tokenizer_sha256=hashlib.sha256(b"tokenizer").hexdigest(),
+        vocab_size=300,
+        eot=EOT,
+        building=home / "hot" / ".building",
+        shards=home / "hot" / "shards" / "prose",
+        floor=0,
+        stated_tokenizer=None,
+        trust_tokenizer=True,
+    )
+    return replace(task, **changes)

@@ -17,12 +17,14 @@ from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.sources import Source, write_source
 from stoker.corpus.schedule.decide import decide
+from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Limits, Situation
 from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
-from stoker.shards.exchange.import_claim import misasked
-from stoker.shards.exchange.import_set import ImportTask, import_place
-from support.builds import Recorder
+from stoker.shards.exchange.import_claim import claim
+from stoker.shards.exchange.import_set import import_place
+from stoker.shards.exchange.import_tokens import Survey
+from stokerd.sharding.record_actions import LOST, give_up_lost_imports
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
 from support.shard_state import MakeShard, Shard
@@ -140,18 +142,24 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
     assert not Source.from_record(plain).imported
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({"place": "/data/x"}, None),
-        ({"place": "data/x"}, "no absolute path"),
-        ({}, "no absolute path"),
-        ({"place": "/data/x", "tokenizer_sha256": 7}, "no hash"),
-    ],
-)
-def test_a_request_must_be_one(args: dict[str, Any], words: str | None) -> None:
-    found = misasked(args)
-    assert found is None if words is None else words in str(found)
+class TestLost:
+    def test_a_set_that_is_nowhere_is_passed_over(self, shard: Shard) -> None:
+        shard.source("import/web", "seen", imported=True)
+        assert shard.apply(give_up_lost_imports(shard.state)) == ["write quarantined", "import_lost"]
+        assert shard.on_disk("import/web").reason == LOST
+        assert shard.apply(give_up_lost_imports(shard.state)) == [], "said once"
+
+    def test_not_while_it_may_be_found(self, warm_shard: Shard) -> None:
+        source, state = warm_shard.source("import/web", "seen", imported=True), warm_shard.state
+        for disk in state.disks:
+            disk.published.add(state.key(source)[:16])
+            assert warm_shard.apply(give_up_lost_imports(state)) == []
+            disk.published.discard(state.key(source)[:16])
+        state.records.invalid_sets[source.path] = "it is set aside"
+        assert warm_shard.apply(give_up_lost_imports(state)) == []
+        del state.records.invalid_sets[source.path]
+        warm_shard.end("/warm-lister", Outcome("again", "gone"))
+        assert warm_shard.apply(give_up_lost_imports(state)) == []
 
 
 def with_import(site: Site, where: str | None) -> list[int]:
@@ -172,14 +180,15 @@ def with_import(site: Site, where: str | None) -> list[int]:
     )
     seen: list[Source] = []
 
-    def take(content: Any, _: Any) -> str:
+    def take(content: Survey) -> str:
         seen.append(Source("prose", "import/web", content.size, content.sha256, imported=True))
         return "import/web"
 
-    done = import_place(ImportTask.from_mapping(task), Recorder(), take)
-    books, digest = Books.from_mapping(done["books"]), done["manifest_sha256"]
+    done = import_place(task, take, lambda done: None)
+    assert done is not None
+    books, digest = Books.from_mapping(done.manifest.books.to_mapping()), done.manifest.sha256
     write_source(
-        pipeline.layout, seen[0].moved("proven", key=done["key"], books=books, manifest_sha256=digest)
+        pipeline.layout, seen[0].moved("proven", key=done.manifest.key, books=books, manifest_sha256=digest)
     )
     write_pin(
         pipeline.layout, DatasetPin.from_record({**pin.to_record(), "listing": [*pin.listing, "import/web"]})
@@ -227,7 +236,5 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
 
 def test_a_name_that_a_file_may_have_is_not_taken(tmp_path: Path) -> None:
     """Given a file of the dataset called import/web, an import of a folder web is called otherwise."""
-    from stoker.shards.exchange.import_claim import claim
-
     made = claim({}, {"import/web"}, dataset="prose", name="web", size=1, sha256="ab" * 32)
     assert made.source.path == "import/web-abababab"

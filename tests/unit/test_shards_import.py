@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,16 @@ import pytest
 from stoker.corpus.records.sources import Source
 from stoker.shards.exchange import import_tokens
 from stoker.shards.exchange.import_claim import claim, path_of
-from stoker.shards.exchange.import_set import ImportTask, import_place
-from stoker.shards.exchange.import_source import Found, ImportRefused, tokenizer_refusal
+from stoker.shards.exchange.import_set import ImportedSet, import_place
+from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Survey
 from stoker.shards.format.inspection import inspect_set
 from stoker.shards.format.manifest import ImportedBooks, Manifest, ManifestInvalid, parse_books
 from stoker.shards.format.proof import prove_set
 from stoker.shards.format.reader import ShardSet
-from stoker.store.errors import StorageError
+from stoker.store.errors import DataError, StorageError
 from stoker.store.hashing import hash_file
-from support.builds import Recorder, messages_of, set_bytes
-from support.halting import halts_at, wait_halted
+from support.builds import set_bytes
 from support.imports import (
     EOT,
     import_task,
@@ -35,19 +32,20 @@ from support.imports import (
     write_with_header,
 )
 
-PINNED = str(import_task(Path(), Path())["tokenizer_sha256"])
+PINNED = import_task(Path(), Path()).tokenizer_sha256
 
 
-def do(home: Path, place: Path, **changes: Any) -> dict[str, Any]:
-    """Import a place, as a worker does it that is told to go on."""
-    task = ImportTask.from_mapping(import_task(home, place, **changes))
-    return import_place(task, Recorder(), lambda content, found: "import/it")
+def do(home: Path, place: Path, **changes: Any) -> ImportedSet:
+    """Import a place that is not on record yet."""
+    done = import_place(import_task(home, place, **changes), lambda content: "import/it", lambda done: None)
+    assert done is not None
+    return done
 
 
-def set_at(home: Path, result: Mapping[str, Any]) -> ShardSet:
+def set_at(home: Path, result: ImportedSet) -> ShardSet:
     """The published set: proven, and nothing found against it."""
-    path = home / "hot" / "shards" / "prose" / str(result["key"])[:16]
-    assert prove_set(path, key=result["key"]).verdict == "proven"
+    path = home / "hot" / "shards" / "prose" / result.manifest.key[:16]
+    assert prove_set(path, key=result.manifest.key).verdict == "proven"
     assert inspect_set(path).findings == ()
     return ShardSet(path)
 
@@ -85,13 +83,13 @@ def test_a_stream_with_ends_of_text_has_documents(
     write_tokens(tmp_path / "in" / "val.bin", val)
     result = do(tmp_path, tmp_path / "in")
     found = set_at(tmp_path, result)
-    assert result["status"] == "published"
+    assert result.new
     assert tokens(found, "train") == train
     assert [each.tolist() for each in found.documents("train")] == documents(train, where)
     assert [each.tolist() for each in found.documents("val")] == documents(val, where)
     assert found.manifest.imported is not None
     assert found.manifest.imported.end_of_text == where
-    books = result["books"]
+    books = result.manifest.books.to_mapping()
     assert (books["rows"], books["chars"], books["dropped"]) == (None, None, None)
     assert books["train"] == {"documents": 40, "tokens": len(train)}
     assert len(found.manifest.bins("train")) > 1
@@ -107,8 +105,9 @@ def test_a_stream_without_an_end_of_text_has_no_documents_that_anybody_knows(tmp
     found = set_at(tmp_path, result)
     assert tokens(found, "train") == train
     assert tokens(found, "val") == [5, 6, 7]
-    assert result["books"]["documents"] is None
-    assert result["books"]["train"] == {"documents": None, "tokens": len(train)}
+    books = result.manifest.books.to_mapping()
+    assert books["documents"] is None
+    assert books["train"] == {"documents": None, "tokens": len(train)}
     sizes = [file.tokens for _, file in found.manifest.bins("train")]
     assert sizes[:-1] == [500] * (len(train) // 500)
     assert not list(found.path.glob("*.row"))
@@ -124,13 +123,13 @@ def test_the_same_tokens_are_the_same_set_whatever_they_came_in(tmp_path: Path) 
     write_with_header(tmp_path / "head" / "fineweb_val_000000.bin", val, magic=20240801, version=7)
     write_predecessor(tmp_path / "shards", {"train": [train[:99], train[99:]], "val": [val]}, dtype="<u4")
     for name in ("raw", "head", "shards"):
-        assert do(tmp_path / f"for-{name}", tmp_path / name)["status"] == "published"
+        assert do(tmp_path / f"for-{name}", tmp_path / name).new
     made = [
         set_bytes(next((tmp_path / f"for-{name}").glob("hot/shards/prose/*")))
         for name in ("raw", "head", "shards")
     ]
     assert made[0] == made[1] == made[2]
-    assert do(tmp_path / "for-raw", tmp_path / "shards")["status"] == "existed"
+    assert not do(tmp_path / "for-raw", tmp_path / "shards").new
     assert len(left(tmp_path / "for-raw")) == 1
 
 
@@ -138,7 +137,8 @@ def test_another_split_of_the_same_tokens_is_another_set(tmp_path: Path) -> None
     ids = streams()
     write_tokens(tmp_path / "a" / "train.bin", ids)
     write_tokens(tmp_path / "b" / "val.bin", ids)
-    assert do(tmp_path, tmp_path / "a")["key"] != do(tmp_path, tmp_path / "b")["key"]
+    keys = {do(tmp_path, tmp_path / name).manifest.key for name in ("a", "b")}
+    assert len(keys) == 2
 
 
 def test_ids_of_a_large_vocabulary_keep_their_width(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_shards_that_were_moved_are_found_by_name_and_orphans_are_told(tmp_path:
     write_tokens(place / "train_000007.bin", [1])
     result = do(tmp_path, place)
     assert tokens(set_at(tmp_path, result), "train") == [1, 2]
-    assert "train_000007.bin" in result["notes"][0]
+    assert "train_000007.bin" in result.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_wrong_tokenizer_refuses_before_a_byte_is_read(tmp_path: Path) -> None
     with pytest.raises(ImportRefused, match="--trust-tokenizer"):
         do(tmp_path, place, trust_tokenizer=False)
     place = write_predecessor(tmp_path / "in", {"train": [[1, 2]]}, tokenizer=PINNED)
-    assert do(tmp_path, place, trust_tokenizer=False)["status"] == "published"
+    assert do(tmp_path, place, trust_tokenizer=False).new
 
 
 @pytest.mark.parametrize("shorter", [0, 1])
@@ -267,12 +267,12 @@ def test_what_changes_between_the_two_readings_is_refused(tmp_path: Path, shorte
     ids = streams()
     path = write_tokens(tmp_path / "in" / "train.bin", ids)
 
-    def change(content: Survey, found: Found) -> str:
+    def change(content: Survey) -> str:
         write_tokens(path, ids[::-1][shorter:])
         return "import/it"
 
     with pytest.raises(ImportRefused, match="changed"):
-        import_place(ImportTask.from_mapping(import_task(tmp_path, path)), Recorder(), change)
+        import_place(import_task(tmp_path, path), change, lambda done: None)
     assert left(tmp_path) == []
 
 
@@ -283,7 +283,7 @@ def test_an_exports_own_note_is_held_against_what_lies_there(tmp_path: Path) -> 
     told = {"tokens": 3, "size": 6, "sha256": hash_file(path).sha256}
     note = {"format": "nanogpt", "dtype": "uint16", "tokenizer_sha256": PINNED, "files": {"train.bin": told}}
     (place / "meta.json").write_text(json.dumps(note))
-    assert do(tmp_path, place, trust_tokenizer=False)["status"] == "published"
+    assert do(tmp_path, place, trust_tokenizer=False).new
     write_tokens(path, [1, 2, 4])
     with pytest.raises(ImportRefused, match="sha256 is not the one"):
         do(tmp_path / "again", place)
@@ -297,8 +297,7 @@ def test_an_exports_own_note_is_held_against_what_lies_there(tmp_path: Path) -> 
 
 def test_one_that_is_on_record_is_not_copied(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "in" / "train.bin", streams())
-    task = ImportTask.from_mapping(import_task(tmp_path, path))
-    assert import_place(task, Recorder(), lambda content, found: None) == {"status": "on_record"}
+    assert import_place(import_task(tmp_path, path), lambda content: None, lambda done: None) is None
     assert left(tmp_path) == []
 
 
@@ -316,49 +315,9 @@ def test_a_wrong_set_at_the_target_is_told_not_replaced(tmp_path: Path) -> None:
     data = bytearray(spoiled.read_bytes())
     data[40] ^= 1
     spoiled.write_bytes(data)
-    result = do(tmp_path, path)
-    assert result["status"] == "target_invalid"
+    with pytest.raises(DataError, match="the stage-shard loop, which sets it aside"):
+        do(tmp_path, path)
     assert spoiled.read_bytes() == data
-
-
-@pytest.mark.parametrize("phase", ["surveyed", "copy", "seal", "publish", "published"])
-def test_killed_anywhere_it_leaves_nothing_or_the_whole_set_and_again_ends_the_same(
-    tmp_path: Path, phase: str
-) -> None:
-    """Given a worker that stands still at a phase: kill -9 it there, and import once more."""
-    path = write_tokens(tmp_path / "in" / "train.bin", streams())
-    whole = set_bytes(set_at(tmp_path / "peace", do(tmp_path / "peace", path)).path)
-    task = import_task(tmp_path, path)
-    process = start(task, halts_at(tmp_path / "halts", [phase]))
-    wait_halted(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    published = [entry for entry in left(tmp_path) if not entry.startswith("import-")]
-    assert bool(published) == (phase == "published")
-    for name in published:
-        assert set_bytes(tmp_path / "hot" / "shards" / "prose" / name) == whole
-    process = start(task, {})
-    *_, last = messages_of(process)
-    process.wait()
-    assert last["result"]["status"] == ("existed" if published else "published")
-    assert set_bytes(set_at(tmp_path, last["result"]).path) == whole
-
-
-def start(task: Mapping[str, Any], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """The import worker, told to go on whatever it finds."""
-    import os
-    import sys
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.shards.exchange.import_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **environ},
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(task).encode() + b'\n{"path": "import/it"}\n')
-    process.stdin.close()
-    return process
 
 
 def test_books_of_what_is_not_known_say_null_and_nothing_else_passes() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from stoker.corpus.records.listing import ListingReader
 from stoker.corpus.records.receipts import receipt_dir
 from stoker.kit.daemon import DaemonContext
-from stoker.shards.exchange.import_claim import IMPORT
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.request_box import RequestBox
 from stokerd.sharding.activities.prove import PROVE_SET
@@ -18,7 +17,7 @@ from stokerd.sharding.facts.quarantine import VERBS
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-KNOWN_VERBS = (PROVE_SET, IMPORT, *VERBS)
+KNOWN_VERBS = (PROVE_SET, *VERBS)
 
 
 class Inputs:

@@ -20,14 +20,14 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stokerd.common.storage_wait import wait_for_processes, wait_for_state
 from stokerd.sharding import once
-from stokerd.sharding.activities import ACTIVITIES, imports, lister, prove, tokenizer
+from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
 from stokerd.sharding.activities.transitions import settle_doubts
 from stokerd.sharding.effects import Effects
 from stokerd.sharding.facts import growth, quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
 from stokerd.sharding.facts.quarantine import RECHECK
 from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.record_actions import take
+from stokerd.sharding.record_actions import give_up_lost_imports, take
 from stokerd.sharding.startup import bring_in_line, read_records
 from stokerd.sharding.state import State, Work
 from stokerd.sharding.status import Status
@@ -154,7 +154,7 @@ class StageShard:
         if self.stamp() != before:
             state.space.refresh(state)  # the other daemons give out room by what is claimed
         self.start_tokenizer()
-        self.effects.apply(imports.act(state))
+        self.effects.apply(give_up_lost_imports(state))
         self.effects.apply(state.start("revalidate", RECHECK))
         for disk in state.disks:
             if disk.litter and disk.sweeper not in state.pool and state.retries.allows(disk.sweeper):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
 from stoker.corpus.schedule.actions import (
@@ -26,6 +27,8 @@ from stokerd.sharding.effects import Effect, OpenFinding, StartOver, Write, even
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
+
+LOST = "its shard set is nowhere in this build any more; import it again"
 
 _NOTHING_COMES = {
     DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
@@ -64,6 +67,21 @@ def take(state: State, action: Action) -> Iterator[Effect]:
             yield StartOver(source, "it is beyond dataset.limit")
         case KeepHot(path):
             yield from keep_hot(state.sources[path], "the warm disk is away")
+
+
+def give_up_lost_imports(state: State) -> Iterator[Effect]:
+    """Pass over imported sets that are nowhere until they come back: they cannot be built again."""
+    key_of = state.records.pinning.key_of()
+    if key_of is None or (state.warm is not None and not state.warm.is_known):
+        return
+    disks = [disk.published for disk in state.disks]
+    for source in [state.sources[path] for path in state.sources.imported]:
+        if source.state != "seen" or source.path in state.pool or source.path in state.records.invalid_sets:
+            continue
+        key = key_of(source.sha256)[:KEY16]
+        if not any(key in published for published in disks):
+            yield Write(source.moved("quarantined", reason=LOST))
+            yield event("import_lost", "error", path=source.path, reason=LOST)
 
 
 def _restart(state: State, path: str) -> Iterator[Effect]:

@@ -58,7 +58,6 @@ SENTENCES = {
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
     "[, {eta_s} left]",
-    "set_imported": "{path} imported: {tokens:token}",
     "shard_set_damaged": "shard set of {path} is damaged: {reason}; {message}",
     "shard_set_evicted": "{path} left the fast disk, {bytes}",
     "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from stoker.corpus.staging.durable_copy import insist_on_room
 from stoker.shards.exchange.array_writer import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Progress, Stream, Survey, Tokens, conclude, pieces, survey
-from stoker.shards.format.heartbeat import heartbeat
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.shards.format.manifest import (
     BUILD_NOTE,
@@ -35,16 +34,13 @@ from stoker.shards.format.manifest import (
     sums_text,
 )
 from stoker.shards.format.proof import prove_set
-from stoker.store.errors import StorageError
+from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
 from stoker.store.hashing import hash_file
 from stoker.store.names import new_id, utc_now
 
-if TYPE_CHECKING:
-    from stoker.shards.build.builder import Reporter
-
-# Gets what was found, gives the path under which it is on record now; None where another has its set.
-Claim = Callable[[Survey, Found], str | None]
+# Gets what is there, gives the path under which it is on record now; None where another has its set.
+Claim = Callable[[Survey], str | None]
 
 
 @dataclass(frozen=True)
@@ -64,59 +60,50 @@ class ImportTask:
     stated_tokenizer: str | None
     trust_tokenizer: bool
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> ImportTask:
-        """Read it from a worker's input."""
-        paths = {name: Path(values[name]) for name in ("place", "building", "shards")}
-        return cls(**{**values, **paths})
+
+@dataclass(frozen=True)
+class ImportedSet:
+    """A published set; `new`: it was not there before. `notes` are what was passed over, in words."""
+
+    manifest: Manifest
+    new: bool
+    notes: tuple[str, ...] = ()
 
 
-def import_place(task: ImportTask, report: Reporter, claim: Claim) -> dict[str, Any]:
-    """Import it. `status` in the result is published, existed, on_record or target_invalid.
+def import_place(task: ImportTask, claim: Claim, progress: Progress) -> ImportedSet | None:
+    """Import it; None where another source has its set.
 
-    Raises ImportRefused for what is not taken over, StorageError where a disk does not do what it should.
+    Raises ImportRefused for what is not taken over, DataError for a wrong set at its target, StorageError
+    where a disk does not do what it should.
     """
     found = look_at(task.place, dtype_for(task.vocab_size))
     if refusal := tokenizer_refusal(
         task.tokenizer_sha256, found.tokenizer, task.stated_tokenizer, trusted=task.trust_tokenizer
     ):
         raise ImportRefused(f"{task.place}: {refusal}")
-    beat = heartbeat(report, task.place.name)
-
-    def progress(done: int) -> None:
-        report.raise_if_stopping()
-        beat(done)
-
     content = survey(found, vocab_size=task.vocab_size, eot=task.eot, progress=progress)
-    report("phase", phase="surveyed")
-    path = claim(content, found)
+    path = claim(content)
     if path is None:
-        return {"status": "on_record"}
+        return None
     key = set_key(content.sha256, task.build_id)
     target = task.shards / key[:16]
     if os.path.lexists(target):
-        return _examine(target, key, beat)
+        return _examine(target, key, progress)
     make_dir(task.building)
     insist_on_room(task.building, content.size, task.floor)
     building = task.building / f"import-{new_id()}"
     make_dir(building)
     try:
-        report("phase", phase="copy")
         shards = _copy(task, found, content, building, progress)
-        report("phase", phase="seal")
         manifest = _seal(task, content, shards, building, progress)
         write_atomic(building / BUILD_NOTE, canonical_json(_note(path, task.place, found)) + b"\n")
-        report("phase", phase="publish")
         make_dir(task.shards)
         publish_dir(building, target)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(StorageError):  # the first error matters; the next start sweeps what is left
             remove_tree(building)
-        if isinstance(error, FileExistsError):
-            return _examine(target, key, beat)
         raise
-    report("phase", phase="published")
-    return _result("published", manifest, found.notes)
+    return ImportedSet(manifest, new=True, notes=found.notes)
 
 
 class Shard:
@@ -231,8 +218,8 @@ def _seal(task: ImportTask, content: Survey, shards: Shards, building: Path, pro
     return manifest
 
 
-def _examine(target: Path, key: str, progress: Progress) -> dict[str, Any]:
-    """The verdict on a set that is at the target already.
+def _examine(target: Path, key: str, progress: Progress) -> ImportedSet:
+    """The set that is at the target already, proven.
 
     Raises StorageError where it cannot be read now: that is no verdict.
     """
@@ -240,8 +227,8 @@ def _examine(target: Path, key: str, progress: Progress) -> dict[str, Any]:
     if proof.verdict == "unreadable":
         raise StorageError(f"{target}: {proof.reason}; check the disk and try again")
     if proof.manifest is None:
-        return {"status": "target_invalid", "reason": proof.reason}
-    return _result("existed", proof.manifest, ())
+        raise DataError(f"{target}: {proof.reason}; start the stage-shard loop, which sets it aside")
+    return ImportedSet(proof.manifest, new=False)
 
 
 def _note(path: str, place: Path, found: Found) -> dict[str, Any]:
@@ -249,13 +236,3 @@ def _note(path: str, place: Path, found: Found) -> dict[str, Any]:
     told = {"from": found.form, "place": str(place), "files": len(found.files)}
     told |= {"tokenizer": found.tokenizer, "notes": list(found.notes)}
     return {"v": 1, "source": path, "time": utc_now(), "imported": told}
-
-
-def _result(status: str, manifest: Manifest, notes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "status": status,
-        "key": manifest.key,
-        "books": manifest.books.to_mapping(),
-        "manifest_sha256": manifest.sha256,
-        "notes": list(notes),
-    }
