@@ -94,7 +94,8 @@ class StageShard:
         """Own hot and warm before anything is shown; another owner ends this daemon (75)."""
         until = time.monotonic() + OWNER_WAIT_S
         while not self.context.stopping and time.monotonic() < until:
-            self.tend_disks()
+            for disk in self.state.disks:  # a look asked for now would miss what the start changes
+                self.effects.apply(lister.own(self.state, disk))
             if all(disk.is_owned or disk.why for disk in self.state.disks):
                 return
             self.inputs.read_receipts(self.state)  # while the listers start

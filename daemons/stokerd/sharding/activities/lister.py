@@ -28,11 +28,15 @@ def tend(state: State, disk: Disk) -> Iterator[Effect]:
     """Keep the disk owned, and ask for a look or a measure when one is due."""
     if disk.is_hanging:  # before its lister is given up: a mount may answer again within that time
         yield _unavailable(disk, f"no answer for {ANSWERS_WITHIN_S:.0f} s")
-    if disk.lister not in state.pool:
-        if state.retries.allows(disk.lister):
-            yield from state.start("list", disk.place)
-    elif (question := disk.question(state.sources)) is not None:
+    yield from own(state, disk)
+    if disk.lister in state.pool and (question := disk.question(state.sources)) is not None:
         yield Send(disk.lister, question)
+
+
+def own(state: State, disk: Disk) -> Iterator[Effect]:
+    """Start the lister, which holds the owner lock, where none is at work."""
+    if disk.lister not in state.pool and state.retries.allows(disk.lister):
+        yield from state.start("list", disk.place)
 
 
 def begin(state: State, place: str) -> Iterator[Effect]:
