@@ -84,7 +84,7 @@ def plain_table(rows: int = 4, **columns: pa.Array) -> pa.Table:
 class TestPreflight:
     def test_a_good_file_has_no_flaw_also_when_decoded(self, tmp_path: Path) -> None:
         file = write_fineweb(tmp_path / "a.parquet", 120)
-        assert preflight(file, "text", ["language", "language_score"], decode=True) is None
+        assert preflight(file, "text", {"language": "text", "language_score": "number"}, decode=True) is None
 
     @pytest.mark.parametrize(
         "column",
@@ -123,7 +123,9 @@ class TestPreflight:
         }
 
     def test_a_column_that_a_filter_needs_must_be_there(self, tmp_path: Path) -> None:
-        flaw = preflight(write_columns(tmp_path / "a", text=pa.array(["a"])), "text", ["language_score"])
+        flaw = preflight(
+            write_columns(tmp_path / "a", text=pa.array(["a"])), "text", {"language_score": "number"}
+        )
         assert flaw is not None
         assert (flaw.reason, flaw.column) == ("missing_column", "language_score")
 

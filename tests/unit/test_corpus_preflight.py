@@ -162,14 +162,14 @@ def test_what_decodes_the_second_time_convicts_nothing(
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", once_wrong)
     with pytest.raises(Transient, match="does when read again"):
-        preflight(path, "text", ("language",), decode=True)
+        preflight(path, "text", {"language": "text"}, decode=True)
     assert calls == [["text", "language"], ["text"], ["language"]]
 
 
 def test_damage_is_named_by_its_column(tmp_path: Path) -> None:
     path = flip_page(write_fineweb(tmp_path / "a.parquet", 150), 1, "language_score")
     assert preflight(path, "text", decode=True) is None
-    flaw = preflight(path, "text", ("language_score",), decode=True)
+    flaw = preflight(path, "text", {"language_score": "number"}, decode=True)
     assert isinstance(flaw, Flaw)
     assert (flaw.reason, flaw.row_group, flaw.column) == ("page_corrupt", 1, "language_score")
 

@@ -69,7 +69,7 @@ def task_for(source: Path, hot: Path, **changes: Any) -> dict[str, Any]:
         "sha256": sha256(data),
         "target": str(hot / "parquet" / "a-1.parquet"),
         "text_column": "text",
-        "columns": [],
+        "columns": {},
         "floor": 0,
         "decode": False,
         **changes,

@@ -40,7 +40,7 @@ class Place:
             "size": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             "text_column": "text",
-            "columns": ["language"],
+            "columns": {"language": "text"},
             "floor": 0,
             "decode": True,
             **changes,

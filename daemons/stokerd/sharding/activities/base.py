@@ -40,9 +40,9 @@ class ShardActivity(Activity):
     writes_to: Place | None = None
 
 
-def columns(pipeline: Pipeline) -> list[str]:
-    """The columns that are read beside the text."""
-    return list(Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns())
+def columns(pipeline: Pipeline) -> dict[str, str]:
+    """The columns that are read beside the text, and what each must hold."""
+    return Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
 
 
 def marks(*disks: Disk | None) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.kit.metrics import Metrics
 from stoker.kit.state_owner import another_owner
+from stoker.shards.format.identity import Filters
 from stoker.shards.format.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
 from stoker.store.parsing import parse_json
@@ -128,7 +129,7 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "include": dataset.source.include,
         "exclude": dataset.source.exclude,
         "text_column": dataset.text_column,
-        "columns": [*dataset.filters.at_least, *(["language"] if dataset.filters.languages else [])],
+        "columns": Filters.from_mapping(dataset.filters.model_dump()).columns(),
     }
     try:
         return work(Job(SURVEY, task, SURVEY_QUIET_S), "it cannot be looked through")

@@ -6,7 +6,7 @@ Heavy (pyarrow): for workers and the command line, never for a daemon.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,23 +16,28 @@ from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.footer import Flaw, FlawError, Reader, by_path, open_parquet, telling
 from stoker.store.errors import Transient
 
-__all__ = ["Flaw", "is_text", "preflight"]
+__all__ = ["Flaw", "check_schema", "preflight"]
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
 _FIRST_BYTE = 4  # after the magic
 # Far beyond what any writer makes of one row group, one column chunk, one file.
 _MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
-_TEXT_TYPES = (
-    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
-)
+# By the kind of a column: bytes count as text, for they are what a writer leaves that annotates nothing; the
+# rows decide whether they are UTF-8.
+_TYPES = {
+    "text": (
+        *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    ),
+    "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+}
 
 
 def preflight(
     path: Path,
     text_column: str,
-    columns: Sequence[str] = (),
+    columns: Mapping[str, str] = {},
     *,
     decode: bool = False,
     progress: Callable[[int], None] = lambda _: None,
@@ -40,14 +45,14 @@ def preflight(
 ) -> Flaw | None:
     """The first flaw of the file, None when there is none.
 
-    `columns` must be there besides the text. With `decode` all of them are read whole, so that a corrupt page
-    is found too; `progress` is told the row groups done, also in the middle of one that takes long. Raises
-    OSError when the file cannot be read now, MemoryError where memory lacks, Transient where a second reading
-    contradicts the first: none of these says anything about the file.
+    `columns` must be there besides the text, each of its kind ("text" or "number"). With `decode` all of them
+    are read whole, so that a corrupt page is found too; `progress` is told the row groups done, also in the
+    middle of one that takes long. Raises OSError when the file cannot be read now, MemoryError where memory
+    lacks, Transient where a second reading contradicts the first: none of these says anything about the file.
     """
     try:
         with open_parquet(path, reader) as file:
-            _check_schema(file.schema_arrow, text_column, columns)
+            check_schema(file.schema_arrow, text_column, columns)
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
                 for group in range(file.num_row_groups):
@@ -62,8 +67,9 @@ def preflight(
     return None
 
 
-def _check_schema(schema: pa.Schema, text_column: str, columns: Sequence[str]) -> None:
-    for column in (text_column, *columns):
+def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
+    """Raise FlawError unless the schema has each of the columns once, with values of its kind."""
+    for column, kind in ((text_column, "text"), *columns.items()):
         found = len(schema.get_all_field_indices(column))
         if found > 1:
             raise FlawError(Flaw("ambiguous_column", f"{found} columns are called {column!r}", None, column))
@@ -72,19 +78,10 @@ def _check_schema(schema: pa.Schema, text_column: str, columns: Sequence[str]) -
             raise FlawError(
                 Flaw("missing_column", f"no single column {column!r}; it has: {has}", None, column)
             )
-    kind = schema.field(text_column).type
-    if not is_text(kind):
-        raise FlawError(Flaw("column_type", f"{text_column!r} is {kind}, not text", None, text_column))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text: strings or bytes of any width, plain or by dictionary.
-
-    Bytes are what a writer leaves that annotates nothing; the rows decide whether they are UTF-8.
-    """
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return any(holds(kind) for holds in _TEXT_TYPES)
+        type_ = schema.field(column).type
+        values = type_.value_type if pa.types.is_dictionary(type_) else type_
+        if not any(holds(values) for holds in _TYPES[kind]):
+            raise FlawError(Flaw("column_type", f"{column!r} is {type_}, not {kind}", None, column))
 
 
 def _check_footer(footer: pq.FileMetaData, size: int) -> None:
@@ -128,7 +125,7 @@ def _check_between(
 
 
 def _decode_group(
-    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Sequence[str]
+    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Mapping[str, str]
 ) -> Iterator[None]:
     """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
     wanted = list(dict.fromkeys((text_column, *columns)))

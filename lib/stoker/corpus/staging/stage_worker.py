@@ -1,6 +1,6 @@
 """Worker: bring one source file to hot, hash what arrives, look at its footer.
 
-task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": [...], "floor",
+task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": {name: kind}, "floor",
     "decode"}; `file` lies below `root`, the source folder or the landing; `home`, the folder itself or the
     directory that holds the landing, is empty only where its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then

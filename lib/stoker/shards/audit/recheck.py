@@ -28,7 +28,6 @@ def look_task(
 ) -> dict[str, Any]:
     """The task of stoker.shards.audit.recheck_worker for one finding."""
     copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
-    columns = Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
     return {
         "home": str(pipeline.source_home),
         "origin": None if receipt is None else receipt.file,
@@ -37,7 +36,7 @@ def look_task(
         "size": source.size,
         "sha256": source.sha256,
         "text_column": pipeline.dataset.text_column,
-        "columns": list(columns),
+        "columns": Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns(),
         "floor": pipeline.stage.free_floor,
         "decode": decode,
     }

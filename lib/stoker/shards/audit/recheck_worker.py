@@ -2,8 +2,8 @@
 
 task: {"home": a directory that is empty only where the source's disk is not mounted,
        "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot |
-       null, "size", "sha256", "text_column", "columns": [...], "floor", "decode": false to take its word,
-       "disks": [the marks of those it may write to]}
+       null, "size", "sha256", "text_column", "columns": {name: kind}, "floor",
+       "decode": false to take its word, "disks": [the marks of those it may write to]}
 messages: {"kind": "progress"}
 result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
         origin is gone lies at the target too, when one was given; without one the place is "here".

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stoker.corpus.staging.preflight import is_text
 from stoker.shards.build.batches import Batch
 from stoker.shards.build.parquet import BadParquet
 from stoker.shards.format.identity import Filters
@@ -67,28 +66,17 @@ def _at_least(batch: Batch, filters: Filters) -> Mask:
 
 def _words(batch: Batch, column: str) -> pa.Array:
     """A text column as strings."""
-    return _cast(batch, column, is_text, pa.string())
+    return _cast(batch, column, pa.string())
 
 
 def _numbers(batch: Batch, column: str) -> pa.Array:
     """A numeric column as floats; a number of more digits than they hold is rounded."""
-    return _cast(batch, column, is_number, pa.float64())
+    return _cast(batch, column, pa.float64())
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds numbers, plain or by dictionary."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return any(holds(kind) for holds in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
-
-
-def _cast(batch: Batch, column: str, fits: Callable[[pa.DataType], bool], kind: pa.DataType) -> pa.Array:
-    values = batch.columns[column]
-    if not fits(values.type):
-        detail = f"{column!r} is {values.type}, not {'text' if kind == pa.string() else 'numbers'}"
-        raise BadParquet("column_type", detail, row_group=batch.row_group, column=column)
+def _cast(batch: Batch, column: str, kind: pa.DataType) -> pa.Array:
     try:
-        return values.cast(kind, safe=False)
+        return batch.columns[column].cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
 

@@ -6,7 +6,7 @@ column. Only what fails there too is bad; failing to read at all is a storage er
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.dictionaries import longest_entry
-from stoker.corpus.staging.preflight import is_text
+from stoker.corpus.staging.footer import FlawError
+from stoker.corpus.staging.preflight import check_schema
 from stoker.shards.build.batches import Batch, UndecodableText, decode_text
 from stoker.shards.format.direct_file import PastCacheFile
 from stoker.store.errors import DataError, StorageError, Transient
@@ -63,7 +64,7 @@ class ParquetText:
     """
 
     def __init__(
-        self, path: Path, text_column: str, columns: Sequence[str] = (), read_rows: int = 250
+        self, path: Path, text_column: str, columns: Mapping[str, str] = {}, read_rows: int = 250
     ) -> None:
         self.path = path
         self.text_column = text_column
@@ -76,7 +77,10 @@ class ParquetText:
         begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
         self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
         self._seen = 0.0  # bytes of text a row, in the row group read last
-        self._check_columns()
+        try:
+            check_schema(self._file.schema_arrow, text_column, columns)
+        except FlawError as found:
+            raise BadParquet(found.flaw.reason, found.flaw.detail, column=found.flaw.column) from found
 
     def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
         """The place of each row of a batch in the file, counted from 0 over all row groups."""
@@ -115,18 +119,6 @@ class ParquetText:
             except _Undecodable as again:
                 raise BadParquet("footer_corrupt", str(again)) from again
             raise _contradiction(self.path, "the footer", error) from error
-
-    def _check_columns(self) -> None:
-        schema = self._file.schema_arrow
-        for column in self.columns:
-            if (found := len(schema.get_all_field_indices(column))) != 1:
-                known = ", ".join(schema.names[:20])
-                raise BadParquet("missing_column", f"{found} columns {column!r} among {known}", column=column)
-        kind = schema.field(self.text_column).type
-        if not is_text(kind):
-            raise BadParquet(
-                "column_type", f"{self.text_column!r} is {kind}, not text", column=self.text_column
-            )
 
     def _decode(self, file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[Batch]:
         """One row group's batches from its first row; the text column's bytes are found to be UTF-8."""

@@ -40,9 +40,10 @@ class Filters:
             at_least={str(column): float(least) for column, least in (values.get("at_least") or {}).items()},
         )
 
-    def columns(self) -> tuple[str, ...]:
-        """The columns these filters read besides the text."""
-        return (*(("language",) if self.languages is not None else ()), *sorted(self.at_least))
+    def columns(self) -> dict[str, str]:
+        """The columns these filters read besides the text, and what each must hold: "text" or "number"."""
+        language = {} if self.languages is None else {"language": "text"}
+        return language | dict.fromkeys(sorted(self.at_least), "number")
 
 
 @dataclass(frozen=True)
