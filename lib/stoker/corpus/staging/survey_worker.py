@@ -3,7 +3,8 @@
 Task: root, include, exclude, text_column, columns (what the filters read, and its kind). Result: `problem`
 (why nothing can be read; then nothing else), or files, bytes, and of the files whose footers were read:
 looked, looked_bytes, text_bytes (of the text columns, unpacked), with_text (how many have the column), flaw
-([path, detail, column] of the first that lacks one). Damaged files are each their own matter, and count as if they were not there.
+([path, detail, column] of the first that lacks one). Damaged files are each their own matter, and count as
+if they were not there.
 """
 
 from __future__ import annotations
