@@ -16,7 +16,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import QuarantineDir
-from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
+from stoker.corpus.records.demand import Demand, Unneeded, read_demand
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED
@@ -67,7 +67,7 @@ class Landing:
         write_receipt(self.layout, Receipt("prose", path, file, size, sha256, "", f"e{size}", state))
 
     def demand(self) -> Demand:
-        return DemandReader(self.layout, "prose").read()
+        return read_demand(self.layout, "prose")
 
     def until_demanded(self, *, unneeded: Collection[str] = (), missed: Collection[str] = ()) -> Demand:
         """The demand, once it is about these paths and no others."""

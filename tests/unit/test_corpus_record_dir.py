@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.records import record_dir as shelf_room
-from stoker.corpus.records.listing import Listing, ListingReader, write_listing
+from stoker.corpus.records.listing import Listing, listing_reader, write_listing
 from stoker.corpus.records.receipts import Receipt, receipt_dir, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.layout import StateLayout
@@ -204,7 +204,7 @@ def test_a_record_is_what_was_summed_and_nothing_behind_it() -> None:
 
 
 def test_the_listing_is_parsed_again_only_after_it_changed(layout: StateLayout) -> None:
-    reader = ListingReader(layout, "d")
+    reader = listing_reader(layout, "d")
     assert reader.read() is None
     write_listing(layout, Listing("d", (("a", 1),), complete=False, revision=""))
     first = reader.read()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
+from stoker.corpus.records.demand import Demand, Unneeded, read_demand
 from stokerd.sharding.facts.landing import LEAST_MISSED, STALE_S
 from support.shard_state import Clock, MakeShard, Shard
 
@@ -31,7 +31,7 @@ class Landing:
         state = self.shard.state
         situation = replace(state.situation(), **{"published": frozenset(), "uncertain": False, **changes})
         self.shard.apply(state.landing.act(state, situation))
-        return DemandReader(self.shard.layout, "prose").read()
+        return read_demand(self.shard.layout, "prose")
 
     def unneeded(self, path: str, owner: str = "") -> dict[str, Unneeded]:
         return {path: Unneeded(self.shard.on_disk(path).sha256, owner or path)}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
-from stoker.corpus.records.demand import Demand, DemandReader, Unneeded
+from stoker.corpus.records.demand import Demand, Unneeded, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
 from stoker.kit.workers.pool import WorkerPool
@@ -141,7 +141,7 @@ class Wishes:
 
     def __init__(self, context: DaemonContext, source: FolderSource | RemoteSource) -> None:
         self._events, self._source = context.events, source
-        self._reader = DemandReader(context.layout, context.pipeline.dataset.name)
+        self._reader = demand_reader(context.layout, context.pipeline.dataset.name)
         self._known = (Demand(), -1, False)  # what the landing was reconciled with
         self._refused: set[tuple[str, str, str]] = set()
 

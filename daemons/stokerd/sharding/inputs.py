@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.listing import ListingReader
+from stoker.corpus.records.listing import listing_reader
 from stoker.corpus.records.receipts import receipt_dir
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import STAGE_SHARD
@@ -26,7 +26,7 @@ class Inputs:
     def __init__(self, context: DaemonContext) -> None:
         layout, dataset = context.layout, context.pipeline.dataset.name
         self._receipts = receipt_dir(layout, dataset, patient=True)
-        self._listing = ListingReader(layout, dataset)
+        self._listing = listing_reader(layout, dataset)
         self._box = RequestBox(layout, STAGE_SHARD, context.events)
 
     def watch(self, context: DaemonContext) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.records.demand import Demand, DemandReader
+from stoker.corpus.records.demand import Demand, read_demand
 from stoker.corpus.schedule.landing import bytes_unneeded, demand_of, may_be_demanded
 from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
@@ -28,7 +28,7 @@ class Landing:
         pipeline = context.pipeline
         self._is_fetched = pipeline.dataset.source.kind != "folder"
         self._most_missed = max(LEAST_MISSED, pipeline.stage.queue_files)
-        self.demand = DemandReader(context.layout, pipeline.dataset.name).read()
+        self.demand = read_demand(context.layout, pipeline.dataset.name)
         self._changed: set[str] = set()
         self._open: set[str] = set()
         self._since: dict[str, float] = {}  # when a path came into the demand

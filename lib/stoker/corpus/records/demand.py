@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.store.errors import storage_errors
+from stoker.corpus.records.cached_record import CachedRecord
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, read_record, write_record
 
@@ -52,32 +52,15 @@ def write_demand(layout: StateLayout, dataset: str, demand: Demand) -> None:
     write_record(layout.demand, demand.to_record(dataset))
 
 
-class DemandReader:
-    """Reads the demand again only after its file changed."""
+def read_demand(layout: StateLayout, dataset: str) -> Demand:
+    """The demand; empty where there is none, or a damaged one, which the loop writes again at its start."""
+    try:
+        record = read_record(layout.demand)
+        return Demand.from_record(record) if record["dataset"] == dataset else Demand()
+    except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
+        return Demand()
 
-    def __init__(self, layout: StateLayout, dataset: str) -> None:
-        self._file, self._dataset = layout.demand, dataset
-        self._stamp: tuple[int, ...] | None = None
-        self._demand = Demand()
 
-    def read(self) -> Demand:
-        """The demand as it is now, the same object while its file is the same.
-
-        Empty where there is none, or a damaged one: the loop writes it again when it starts or changes it.
-        """
-        with storage_errors("look at", self._file):
-            try:
-                about = self._file.stat()
-            except FileNotFoundError:
-                return Demand()
-        stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
-        if stamp != self._stamp:
-            self._stamp, self._demand = stamp, self._parse()
-        return self._demand
-
-    def _parse(self) -> Demand:
-        try:
-            record = read_record(self._file)
-            return Demand.from_record(record) if record["dataset"] == self._dataset else Demand()
-        except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
-            return Demand()
+def demand_reader(layout: StateLayout, dataset: str) -> CachedRecord[Demand]:
+    """Reads the demand again only after it changed."""
+    return CachedRecord(layout.demand, lambda: read_demand(layout, dataset), Demand())

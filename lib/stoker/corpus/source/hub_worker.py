@@ -15,7 +15,7 @@ It asks once: pauses are the daemon's. A hub that does not answer is told by thi
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -26,13 +26,12 @@ from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token, is_
 from stoker.corpus.http.remote_file import clashes, printable, unsafe
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
 from stoker.corpus.source.folder import Selection
+from stoker.corpus.source.listed_files import FILES_A_MESSAGE, tell_files
 from stoker.kit.workers.child import Report, run_worker
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
-_REFUSED_SHOWN = 100
 _CONNECT_S, _READ_S = 20.0, 30.0
 _AGENT = "stoker"
 
@@ -63,20 +62,12 @@ def _list(task: dict[str, Any], report: Report, asked: _Asked) -> dict[str, Any]
     report("pinned", revision=commit)
     selection = Selection(task["include"], task["exclude"])
     rows, refused = _sift(_counted(asked.files(commit), report), selection)
-    for chunk in _chunks(rows):
-        report("files", files=chunk)
-    return {
-        "status": "listed",
-        "revision": commit,
-        "files": len(rows),
-        "refused": refused[:_REFUSED_SHOWN],
-        "refused_in_all": len(refused),
-    }
+    return tell_files(report, commit, rows, refused)
 
 
 def _counted(rows: Iterator[Row], report: Report) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
-        if number % _FILES_A_MESSAGE == 0:
+        if number % FILES_A_MESSAGE == 0:
             report("reading", files=number)  # a long listing is no hang
         yield row
 
@@ -95,12 +86,6 @@ def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[li
     return [row for row in good if row[0] not in clashing], refused
 
 
-def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
-    left = iter(rows)
-    while chunk := list(itertools.islice(left, _FILES_A_MESSAGE)):
-        yield chunk
-
-
 class _Asked:
     """The hub's client, made to tell every refusal at once instead of retrying it in silence."""
 
@@ -113,7 +98,7 @@ class _Asked:
     def commit(self, revision: str) -> str:
         """The commit that the revision means now."""
         self._revision = revision
-        with _Told(self._hub, self._token):
+        with _failures(self._hub.page):
             found = self._api.repo_info(
                 self._hub.repo, repo_type=self._hub.repo_type, revision=revision, timeout=_READ_S
             )
@@ -125,7 +110,7 @@ class _Asked:
     def files(self, commit: str) -> Iterator[Row]:
         """Every file of the commit, page by page."""
         self._revision, self._pinned = commit, True
-        with _Told(self._hub, self._token):
+        with _failures(self._hub.page):
             for entry in self._api.list_repo_tree(
                 self._hub.repo, repo_type=self._hub.repo_type, revision=commit, recursive=True, expand=False
             ):
@@ -183,20 +168,15 @@ class _Asked:
         raise refusal(Answer(status, headers, self._hub.page, at_hub=True), time.time())
 
 
-class _Told:
-    """Turns what the hub's client raises into FetchFailed."""
-
-    def __init__(self, hub: HubRepo, token: str | None) -> None:
-        self._hub, self._token = hub, token
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: Any, error: BaseException | None, _stack: Any) -> None:
-        if error is None or isinstance(error, FetchFailed) or not isinstance(error, Exception):
-            return
+@contextlib.contextmanager
+def _failures(where: str) -> Iterator[None]:
+    """Turn what the hub's client raises into FetchFailed."""
+    try:
+        yield
+    except FetchFailed:
+        raise
+    except Exception as error:
         name = type(error).__name__
-        where = self._hub.page
         if name == "OfflineModeIsEnabled":
             raise FetchFailed("offline", "HF_HUB_OFFLINE is set; unset it to fetch") from error
         if "Timeout" in name:

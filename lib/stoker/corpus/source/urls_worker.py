@@ -11,17 +11,15 @@ result: {"status": "listed", "revision", "files", "refused": [], "refused_in_all
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.http.urls import MOST_BYTES, read_urls
 from stoker.corpus.source.folder import Selection
+from stoker.corpus.source.listed_files import tell_files
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.errors import ConfigError
-
-_FILES_A_MESSAGE = 500
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -43,16 +41,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         for each in named
         if selection.takes(each.path)
     ]
-    left = iter(chosen)
-    while chunk := list(itertools.islice(left, _FILES_A_MESSAGE)):
-        report("files", files=chunk)
-    return {
-        "status": "listed",
-        "revision": revision,
-        "files": len(chosen),
-        "refused": [],
-        "refused_in_all": 0,
-    }
+    return tell_files(report, revision, chosen)
 
 
 def _is_written(file: Path, settle_s: float) -> bool:

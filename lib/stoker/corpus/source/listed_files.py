@@ -1,0 +1,26 @@
+"""How the workers that list a source tell the daemon what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.kit.workers.child import Report
+
+FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
+_REFUSED_SHOWN = 100
+
+
+def tell_files(
+    report: Report, revision: str, files: Sequence[Sequence[Any]], refused: Sequence[list[str]] = ()
+) -> dict[str, Any]:
+    """Report the files, some at a time; returns the worker's result."""
+    for start in range(0, len(files), FILES_A_MESSAGE):
+        report("files", files=files[start : start + FILES_A_MESSAGE])
+    return {
+        "status": "listed",
+        "revision": revision,
+        "files": len(files),
+        "refused": list(refused[:_REFUSED_SHOWN]),
+        "refused_in_all": len(refused),
+    }
