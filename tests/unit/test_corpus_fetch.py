@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
@@ -22,10 +23,9 @@ from stoker.corpus.http.retry_rules import (
     FetchFailed,
     Go,
     Kept,
-    Step,
-    Tally,
+    count_failure,
     judge,
-    next_step,
+    next_pause,
     refusal,
     resume_offset,
     retry_after,
@@ -50,38 +50,36 @@ def answer(status: int = 200, **headers: str) -> Answer:
 
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_what_passes_by_itself_is_tried_for_ever(kind: str) -> None:
-    step = next_step(FetchFailed(kind, ""), Tally(9, 9, 9, 9), 5, backoff_s=3.0)
-    assert step == Step("again", 0.0 if kind == "anew" else 3.0)
+    assert next_pause(FetchFailed(kind, ""), {kind: 99}, 5, 3.0) == (0.0 if kind == "anew" else 3.0)
 
 
 @pytest.mark.parametrize("kind", [*FINAL, *LOCAL, "bug"])
 def test_what_no_retry_betters_is_given_up_at_once(kind: str) -> None:
-    assert next_step(FetchFailed(kind, ""), Tally(), 5, 3.0).do == "give_up"
+    assert next_pause(FetchFailed(kind, ""), {kind: 1}, 5, 3.0) is None
 
 
 @pytest.mark.parametrize("kind", COUNTED)
 def test_what_is_counted_is_given_up_after_so_many_attempts(kind: str) -> None:
-    tally, did = Tally(), []
-    for _ in range(3):
-        tally = tally.after(kind, progressed=False)
-        did.append(next_step(FetchFailed(kind, ""), tally, 3, 1.0).do)
-    assert did == ["again", "again", "give_up"]
+    tries = [next_pause(FetchFailed(kind, ""), {kind: count}, 3, 1.0) for count in (1, 2, 3)]
+    assert [pause is None for pause in tries] == [False, False, True]
 
 
 def test_progress_forgets_expired_addresses_but_never_wrong_content() -> None:
-    tally = Tally(mismatches=2, expired=2).after("short", progressed=True)
-    assert (tally.mismatches, tally.expired) == (2, 0)
+    counted = Counter(mismatch=2, expired=2)
+    count_failure(counted, "short", progressed=True)
+    assert (counted["mismatch"], counted["expired"]) == (2, 0)
+    count_failure(counted, "expired", progressed=True)
+    assert counted["expired"] == 1
 
 
 def test_a_new_address_is_asked_for_at_once_and_only_once() -> None:
-    expired = FetchFailed("expired", "")
-    assert next_step(expired, Tally(expired=1), 5, 3.0) == Step("again", 0.0)
-    assert next_step(expired, Tally(expired=2), 5, 3.0) == Step("again", 3.0)
+    tries = [next_pause(FetchFailed("expired", ""), {"expired": count}, 5, 3.0) for count in (1, 2)]
+    assert tries == [0.0, 3.0]
 
 
 def test_the_servers_wish_outweighs_a_shorter_backoff() -> None:
-    assert next_step(FetchFailed("throttled", "", retry_after_s=60.0), Tally(), 5, 3.0).wait_s == 60.0
-    assert next_step(FetchFailed("throttled", "", retry_after_s=1.0), Tally(), 5, 3.0).wait_s == 3.0
+    for wish, pause in ((60.0, 60.0), (1.0, 3.0)):
+        assert next_pause(FetchFailed("throttled", "", retry_after_s=wish), {}, 5, 3.0) == pause
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import FetchFailed, next_step
+from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
 from stoker.kit.backoff import Backoff
 from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, run_worker
 from stoker.store.errors import StokerError
@@ -186,12 +186,12 @@ class FetchWorker:
         if self._report.stopping or file.dropped:
             self._stopped(file)
             return
-        step = next_step(failure, file.tally, self._task["attempts"], file.backoff.next())
-        if step.do == "again":
-            self._report("retry", path=file.file.path, wait_s=round(step.wait_s, 3), **_told(failure))
-            self._queue.put_back(file, step.wait_s, everywhere=failure.everywhere)
+        wait_s = next_pause(failure, file.failures, self._task["attempts"], file.backoff.next())
+        if wait_s is not None:
+            self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **_told(failure))
+            self._queue.put_back(file, wait_s, everywhere=failure.everywhere)
             return
-        if file.tally.of(failure.kind) >= self._task["attempts"]:
+        if failure.kind in COUNTED:
             file.forget()  # its counts too: whoever asks again means it
         self._give_up(file, failure)
 

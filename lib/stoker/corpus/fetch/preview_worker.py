@@ -26,7 +26,7 @@ from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import FetchFailed, next_step
+from stoker.corpus.http.retry_rules import FetchFailed, next_pause
 from stoker.corpus.staging.footer import Flaw, FlawError, open_parquet, telling
 from stoker.kit.backoff import Backoff
 from stoker.kit.workers.child import Report, run_worker
@@ -96,10 +96,10 @@ class _Preview:
                 file.attempt(self._caller)
                 break
             except FetchFailed as failure:
-                step = next_step(failure, file.tally, WRONG_TRIES, file.backoff.next())
-                if step.do == "give_up" or tries == TRIES or step.wait_s > LONGEST_WAIT_S:
+                wait_s = next_pause(failure, file.failures, WRONG_TRIES, file.backoff.next())
+                if wait_s is None or tries == TRIES or wait_s > LONGEST_WAIT_S:
                     raise
-                time.sleep(step.wait_s)
+                time.sleep(wait_s)
         self.fetched += file.received
         return landing.target(remote.path)
 

@@ -7,8 +7,9 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stoker.corpus.fetch.part_file import GrowingPart
 from stoker.corpus.http.client import Body, Caller
 from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, Tally, judge, resume_offset
+from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, count_failure, judge, resume_offset
 from stoker.corpus.source.idle_io import Background, giving_way_on_disk
 from stoker.kit.backoff import Backoff
 from stoker.store.errors import UnavailableError
@@ -71,7 +72,7 @@ class FileOnItsWay:
 
     def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
-        self.tally = Tally()
+        self.failures: Counter[str] = Counter()  # by kind; only those that are counted matter
         self.dropped = False
         self.received = 0  # bytes that came over the network, again fetched ones included
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
@@ -88,7 +89,7 @@ class FileOnItsWay:
                 return self._attempt(caller)
         except FetchFailed as failure:
             progressed = self._part.size - before >= PROGRESS_BYTES
-            self.tally = self.tally.after(failure.kind, progressed=progressed)
+            count_failure(self.failures, failure.kind, progressed=progressed)
             if progressed:
                 self.backoff.reset()
             self.commit()
@@ -152,7 +153,7 @@ class FileOnItsWay:
             return None
         if landed.mismatch is not None:
             told = self._set_aside(path, landed.mismatch, landed=True)
-            self._tell("mismatch", count=self.tally.mismatches, **told)
+            self._tell("mismatch", count=self.failures["mismatch"], **told)
             return None
         self.forget()
         unproven = self.file.size is None and self.file.sha256 is None
@@ -161,7 +162,7 @@ class FileOnItsWay:
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
             self._tell("rotten", path=self.file.path, bytes=rotten)
-        self.tally = replace(self.tally, mismatches=max(self.tally.mismatches, self._part.record.mismatches))
+        self.failures["mismatch"] = max(self.failures["mismatch"], self._part.record.mismatches)
         self._tell("start", path=self.file.path, offset=self._part.size)
 
     def _fetch(self, caller: Caller) -> None:
@@ -209,7 +210,7 @@ class FileOnItsWay:
     def _finish(self) -> Done:
         if (differs := self._part.mismatch()) is not None:
             self._part.close()
-            count = self.tally.mismatches + 1
+            count = self.failures["mismatch"] + 1
             told = self._set_aside(self._landing.part(self.file.path), differs, landed=False)
             self._part.start_over(count)
             self._tell("mismatch", count=count, **told)

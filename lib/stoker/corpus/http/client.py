@@ -62,7 +62,7 @@ class Caller:
         self._manners = manners
         self._hub = origin(manners.hub.endpoint) if manners.hub else None
         limits = httpx2.Limits(max_keepalive_connections=4, keepalive_expiry=30.0)
-        timeout = httpx2.Timeout(manners.read_s, connect=manners.connect_s)
+        timeout = httpx2.Timeout(manners.read_s, connect=manners.connect_s, pool=manners.connect_s)
         try:
             self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
@@ -120,7 +120,9 @@ class Caller:
         if self._manners.token and origin(url) == self._hub:
             own["Authorization"] = f"Bearer {self._manners.token}"
         with _failures(where, "connect"):
-            request = self._client.build_request("GET", url, headers=own, extensions=self._traced())
+            request = self._client.build_request(
+                "GET", url, headers=own, extensions={"trace": self._connected}
+            )
             self._asked_at = time.monotonic()
             try:
                 response = self._client.send(request, stream=True)
@@ -140,15 +142,6 @@ class Caller:
             with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
                 response.read()
             self._asked_at = None
-
-    def _traced(self) -> dict[str, Any]:
-        timeout = {
-            "connect": self._manners.connect_s,
-            "read": self._manners.read_s,
-            "write": self._manners.read_s,
-            "pool": self._manners.connect_s,
-        }
-        return {"trace": self._connected, "timeout": timeout}
 
     def _connected(self, event: str, info: Mapping[str, Any]) -> None:
         # The client's own timeouts are between two bytes: against a head that drips only the socket helps.

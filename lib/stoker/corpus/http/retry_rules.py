@@ -6,10 +6,10 @@ Nothing here touches the network or a disk. Seconds throughout; the wall clock o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Literal
 
 from stoker.corpus.http.remote_file import RemoteFile
 
@@ -49,55 +49,27 @@ class FetchFailed(Exception):
         self.everywhere = everywhere  # a wait that the server asks of all our requests
 
 
-@dataclass(frozen=True)
-class Tally:
-    """What a file went through: `counted` failures by kind, and whether the last attempt brought bytes."""
-
-    mismatches: int = 0
-    lengths: int = 0
-    redirects: int = 0
-    expired: int = 0
-
-    def after(self, kind: str, *, progressed: bool) -> Tally:
-        """With one more failure."""
-        expired = 0 if progressed else self.expired
-        return Tally(
-            self.mismatches + (kind == "mismatch"),
-            self.lengths + (kind == "length"),
-            self.redirects + (kind == "redirects"),
-            expired + (kind == "expired"),
-        )
-
-    def of(self, kind: str) -> int:
-        """How often that kind of failure is held against the file."""
-        return {
-            "mismatch": self.mismatches,
-            "length": self.lengths,
-            "redirects": self.redirects,
-            "expired": self.expired,
-        }.get(kind, 0)
+def count_failure(counted: Counter[str], kind: str, *, progressed: bool) -> None:
+    """Count one more failure; progress forgets expired addresses, never wrong content."""
+    if progressed:
+        counted["expired"] = 0
+    counted[kind] += 1
 
 
-@dataclass(frozen=True)
-class Step:
-    """How to go on with a file: again after `wait_s`, or not."""
+def next_pause(
+    failure: FetchFailed, counted: Mapping[str, int], attempts: int, backoff_s: float
+) -> float | None:
+    """The seconds to wait before another try; None to give the file up, as after any kind that is not known.
 
-    do: Literal["again", "give_up"]
-    wait_s: float = 0.0
-
-
-def next_step(failure: FetchFailed, tally: Tally, attempts: int, backoff_s: float) -> Step:
-    """What follows a failure; `tally` counts it already, `backoff_s` is what the backoff would wait.
-
-    Raises nothing; an unknown kind is given up, for nobody can say that trying again helps.
+    `counted` are the file's failures by kind, this one among them; `backoff_s` is the backoff's own pause.
     """
-    if failure.kind in COUNTED and tally.of(failure.kind) >= attempts:
-        return Step("give_up")
-    if failure.kind not in COUNTED and failure.kind not in TRANSIENT:
-        return Step("give_up")
-    if failure.kind == "anew" or (failure.kind == "expired" and tally.expired == 1):
-        return Step("again")  # a new address, or a start from 0: nothing that a pause would better
-    return Step("again", max(backoff_s, failure.retry_after_s or 0.0))
+    if failure.kind not in (*COUNTED, *TRANSIENT):
+        return None
+    if failure.kind in COUNTED and counted[failure.kind] >= attempts:
+        return None
+    if failure.kind == "anew" or (failure.kind == "expired" and counted["expired"] == 1):
+        return 0.0  # a new address, or a start from 0: nothing that a pause would better
+    return max(backoff_s, failure.retry_after_s or 0.0)
 
 
 def retry_after(headers: Mapping[str, str], wall_now: float) -> float | None:
