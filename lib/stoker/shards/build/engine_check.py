@@ -47,7 +47,7 @@ class Engines:
 def _sample(parquet: Path, text_column: str, reader: str) -> Iterator[tuple[str, list[str]]]:
     """Documents from places spread over the file, with words for where they are."""
     wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
-    source = READERS[reader](parquet, text_column, (), 64)
+    source = READERS[reader](parquet, text_column, {}, 64)
     groups = [group for group, rows in enumerate(source.group_rows) if rows]
     spread = np.linspace(0, len(groups) - 1, min(wanted, len(groups))).round().astype(int)
     chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []
