@@ -15,8 +15,39 @@ from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceSta
 from stoker.corpus.records.sums import Sums
 
 OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
+KEPT_CLAIMS = 8
 KEY16 = 16  # digits of a shard set's key that its directory is called by
 KeyOf = Callable[[str], str]
+Claims = tuple[list[str], list[str]]
+
+
+class KeySet(set[str]):
+    """The first 16 digits of the keys of the shard sets on a disk; `changes` tells two states of it apart."""
+
+    _count = 0
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        super().__init__(keys)
+        self._touch()
+
+    def _touch(self) -> None:
+        KeySet._count += 1
+        self.changes = KeySet._count
+
+    def add(self, key: str) -> None:
+        """Take it in."""
+        super().add(key)
+        self._touch()
+
+    def discard(self, key: object) -> None:
+        """Take it out."""
+        super().discard(key)
+        self._touch()
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Take these out."""
+        super().difference_update(keys)
+        self._touch()
 
 
 class Catalog(dict[str, Source]):
@@ -41,9 +72,9 @@ class Catalog(dict[str, Source]):
         self._shared: dict[str, None] = {}  # contents that several paths have
         self._unsettled: dict[str, None] = {}
         self._owned: dict[str, str] = {}  # path by the first digits of its set's key
-        self._evicted: dict[str, None] = {}  # those digits of sets that lie on warm only
         self._key_of: KeyOf | None = None
         self._open: dict[str, str] = {}  # content by the first digits of its key, of what has no set yet
+        self._claims: dict[int, tuple[int, Claims]] = {}
         for source in () if sources is None else sources.values():
             self._enter(source)
         self.waiting = sorted(self._states["seen"])
@@ -110,12 +141,32 @@ class Catalog(dict[str, Source]):
 
     def unowned(self, keys: Set[str]) -> list[str]:
         """Those of the keys (first digits) that are no published source's."""
-        return sorted(set(keys).difference(self._owned))
+        return self._claimed(keys)[0]
 
     def left_behind(self, keys: Set[str]) -> list[str]:
         """The paths of sets among these that by their record are on warm only."""
-        owners = (self._owned[key] for key in self._evicted.keys() & keys)
-        return sorted(path for path in owners if self[path].evicted)
+        return self._claimed(keys)[1]
+
+    def _claimed(self, keys: Set[str]) -> Claims:
+        """Both of the above; looked for again only after a source or the keys changed."""
+        stamp = keys.changes if isinstance(keys, KeySet) else None
+        known = None if stamp is None else self._claims.get(stamp)
+        if known is not None and known[0] == self.changes:
+            return known[1]
+        unowned: list[str] = []
+        left: list[str] = []
+        for key in keys:
+            path = self._owned.get(key)
+            if path is None:
+                unowned.append(key)
+            elif self[path].evicted:
+                left.append(path)
+        claims = sorted(unowned), sorted(left)
+        if stamp is not None:
+            if len(self._claims) > KEPT_CLAIMS:
+                self._claims.clear()
+            self._claims[stamp] = self.changes, claims
+        return claims
 
     def open_with(self, keys: Iterable[str], key_of: KeyOf) -> list[str]:
         """The paths without a set whose set would be called by one of these, in listing order."""
@@ -151,8 +202,6 @@ class Catalog(dict[str, Source]):
         if state in PUBLISHED:
             if source.key is not None:
                 self._owned.setdefault(source.key[:KEY16], path)
-                if source.evicted:
-                    self._evicted[source.key[:KEY16]] = None
             if source.evicting:
                 self.evicting[path] = None
             if source.hot and not source.on_warm:
@@ -181,7 +230,6 @@ class Catalog(dict[str, Source]):
         key = str(source.key)[:KEY16]
         if self._owned.get(key) == path:
             del self._owned[key]
-            self._evicted.pop(key, None)
             heirs = (other for other in others if self[other].key == source.key)
             self._owned.update((key, heir) for heir in heirs if self[heir].state in PUBLISHED)
         if self._key_of is not None and source.state in OPEN and not others:
