@@ -141,6 +141,14 @@ def remove_tree(path: Path) -> None:
         _fsync_path(path.parent)
 
 
+def remove_durably(path: Path) -> None:
+    """Remove a file, a link, or a directory with all in it; nothing there is no error."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        unlink_durably(path)
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write every byte: write(2) may take fewer than it was given."""
     view = memoryview(data)

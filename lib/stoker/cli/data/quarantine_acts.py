@@ -16,7 +16,7 @@ from stoker.corpus.records.pin import read_pin, write_pin
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources, write_source
 from stoker.shards.audit.recheck import BY_ITSELF, FORCED, fetch_again, folder, look_task, released, words_of
-from stoker.store.files import remove_tree, unlink_durably
+from stoker.store.files import remove_durably, remove_tree
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.names import utc_now
 from stoker.store.requests import Request, file_request
@@ -74,6 +74,5 @@ def drop(pipeline: Pipeline, kept: Kept, request: Request) -> dict[str, Any]:
         why = {"why": f"asked for by {request.by}", "bytes": kept.bytes, "reason_too": reason_too}
         mark(where, dropping=why)
         for thing in (where / name for name in kept.things):
-            remove = remove_tree if thing.is_dir() and not thing.is_symlink() else unlink_durably
-            remove(thing)
+            remove_durably(thing)
     return {"dropped": kept.name, "bytes": kept.bytes}

@@ -6,7 +6,6 @@ What is kept of it later, and what goes back, is decided in quarantine_rules.py.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from stoker.corpus.quarantine.directory import REASON, bytes_of, mark
 from stoker.corpus.staging.durable_copy import FULL, Progress, move
 from stoker.store.errors import DataError, StorageError
-from stoker.store.files import make_dir, remove_tree, unlink_durably
+from stoker.store.files import make_dir, remove_durably
 from stoker.store.names import utc_now
 from stoker.store.record import read_record, write_record
 
@@ -72,24 +71,14 @@ def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]
 
 
 def _keep(thing: Path, folder: Path, progress: Progress) -> None:
-    if stat.S_ISDIR(os.lstat(thing).st_mode):
-        # A folder on another file system is kept file by file.
-        target = folder / thing.name
-        make_dir(target)
-        for file in sorted(thing.rglob("*")):
-            if file.is_file():
-                make_dir((target / file.relative_to(thing)).parent)
-                _keep_file(file, target / file.relative_to(thing), progress)
-        _discard(thing)
-    else:
-        _keep_file(thing, folder / thing.name, progress)
-
-
-def _keep_file(file: Path, target: Path, progress: Progress) -> None:
-    if target.exists():  # whole, for it got its name by a rename: an earlier try only did not remove the file
-        _discard(file)
-    else:
-        move(file, target, progress)
+    """Move a file, or a folder file by file: it may lie on another file system."""
+    is_folder = thing.is_dir() and not thing.is_symlink()
+    for file in sorted(each for each in thing.rglob("*") if each.is_file()) if is_folder else (thing,):
+        target = folder / file.relative_to(thing.parent)
+        make_dir(target.parent)
+        if not target.exists():  # whole once it has its name: an earlier try only did not remove the file
+            move(file, target, progress)
+    remove_durably(thing)
 
 
 def _give_up(thing: Path, folder: Path, size: int, why: str) -> None:
@@ -97,12 +86,5 @@ def _give_up(thing: Path, folder: Path, size: int, why: str) -> None:
     mark(folder, dropping={"why": why, "bytes": size})
     for part in folder.iterdir():
         if part.name != REASON:
-            _discard(part)
-    _discard(thing)
-
-
-def _discard(thing: Path) -> None:
-    if stat.S_ISDIR(os.lstat(thing).st_mode):
-        remove_tree(thing)
-    else:
-        unlink_durably(thing)
+            remove_durably(part)
+    remove_durably(thing)

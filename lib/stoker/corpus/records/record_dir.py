@@ -178,7 +178,7 @@ class RecordDir(Generic[T]):
         with storage_errors("list", self._directory), os.scandir(self._directory) as entries:
             for entry in entries:
                 name = entry.name
-                if not name.endswith(SUFFIX) or name.startswith("."):
+                if not _is_record(name):
                     continue
                 number = _number(name)
                 stamp = stamps.get(number)
@@ -189,33 +189,21 @@ class RecordDir(Generic[T]):
         return changed, met
 
     def _load(self, names: list[str], damaged: Damaged | None) -> bool:
-        """Read these anew; False when one that was whole is not any more."""
+        """Read these again; False when one that was whole is not any more."""
         if not names:
             return True
         whole, disorder, last = True, self._disorder, next(reversed(self._found), "")
-        where = os.fspath(self._directory)
-        with (
-            storage_errors("read", self._directory),
-            opened(self._directory, _FOLDER) as folder,
-            uncollected(len(names)),
-        ):
-            for name in sorted(names):
+        with uncollected(len(names)):
+            records = _read_records(
+                self._directory, sorted(names), self._dataset, self._parse, damaged or (lambda *_: None)
+            )
+            for name, stamp, found in records:
                 number = _number(name)
-                try:
-                    data, stamp = _read(folder, name)
-                except FileNotFoundError:  # its owner replaced or moved it between the scan and the read
-                    continue
                 was_known, self._stamps[number] = number in self._stamps, stamp
-                try:
-                    record = parse_record(data, f"{where}/{name}")
-                except RecordDamaged as error:
+                if found is None:
                     whole = whole and not was_known
-                    if damaged is not None:
-                        damaged(self._directory / name, error)
                     continue
-                if record.get("dataset") != self._dataset:
-                    continue
-                path, thing = self._parsed(record, name)
+                path, thing = found
                 if path not in self._found:
                     disorder, last = disorder or path < last, path
                 self._found[path] = thing
@@ -227,15 +215,8 @@ class RecordDir(Generic[T]):
         self._disorder = disorder and bool(self._behind)
         return whole
 
-    def _parsed(self, record: Mapping[str, Any], name: str) -> tuple[str, T]:
-        try:
-            return sys.intern(str(record["path"])), self._parse(record)
-        except (KeyError, TypeError, ValueError) as error:
-            self._stamps.pop(_number(name))  # to be refused the next time too
-            raise _unknown_shape(self._directory / name, error) from error
-
     def _forget(self) -> None:
-        """Begin anew; whoever kept the old dictionary keeps it."""
+        """Start over; whoever kept the old dictionary keeps it."""
         self._changed.update(self._found)
         self._found, self._behind, self._disorder = self._empty(), {}, False
         self._stamps, self._folder, self._doubts = {}, None, 0
@@ -252,47 +233,55 @@ class RecordDir(Generic[T]):
 def each_record(
     directory: Path, dataset: str, parse: Callable[[Mapping[str, Any]], T], damaged: Damaged
 ) -> Iterator[tuple[str, T]]:
-    """Every whole record of a dataset with its path, in no certain order: read once, and nothing kept of it.
+    """Every whole record of a dataset with its path, read once, and nothing kept of it.
 
     Damaged ones are left out and handed to `damaged`. Raises DataError as a RecordDir does.
     """
-    where = os.fspath(directory)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(storage_errors("read", directory))
-        try:
-            folder = stack.enter_context(opened(directory, _FOLDER))
-        except FileNotFoundError:
-            return
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
-        names.sort(reverse=True)  # mostly the order of their paths too
-        while names:
-            name = names.pop()
-            if name.startswith("."):
-                continue
-            try:
-                data, _ = _read(folder, name)
-            except FileNotFoundError:  # its owner moved it aside meanwhile
-                continue
-            try:
-                record = parse_record(data, f"{where}/{name}")
-            except RecordDamaged as error:
-                damaged(directory / name, error)
-                continue
-            if record.get("dataset") != dataset:
-                continue
-            try:
-                found = str(record["path"]), parse(record)
-            except (KeyError, TypeError, ValueError) as error:
-                raise _unknown_shape(directory / name, error) from error
+    try:
+        with storage_errors("read", directory), os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if _is_record(entry.name))
+    except FileNotFoundError:
+        return
+    for _, _, found in _read_records(directory, names, dataset, parse, damaged):
+        if found is not None:
             yield found
 
 
-def _unknown_shape(file: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{file}: not a record this version reads ({error!r}); "
-        "was it written by a newer Stoker? Upgrade, or move it out of the folder"
-    )
+def _read_records(
+    directory: Path,
+    names: list[str],
+    dataset: str,
+    parse: Callable[[Mapping[str, Any]], T],
+    damaged: Damaged,
+) -> Iterator[tuple[str, int, tuple[str, T] | None]]:
+    """The name and the stamp of each record that is there, and its path with what it holds.
+
+    None in place of the last for a damaged record and for one of another dataset.
+    """
+    where = os.fspath(directory)
+    with storage_errors("read", directory), opened(directory, _FOLDER) as folder:
+        for name in names:
+            try:
+                data, stamp = _read(folder, name)
+            except FileNotFoundError:  # its owner replaced it or moved it aside meanwhile
+                continue
+            found = None
+            try:
+                record = parse_record(data, f"{where}/{name}")
+                if record.get("dataset") == dataset:
+                    found = sys.intern(str(record["path"])), parse(record)
+            except RecordDamaged as error:
+                damaged(directory / name, error)
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{directory / name}: not a record this version reads ({error!r}); "
+                    "was it written by a newer Stoker? Upgrade, or move it out of the folder"
+                ) from error
+            yield name, stamp, found
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(SUFFIX) and not name.startswith(".")
 
 
 @contextlib.contextmanager

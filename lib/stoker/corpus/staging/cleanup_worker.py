@@ -6,14 +6,12 @@ result: {"removed": [paths that were there]}
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.kit.workers.child import Report, run_worker
-from stoker.store.files import remove_tree, unlink_durably
+from stoker.store.files import remove_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -23,13 +21,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     for name in task["remove"]:
         path = Path(name)
         try:
-            mode = os.lstat(path).st_mode
+            path.lstat()
         except FileNotFoundError:
             continue
-        if stat.S_ISDIR(mode):
-            remove_tree(path)
-        else:
-            unlink_durably(path)
+        remove_durably(path)
         removed.append(name)
         report("progress", removed=len(removed))
     return {"removed": removed}
