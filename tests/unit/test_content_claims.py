@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.actions import Duplicate, Start
 from stoker.corpus.schedule.decide import decide
@@ -17,7 +18,9 @@ PUBLISHED = frozenset({KEY[:16]})
 
 
 def situation(**changes: object) -> Situation:
-    plain = Situation({}, {"one": ONE, "other": OTHER}, LIMITS, key_of=lambda _: KEY, published=PUBLISHED)
+    plain = Situation(
+        {}, Catalog({"one": ONE, "other": OTHER}), LIMITS, key_of=lambda _: KEY, published=PUBLISHED
+    )
     return replace(plain, **changes)
 
 
@@ -44,7 +47,7 @@ def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> Non
     proven = ONE.moved("proven", key=KEY)
     for state in ("seen", "staged", "building"):
         other = replace(OTHER, state=state, key=KEY)
-        begun = situation(sources={"one": proven, "other": other})
+        begun = situation(sources=Catalog({"one": proven, "other": other}))
         assert decide(begun, 0.0) == (Duplicate("other", "one"),), state
         assert decide(replace(begun, busy={"other": "build"}), 0.0) == (), state
         assert other.moved("duplicate").state == "duplicate"  # a step that there is

@@ -43,7 +43,7 @@ class Machine:
         return Pressure(cpus=2, idle_cpus=1, io_some=share)
 
     def reader(self) -> Background:
-        return Background(self, self.moment, self.pause)
+        return Background(self.look, self.moment, self.pause)
 
 
 def test_it_holds_still_together_with_all_others_and_reads_on_where_nobody_waits() -> None:

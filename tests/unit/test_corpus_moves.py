@@ -49,7 +49,9 @@ def key16(path: str) -> str:
 
 def situation(*sources: Source, **changes: object) -> Situation:
     on_hot = frozenset(key16(each.path) for each in sources if each.key and not each.evicted)
-    plain = Situation({}, {each.path: each for each in sources}, LIMITS, key_of=key_of, published=on_hot)
+    plain = Situation(
+        {}, Catalog({each.path: each for each in sources}), LIMITS, key_of=key_of, published=on_hot
+    )
     return replace(plain, **changes)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import replace
 
+from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.actions import Action, Duplicate, GiveUpContent, Replace, Restart, Start
@@ -41,7 +42,7 @@ def situation(*sources: Source, **changes: object) -> Situation:
         )
         for each in sources
     }
-    plain = Situation(receipts, {each.path: each for each in sources}, LIMITS, key_of=key_of)
+    plain = Situation(receipts, Catalog({each.path: each for each in sources}), LIMITS, key_of=key_of)
     return replace(plain, **changes)
 
 

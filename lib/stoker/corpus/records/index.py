@@ -79,11 +79,6 @@ class Catalog(dict[str, Source]):
             self._enter(source)
         self.waiting = sorted(self._states["seen"])
 
-    @staticmethod
-    def of(sources: Mapping[str, Source]) -> Catalog:
-        """These as a catalog, which they mostly are."""
-        return sources if isinstance(sources, Catalog) else Catalog(sources)
-
     def put(self, source: Source) -> None:
         """Take in a new source, or another state of one."""
         before = self.get(source.path)

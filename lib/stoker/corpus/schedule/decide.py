@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Literal
 
 from stoker.corpus.records.index import OPEN
 from stoker.corpus.records.receipts import Receipt
@@ -36,8 +37,8 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
         *_lost_contents(situation),
         *_quarantines(situation, now),
         *_proofs(situation, now),
-        *_stages(situation, now),
-        *_builds(situation, now),
+        *_starts("stage", stageable(situation, now), situation),
+        *_starts("build", buildable(situation, now), situation),
         *_releases(situation, now),
     )
 
@@ -49,7 +50,7 @@ def stale(situation: Situation) -> Iterator[Restart | Replace | GiveUp]:
     Duplicates of a content that has no shard set any more begin anew too: the set was lost, and the file it
     was made of may be gone or another by now, while theirs is here.
     """
-    catalog, receipts = situation.catalog, situation.receipts
+    catalog, receipts = situation.sources, situation.receipts
     for path in receipts if situation.differing is None else sorted(situation.differing):
         source, receipt = catalog.get(path), receipts.get(path)
         if receipt is None or path in situation.busy:
@@ -78,7 +79,7 @@ def _is_unrecorded(situation: Situation, source: Source) -> bool:
     return (
         source.state in OPEN
         and situation.is_published(source)
-        and situation.catalog.owner(source.sha256) is None
+        and situation.sources.owner(source.sha256) is None
     )
 
 
@@ -99,18 +100,18 @@ def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> I
         yield Restart(path) if receipt.sha256 else GiveUp(path)
     elif source is not None and source.state == "seen" and path not in situation.beyond:
         found = situation.uncertain or path in situation.recallable or situation.is_published(source)
-        if not found and situation.catalog.owner(source.sha256) is None:
+        if not found and situation.sources.owner(source.sha256) is None:
             yield GiveUp(path)
 
 
 def _beyond_limit(situation: Situation, now: float) -> Iterator[DropBeyondLimit]:
-    for source in situation.catalog.in_state("staged", "building") if situation.beyond else ():
+    for source in situation.sources.in_state("staged", "building") if situation.beyond else ():
         if source.path in situation.beyond and is_free(situation, source.path, now):
             yield DropBeyondLimit(source.path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
-    catalog = situation.catalog
+    catalog = situation.sources
     for paths in catalog.unsettled:
         owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
         for path in paths if owner is not None else ():
@@ -120,7 +121,7 @@ def _duplicates(situation: Situation) -> Iterator[Duplicate]:
 
 def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
     """Former contents without a set, when there is none to be found and no other file has that content."""
-    catalog = situation.catalog
+    catalog = situation.sources
     if situation.uncertain or situation.key_of is None:
         return
     for path in catalog.formers:
@@ -148,7 +149,7 @@ def _open(situation: Situation, path: str, activity: str, now: float) -> bool:
 
 def _proofs(situation: Situation, now: float) -> tuple[Start, ...]:
     """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
-    catalog, key_of = situation.catalog, situation.key_of
+    catalog, key_of = situation.sources, situation.key_of
     if key_of is None:
         return ()
     asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
@@ -165,7 +166,7 @@ def _proofs(situation: Situation, now: float) -> tuple[Start, ...]:
 
 def stageable(situation: Situation, now: float) -> list[str]:
     """The paths to stage next within workers and queue, if only there is room on the disk."""
-    limits, catalog = situation.limits, situation.catalog
+    limits, catalog = situation.limits, situation.sources
     if now < situation.paused_until.get("stage", now):
         return []
     most = slots(situation, "stage", limits.stagers)
@@ -201,73 +202,47 @@ def _may_stage(situation: Situation, source: Source, now: float) -> bool:
         return False
     if path in situation.recallable or path in situation.beyond:
         return False
-    if not _open(situation, path, "stage", now) or situation.catalog.owner(source.sha256) is not None:
+    if not _open(situation, path, "stage", now) or situation.sources.owner(source.sha256) is not None:
         return False
     return not situation.is_published(source)
 
 
 def buildable(situation: Situation, now: float) -> list[str]:
     """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
-    ready = _ready(situation, now)
-    chosen: list[str] = []
-    claimed = {situation.sources[path].sha256 for path in situation.busy if path in situation.sources}
-    for path in ready:
-        if len(chosen) == slots(situation, "build", situation.limits.builders):
-            break
-        if situation.sources[path].sha256 not in claimed:
-            chosen.append(path)
-            claimed.add(situation.sources[path].sha256)
-    return chosen
-
-
-def _ready(situation: Situation, now: float) -> list[str]:
-    """The staged paths that may be built, in the order in which they are."""
     if situation.key_of is None:
         return []
     ready = [
-        path
-        for path, source in ((one.path, one) for one in situation.catalog.in_state("staged", "building"))
-        if path not in situation.beyond
+        source
+        for source in situation.sources.in_state("staged", "building")
+        if source.path not in situation.beyond
         and not situation.is_published(source)
-        and _open(situation, path, "build", now)
+        and _open(situation, source.path, "build", now)
     ]
-    first = situation.urgent
-    return sorted(
-        ready, key=lambda path: (path not in first, situation.sources[path].state != "building", path)
-    )
+    urgent, claimed = situation.urgent, in_hand(situation)
+    chosen: list[str] = []
+    most = slots(situation, "build", situation.limits.builders)
+    for source in sorted(ready, key=lambda one: (one.path not in urgent, one.state != "building", one.path)):
+        if len(chosen) == most:
+            break
+        if source.sha256 not in claimed:
+            chosen.append(source.path)
+            claimed.add(source.sha256)
+    return chosen
 
 
-def _stages(situation: Situation, now: float) -> Iterator[Start]:
-    room = situation.room
-    paths = stageable(situation, now)
-    if room is None:
-        return (Start("stage", path) for path in paths)
-    return _within("stage", paths, situation, room.stage, room.stage_needs, first_goes=room.one_stage)
-
-
-def _builds(situation: Situation, now: float) -> Iterator[Start]:
-    room = situation.room
-    paths = buildable(situation, now)
-    if room is None:
-        return (Start("build", path) for path in paths)
-    return _within("build", paths, situation, room.build, room.build_needs, first_goes=room.one_build)
-
-
-def _within(
-    kind: str,
-    paths: list[str],
-    situation: Situation,
-    room: int | None,
-    needs: Callable[[Source], int],
-    *,
-    first_goes: bool,
-) -> Iterator[Start]:
+def _starts(kind: Literal["stage", "build"], paths: list[str], situation: Situation) -> Iterator[Start]:
     """The starts that the room is enough for; none overtakes another, or a big file would wait for ever."""
+    room = situation.room
     if room is None:
+        yield from (Start(kind, path) for path in paths)
         return
-    for number, path in enumerate(paths):
-        room -= needs(situation.sources[path])
-        if room < 0 and not (number == 0 and first_goes):
+    if kind == "stage":
+        left, needs, first_goes = room.stage, room.stage_needs, room.one_stage
+    else:
+        left, needs, first_goes = room.build, room.build_needs, room.one_build
+    for number, path in enumerate(paths if left is not None else ()):
+        left = (left or 0) - needs(situation.sources[path])
+        if left < 0 and not (number == 0 and first_goes):
             return
         yield Start(kind, path)
 
@@ -280,7 +255,7 @@ def _quarantines(situation: Situation, now: float) -> Iterator[Start]:
 
 def _releases(situation: Situation, now: float) -> Iterator[Start]:
     ready: SourceState | None = _READY.get(situation.limits.release)
-    for source in situation.catalog.in_state(ready) if ready is not None else ():
+    for source in situation.sources.in_state(ready) if ready is not None else ():
         if not source.imported and _open(situation, source.path, "release", now):
             yield Start("release", source.path)
 

@@ -61,7 +61,7 @@ def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
 
     A quarantined source's file stays: it is what the verdict can be checked by.
     """
-    catalog = situation.catalog
+    catalog = situation.sources
     if situation.limits.release == "never" or source.path in situation.invalid_sets:
         return None
     same = [source.path] if source.state == "released" else catalog.with_content(source.sha256)
@@ -71,7 +71,7 @@ def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
 
 def _is_missed(situation: Situation, source: Source) -> bool:
     """Whether the content has no shard set, and no file to make one of but one that has to come again."""
-    path, catalog = source.path, situation.catalog
+    path, catalog = source.path, situation.sources
     if situation.uncertain or path in situation.beyond or path in situation.shelved:
         return False
     if situation.key_of is None and path not in situation.wanted:

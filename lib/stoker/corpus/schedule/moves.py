@@ -6,7 +6,7 @@ disks allow and what goes on already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from stoker.corpus.records.index import KEY16, Catalog
@@ -46,17 +46,16 @@ def decide_moves(situation: Situation, warm: WarmContents, now: float) -> tuple[
     )
 
 
-def unsynced(sources: Mapping[str, Source]) -> Iterator[Source]:
+def unsynced(sources: Catalog) -> Iterator[Source]:
     """The published sources whose set has no proven copy on warm yet."""
-    catalog = Catalog.of(sources)
-    return (catalog[path] for path in catalog.unsynced)
+    return (sources[path] for path in sources.unsynced)
 
 
 def recallable(situation: Situation, warm: WarmContents) -> frozenset[str]:
     """The paths without a set on record whose set lies on warm."""
     if situation.key_of is None or not warm.answers:
         return frozenset()
-    catalog, key_of = situation.catalog, situation.key_of
+    catalog, key_of = situation.sources, situation.key_of
     keys = (key for key in catalog.unowned(warm.published) if key not in situation.published)
     return frozenset(
         path
@@ -68,7 +67,7 @@ def recallable(situation: Situation, warm: WarmContents) -> frozenset[str]:
 def _evictions(situation: Situation, warm: WarmContents, now: float) -> Iterator[Start | KeepHot]:
     """Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted."""
     room = slots(situation, "evict", EVICTIONS)
-    catalog = situation.catalog
+    catalog = situation.sources
     left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
     for path in dict.fromkeys((*catalog.evicting, *left)):
         source = catalog[path]

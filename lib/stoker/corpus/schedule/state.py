@@ -57,7 +57,7 @@ class Situation:
     """
 
     receipts: Mapping[str, Receipt]
-    sources: Mapping[str, Source]
+    sources: Catalog
     limits: Limits
     key_of: Callable[[str], str] | None = None
     published: Set[str] = frozenset()
@@ -75,11 +75,6 @@ class Situation:
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
     room: Room | None = None
-
-    @property
-    def catalog(self) -> Catalog:
-        """The sources, to be asked for those in a state or of a content."""
-        return Catalog.of(self.sources)
 
     def is_published(self, source: Source) -> bool:
         """Whether a set of the source's content lies on hot, whoever's it is."""
@@ -102,5 +97,5 @@ def slots(situation: Situation, kind: str, most: int) -> int:
 
 def in_hand(situation: Situation) -> set[str]:
     """The contents that something is being done with, under whichever path."""
-    catalog = situation.catalog
-    return {catalog[path].sha256 for path in situation.busy if path in catalog}
+    sources = situation.sources
+    return {sources[path].sha256 for path in situation.busy if path in sources}

@@ -14,7 +14,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from stoker.observe.pressure import Pressure, PressureGauge
 
@@ -31,26 +30,20 @@ _CLASS_SHIFT = 13
 _SET, _GET, _WHO_PROCESS, _IDLE = 0, 1, 1, 3 << _CLASS_SHIFT
 
 
-class Gauge(Protocol):
-    """Tells how much was waited for the disk since it was asked last."""
-
-    def look(self) -> Pressure | None:
-        """The figures."""
-
-
 class Background:
     """The courtesy of one process's readers; step() is called between reads, by any thread.
 
-    `moment` is a clock that all readers of the machine share, so that they hold still at the same time.
+    `look` tells how much was waited for the disk since it was called last; `moment` is a clock that all
+    readers of the machine share, so that they hold still at the same time.
     """
 
     def __init__(
         self,
-        gauge: Gauge | None = None,
+        look: Callable[[], Pressure | None] | None = None,
         moment: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._gauge: Gauge = PressureGauge() if gauge is None else gauge
+        self._look = look or PressureGauge().look
         self._moment, self._pause = moment, pause
         self._next = _after(moment())
         self._read = 0  # bytes since it held still
@@ -89,9 +82,9 @@ class Background:
         if now > begin + GRACE_S:  # a long read: the others read on by now
             begin = _after(now)
         self._still_until(begin + GRACE_S, alive)
-        self._gauge.look()
+        self._look()
         self._still_until(begin + GRACE_S + LOOK_S, alive)
-        found = self._gauge.look()
+        found = self._look()
         return found is not None and found.io_some is not None and found.io_some > MUCH
 
     def _still_until(self, then: float, alive: Callable[[], None]) -> None:

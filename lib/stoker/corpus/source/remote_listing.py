@@ -21,8 +21,7 @@ def repo_of(source: Source) -> HubRepo | None:
 
 def origin_of(source: Source) -> str:
     """Of what a listing's revision is the revision; for people too, so without secrets."""
-    repo = repo_of(source)
-    return str(source.urls_file) if repo is None else f"{shown(repo.page)}@{source.revision}"
+    return shown_as(source) if repo_of(source) is None else f"{shown_as(source)}@{source.revision}"
 
 
 def shown_as(source: Source) -> str:
