@@ -138,15 +138,12 @@ def test_a_heavy_file_is_read_in_smaller_batches_and_at_last_alone() -> None:
     ],
 )
 def test_writers_go_on_when_statvfs_shows_room(free: int | None, after_s: float, may: bool) -> None:
-    assert Full("hot", 0.0, 100.0).may_try(free, 1000 * GIB, 100.0 + after_s) is may
+    assert Full(100.0, "full").may_try(free, 1000 * GIB, 100.0 + after_s) is may
 
 
 def test_on_a_small_disk_little_is_room_enough_and_failing_again_does_not_make_it_wait_longer() -> None:
-    full = Full("hot", 0.0, 100.0)
-    assert full.may_try(2 * MIB, 64 * MIB, 103.0)
-    for _ in range(50):
-        full = full.again(200.0)
-    assert full.times == 51 and full.may_try(2 * MIB, 64 * MIB, 203.0)
+    assert Full(100.0, "full").may_try(2 * MIB, 64 * MIB, 103.0)
+    assert Full(200.0, "full", times=51).may_try(2 * MIB, 64 * MIB, 203.0)
 
 
 def test_a_kill_counts_from_any_of_those_who_count_and_only_since(tmp_path: Path) -> None:

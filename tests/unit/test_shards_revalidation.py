@@ -73,6 +73,12 @@ def test_what_is_still_bad_is_told_with_its_place_and_by_force_taken_for_good(pl
     assert place.look(place.bad, decode=False)["status"] == "good"
 
 
+def test_a_filters_column_of_the_wrong_kind_is_still_bad_at_another_look(place: Place) -> None:
+    place.origin.write_bytes(place.good)
+    found = place.look(place.good, columns={"language": "number"})
+    assert (found["status"], found["reason"], found["column"]) == ("bad", "column_type", "language")
+
+
 @pytest.mark.parametrize("origin", [None, b"something else"])
 def test_a_copy_that_was_kept_takes_the_place_of_a_file_that_is_gone_or_another(
     place: Place, origin: bytes | None

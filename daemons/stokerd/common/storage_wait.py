@@ -6,8 +6,7 @@ import time
 
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
-from stoker.store.ballast import FULL
-from stoker.store.errors import StorageError
+from stoker.store.errors import FULL, StorageError
 from stoker.store.files import unlink_durably, write_atomic
 
 TRY_EVERY_S = 1.0

@@ -6,7 +6,6 @@ A daemon on a full disk could write neither what its workers finished nor that t
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from stoker.store.files import fsync_dir, opened, unlink_durably
 
 BALLAST_BYTES = 4 << 20  # a thousand records, or the events of a bad week
 SPARE = 4  # made only where this many times its size are free: it must not be what fills the disk
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Ballast:

@@ -68,6 +68,7 @@ class LockHeld(Transient):
     """Another process holds the lock."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "raise the quota or free space",

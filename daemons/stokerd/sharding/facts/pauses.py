@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker.corpus.staging.disk_full import LOOK_S, Full, Place
@@ -24,21 +23,13 @@ TRIES_ONCE = 5
 ONCE_WAITS_S = 20.0  # with --once, for room
 
 
-@dataclass
-class FullDisk:
-    """A place where a write failed for want of space, and what the write said."""
-
-    full: Full
-    reason: str
-
-
 class Pauses:
     """What waits for room, memory or the source; with --once nothing waits for long."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._events = context, context.events
         self.memory = Memory(context)
-        self._full: dict[Place, FullDisk] = {}
+        self._full: dict[Place, Full] = {}
         self._measure_at = 0.0
         self.source_why = ""
 
@@ -47,21 +38,21 @@ class Pauses:
     def disk_full(self, state: State, kind: str, place: Place, path: str, reason: str) -> None:
         """A worker found its disk full; raises StorageError after some tries with --once."""
         now, known = time.monotonic(), self._full.get(place)
-        full = Full(place, now, now) if known is None else known.full.again(now)
-        self._full[place] = FullDisk(full, f"{kind} {path}: {reason}")
+        full = Full(now, f"{kind} {path}: {reason}", 1 if known is None else known.times + 1)
+        self._full[place] = full
         self._measure(state, place)
         if known is None:
             reason = f"{reason}; free some space: it goes on by itself"
             about = {"place": place, "activity": kind, "path": path, "reason": reason}
             self._events.record("disk_full", level="error", **about)
         if self._context.once and full.times >= TRIES_ONCE:
-            raise StorageError(self._full[place].reason)
+            raise StorageError(full.reason)
 
     def disk_works(self, place: Place | None) -> None:
         """A worker made something durable there."""
         known = self._full.get(place) if place is not None else None
-        if known is not None and time.monotonic() - known.full.failed_at >= LOOK_S:
-            del self._full[known.full.place]
+        if place is not None and known is not None and time.monotonic() - known.failed_at >= LOOK_S:
+            del self._full[place]
             self._events.record("disk_has_room", place=place)
 
     def look(self, state: State) -> None:
@@ -72,7 +63,7 @@ class Pauses:
         self.memory.look()
         waiting = self._full_disks(state)
         for place, reason in waiting.items():
-            if once and now - self._full[place].full.failed_at > ONCE_WAITS_S:
+            if once and now - self._full[place].failed_at > ONCE_WAITS_S:
                 raise StorageError(f"{place} is full: {reason}; free some space, then start again")
         if waiting and now >= self._measure_at:
             self._measure_at = now + LOOK_S
@@ -83,7 +74,7 @@ class Pauses:
         now, found = time.monotonic(), {}
         for place, known in self._full.items():
             size = self._size(state, place)
-            if size is None or not known.full.may_try(size.free_bytes, size.total_bytes, now):
+            if size is None or not known.may_try(size.free_bytes, size.total_bytes, now):
                 found[place] = known.reason
         return found
 

@@ -23,9 +23,8 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, count_failure, judge, resume_offset
 from stoker.corpus.source.idle_io import Background, giving_way_on_disk
 from stoker.kit.backoff import Backoff
-from stoker.store.errors import UnavailableError
+from stoker.store.errors import FULL, UnavailableError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)
 
 Tell = Callable[..., None]
@@ -266,5 +265,5 @@ def _disk_failures(path: str) -> Iterator[None]:
     except UnavailableError as error:
         raise FetchFailed("gone", str(error)) from error
     except OSError as error:
-        kind = "disk_full" if error.errno in _FULL else "gone" if error.errno in _AWAY else "storage"
+        kind = "disk_full" if error.errno in FULL else "gone" if error.errno in _AWAY else "storage"
         raise FetchFailed(kind, f"{path}: {error}", number=error.errno) from error

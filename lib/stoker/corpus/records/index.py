@@ -69,7 +69,6 @@ class Catalog(dict[str, Source]):
         self.imported: dict[str, None] = {}
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
         self._contents: dict[str, str | tuple[str, ...]] = {}
-        self._shared: dict[str, None] = {}  # contents that several paths have
         self._unsettled: dict[str, None] = {}
         self._owned: dict[str, str] = {}  # path by the first digits of its set's key
         self._key_of: KeyOf | None = None
@@ -187,8 +186,7 @@ class Catalog(dict[str, Source]):
         others = self._contents.setdefault(content, path) if content else path
         if others is not path:
             self._contents[content] = tuple(sorted({*self.with_content(content), path}))
-            self._shared[content] = None
-        if state == "duplicate" or content in self._shared:
+        if state == "duplicate" or len(self.with_content(content)) > 1:
             self._weigh(content)
         if source.former is not None:
             self.formers[path] = None
@@ -214,8 +212,6 @@ class Catalog(dict[str, Source]):
             self._contents[content] = others[0] if len(others) == 1 else others
         else:
             self._contents.pop(content, None)
-        if len(others) < 2:
-            self._shared.pop(content, None)
         if others or self._unsettled:
             self._weigh(content)
         self.evicting.pop(path, None)

@@ -137,8 +137,6 @@ class Source:
 
     def renewed(self, *, size: int, sha256: str, reason: str | None = None) -> Source:
         """This source from the start, for the content given."""
-        if self.state != "seen" and "seen" not in TRANSITIONS[self.state]:
-            raise DataError(f"source {self.path}: no way leads from {self.state} to seen")
         formers = self.formers
         if self.state in PUBLISHED and sha256 != self.sha256:
             formers = (*(one for one in formers if one[0] != self.sha256), (self.sha256, self.size))

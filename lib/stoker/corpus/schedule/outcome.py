@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from stoker.kit.workers.parent import WorkerExit
+from stoker.store.errors import FULL
 
 # The signals that a process earns by itself. SIGKILL is not among them: it comes from outside, from an
 # operator or the kernel short of memory, and convicts no file; SIGTERM is a stop.
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = ("MemoryError", "ArrowMemoryError")
 # Failures that speak of the machine, not of the file.
 _MACHINE = ("ImportError", "ModuleNotFoundError")
@@ -119,7 +119,7 @@ def _killed(signum: int | None, reason: str, evidence: Evidence) -> Outcome:
 
 def _failed(ended: WorkerExit, reason: str, evidence: Evidence) -> Outcome:
     error = ended.error or {}
-    if error.get("errno") in _FULL:
+    if error.get("errno") in FULL:
         return Outcome("disk_full", reason)
     if error.get("type") in _NO_MEMORY or error.get("errno") == errno.ENOMEM:
         return Outcome("out_of_memory", reason or str(error.get("type")))

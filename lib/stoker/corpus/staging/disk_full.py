@@ -13,16 +13,11 @@ ENOUGH_BYTES, ENOUGH_SHARE = 16 << 20, 0.02  # the lesser of both counts as room
 
 @dataclass(frozen=True)
 class Full:
-    """A place where a write failed for want of space, at a monotonic time, and how often in a row."""
+    """A place where a write failed for want of space, last at a monotonic time, and how often in a row."""
 
-    place: Place
-    since: float
     failed_at: float
+    reason: str
     times: int = 1
-
-    def again(self, now: float) -> Full:
-        """Another write failed."""
-        return Full(self.place, self.since, now, self.times + 1)
 
     def may_try(self, free_bytes: int | None, total_bytes: int, now: float) -> bool:
         """Whether to write again: there is room by a measure taken after the failure (None: none was).

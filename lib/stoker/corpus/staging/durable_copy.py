@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.store.direct import DirectReader, DirectWriter, aligned_buffer
-from stoker.store.errors import StorageError
+from stoker.store.errors import FULL, StorageError
 from stoker.store.files import move_durably, opened, unlink_durably
 
 CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
 PART, NOTE = ".part-", ".json"  # around the name of what is being copied, and behind that of its claim
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Progress = Callable[[int], None]
 
