@@ -442,9 +442,7 @@ class TestStageShard:
     def test_hot_that_is_swapped_for_another_folder_ends_its_lister(self, tmp_path: Path) -> None:
         hot = tmp_path / "hot"
         task = {"role": "hot", "root": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
-        lister = Worker.start(
-            "stoker.corpus.staging.lister_worker", task, name="list", deadline_s=30.0, keep_open=True
-        )
+        lister = Worker.start("stoker.corpus.staging.lister_worker", task, name="list", keep_open=True)
         said: list[str] = []
 
         def heard(word: str) -> bool:

@@ -31,7 +31,7 @@ def start() -> Iterator[Any]:
     workers: list[Worker] = []
 
     def start(task: dict[str, Any] | None, module: str = MODULE, **options: Any) -> Worker:
-        options = {"name": "test", "deadline_s": LONG_S, "environ": ENVIRON, **options}
+        options = {"name": "test", "environ": ENVIRON, **options}
         workers.append(Worker.start(module, task, **options))
         return workers[-1]
 
@@ -93,7 +93,7 @@ def test_a_worker_past_its_deadline_is_timed_out_even_when_it_ignores_term(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.2)
-    worker = start({"do": "hang"}, deadline_s=30.0)
+    worker = start({"do": "hang"}, quiet_deadline_s=30.0)
     assert wait_until(worker.messages) == [{"kind": "hanging"}]
     assert worker.poll(time.monotonic() + 31.0) is None  # half a minute later, for whoever asks
     ended, _ = run(worker)
@@ -101,7 +101,7 @@ def test_a_worker_past_its_deadline_is_timed_out_even_when_it_ignores_term(
 
 
 def test_silence_past_the_quiet_deadline_is_timed_out(start: Any) -> None:
-    worker = start({"do": "work until stopped"}, deadline_s=None, quiet_deadline_s=30.0)
+    worker = start({"do": "work until stopped"}, quiet_deadline_s=30.0)
     wait_until(worker.messages, what="the first word")
     assert worker.poll(time.monotonic() + 31.0) is None
     ended, _ = run(worker)
@@ -174,7 +174,7 @@ def test_a_message_without_bounds_is_dropped_and_said(start: Any) -> None:
 
 
 def test_one_that_hangs_leaves_its_stacks_where_that_is_asked_for(start: Any) -> None:
-    worker = start({"do": "hang"}, quiet_deadline_s=100.0, deadline_s=None, stacks=True)
+    worker = start({"do": "hang"}, quiet_deadline_s=100.0, stacks=True)
     wait_until(worker.messages, what="its word")
     worker.poll(time.monotonic() + 1000.0)
     ended, _ = run(worker)
@@ -192,7 +192,7 @@ def test_a_worker_dies_with_a_daemon_killed_by_9(tmp_path: Path) -> None:
     code = f"""
 import select, sys
 from stoker.kit.workers.parent import Worker
-worker = Worker.start({MODULE!r}, {{"do": "hang"}}, name="w", deadline_s=None)
+worker = Worker.start({MODULE!r}, {{"do": "hang"}}, name="w")
 while not worker.messages(): select.select([worker.fileno()], [], [])
 print(worker.pid, flush=True)
 select.select([], [], [])
@@ -237,7 +237,7 @@ def test_an_error_ends_a_warm_worker_as_any_other(start: Any) -> None:
 
 
 def test_an_idle_worker_may_be_silent(start: Any) -> None:
-    worker = start({"do": "pid"}, module=WARM, keep_open=True, deadline_s=None, quiet_deadline_s=30.0)
+    worker = start({"do": "pid"}, module=WARM, keep_open=True, quiet_deadline_s=30.0)
     wait_until(worker.take_done)
     assert worker.poll(time.monotonic() + 1000) is None and worker.stuck_s() == 0
     worker.give({"do": "pid"}, quiet_deadline_s=30.0)
@@ -248,7 +248,7 @@ def test_a_worker_tells_samples_of_itself_that_are_no_words(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.1)
-    worker = start({"do": "burn"}, deadline_s=None, quiet_deadline_s=30.0)
+    worker = start({"do": "burn"}, quiet_deadline_s=30.0)
     wait_until(worker.messages, what="the first word")
     said = time.monotonic()
     wait_until(lambda: worker.messages() or worker.sample.cpu_s > 0.5, what="a sample of its CPU time")
@@ -259,8 +259,8 @@ def test_a_worker_tells_samples_of_itself_that_are_no_words(
 
 
 def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any) -> None:
-    busy = start({"do": "burn"}, deadline_s=None, stall_s=30.0)
-    halted = start({"do": "burn"}, deadline_s=None, stall_s=30.0)
+    busy = start({"do": "burn"}, stall_s=30.0)
+    halted = start({"do": "burn"}, stall_s=30.0)
     for worker in (busy, halted):
         wait_until(worker.messages, what="the first word")
         worker.poll()
@@ -276,7 +276,7 @@ def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any
 
 
 def test_work_before_a_halt_does_not_put_off_its_end(start: Any) -> None:
-    worker = start({"do": "burn"}, deadline_s=None, stall_s=80.0)
+    worker = start({"do": "burn"}, stall_s=80.0)
     wait_until(worker.messages, what="the first word")
     worker.poll()
     before = sample_process(worker.pid).cpu_s
@@ -289,21 +289,21 @@ def test_work_before_a_halt_does_not_put_off_its_end(start: Any) -> None:
 
 
 def test_a_worker_above_its_memory_is_killed_at_once(start: Any) -> None:
-    worker = start({"do": "allocate", "bytes": 200 << 20}, deadline_s=None, most_rss_bytes=100 << 20)
+    worker = start({"do": "allocate", "bytes": 200 << 20}, most_rss_bytes=100 << 20)
     ended, _ = run(worker)
     assert (ended.kind, ended.cause, ended.signal) == ("over_memory", "over_memory", signal.SIGKILL)
     assert ended.max_rss_bytes > 100 << 20 and "MiB" in ended.reason()
 
 
 def test_samples_wait_for_a_daemon_that_does_not_read(start: Any) -> None:
-    worker = start({"do": "work until stopped"}, deadline_s=None)
+    worker = start({"do": "work until stopped"})
     wait_until(lambda: sample_process(worker.pid).cpu_s > 0 or worker.messages())
     time.sleep(2.5)  # several samples' time
     assert len(os.read(worker._pipes._stdout, 1 << 16).splitlines()) <= 2
 
 
 def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.kit.workers.parent import child_environment
+    from stoker.kit.workers.launch import child_environment
 
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("STOKER_READY_FD", "7")

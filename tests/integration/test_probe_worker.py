@@ -15,9 +15,7 @@ def probed(hub: LoopbackHub, files: list[dict[str, Any]], seconds: float) -> dic
     repo = {"repo": REPO, "repo_type": "dataset", "endpoint": hub.endpoint}
     task = {"files": files, "seconds": seconds, "hub": repo, "token_file": None}
     environ = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*"}
-    worker = Worker.start(
-        "stoker.corpus.source.probe_worker", task, name="probe", deadline_s=None, environ=environ
-    )
+    worker = Worker.start("stoker.corpus.source.probe_worker", task, name="probe", environ=environ)
     try:
         ended = wait_until(worker.poll)
     finally:

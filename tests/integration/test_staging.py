@@ -264,7 +264,6 @@ class TestLister:
             "stoker.corpus.staging.lister_worker",
             self.task(root),
             name="list",
-            deadline_s=None,
             keep_open=True,
         )
         return worker, look(worker, 1)

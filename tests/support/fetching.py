@@ -66,7 +66,7 @@ class Fetching:
 
     def __init__(self, task: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> None:
         clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-        self.worker = Worker.start(MODULE, task, name="fetch", deadline_s=None, environ=clean, keep_open=True)
+        self.worker = Worker.start(MODULE, task, name="fetch", environ=clean, keep_open=True)
         self.said: list[dict[str, Any]] = []
         self.ended: WorkerExit | None = None
 

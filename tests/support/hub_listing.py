@@ -27,7 +27,7 @@ def list_hub(
         **changes,
     }
     clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-    worker = Worker.start("stoker.corpus.source.hub_worker", task, name="hub", deadline_s=None, environ=clean)
+    worker = Worker.start("stoker.corpus.source.hub_worker", task, name="hub", environ=clean)
     said: list[dict[str, Any]] = []
 
     def ended() -> WorkerExit | None:

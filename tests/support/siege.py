@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
-from stoker.kit.workers.parent import launch_command
+from stoker.kit.workers.launch import launch_command
 from stoker.store.layout import DAEMONS
 from stoker.store.names import utc_now
 from support.mounts import free_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.loop import FdEvent, FileEvent, SignalEvent, TimerEvent, Waiter
+from stoker.kit.loop import FdEvent, FileEvent, SignalEvent, Waiter
 from support.waiting import LONG_S, wait_until
 
 
@@ -61,18 +61,6 @@ def test_signals_go_back_to_who_had_them() -> None:
     waiter.signals(signal.SIGUSR2)
     waiter.close()
     assert signal.getsignal(signal.SIGUSR2) == before
-
-
-def test_timers_come_once_when_due_and_can_be_moved_or_cancelled(waiter: Waiter) -> None:
-    now = time.monotonic()
-    waiter.timer("b", now + 60)
-    waiter.timer("a", now + 0.03)
-    waiter.timer("c", now + 0.01)
-    waiter.cancel("c")
-    assert waiter.wait(LONG_S) == [TimerEvent("a")]
-    waiter.timer("b", now + 0.06)  # only now: a late waker finds all that is due at once
-    assert waiter.wait(LONG_S) == [TimerEvent("b")]
-    assert waiter.wait(0.05) == []
 
 
 def test_a_readable_descriptor_is_an_event_until_it_is_removed(waiter: Waiter) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from stoker.kit.context import write_snapshot
 from stoker.kit.lock import Lock
-from stoker.kit.process.tree_memory import sample_tree
-from stoker.observe.memory import sample_memory
+from stoker.kit.process.sampler import Sample, own_peak_rss, sample_process, sample_tree
 from stoker.observe.status import read_status
 from stoker.store.layout import DAEMONS, STAGE_SHARD, RuntimeLayout, StateLayout
 
@@ -64,19 +63,18 @@ def test_a_snapshot_that_cannot_be_read_is_an_empty_one(
 
 
 def test_memory_is_sampled_for_this_process_another_and_a_tree() -> None:
-    mine = sample_memory()
-    assert 0 < mine.rss_bytes <= mine.peak_rss_bytes and mine.available_bytes > 0
+    mine = sample_process(os.getpid())
+    assert mine.rss_bytes > 0 and mine.rss_bytes // 2 < own_peak_rss()
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(b"up\n")
         assert child.stdout.readline() == b"up\n"  # only then it surely has its own memory, and some of it
-        theirs = sample_memory(child.pid)
+        theirs = sample_process(child.pid)
         assert 0 < theirs.rss_bytes < mine.rss_bytes
         assert sample_tree(os.getpid()) >= mine.rss_bytes // 2 + theirs.rss_bytes
     finally:
         child.kill()
         child.communicate()
-    with pytest.raises(ProcessLookupError):
-        sample_memory(child.pid)
+    assert sample_process(child.pid) == Sample(0, 0.0)
     assert sample_tree(child.pid) == 0

@@ -261,8 +261,8 @@ def run_export(
         "from stoker.cli.main import exit_code\n"
         f"for what, most in {limits or {}}.items(): resource.setrlimit(what, (most, most))\n"
         "code = exit_code(sys.argv[1:])\n"
-        "from stoker.observe.memory import sample_memory\n"
-        "print(sample_memory().peak_rss_bytes)\n"
+        "from stoker.kit.process.sampler import own_peak_rss\n"
+        "print(own_peak_rss())\n"
         "sys.exit(code)"
     )
     command = [sys.executable, "-c", code, "export", "--format", form, *options, str(sets), str(out)]

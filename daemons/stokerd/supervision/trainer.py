@@ -12,7 +12,7 @@ from stoker.corpus.records.pin import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.kit.lock import Lock
 from stoker.kit.process.process_id import ProcessId, children_tree
-from stoker.kit.process.tree_memory import sample_tree
+from stoker.kit.process.sampler import sample_tree
 from stoker.store.errors import DataError, StorageError
 from stoker.store.names import new_id, utc_now
 from stoker.store.record import write_record

@@ -91,7 +91,7 @@ def _begin(job: Job, idle: list[Worker], *, warm: bool) -> Worker:
             worker.give(job.task, **bounds)
             return worker
     name, keep_open = job.module.rpartition(".")[2], job.keep_open or warm
-    return Worker.start(job.module, job.task, name=name, deadline_s=None, keep_open=keep_open, **bounds)
+    return Worker.start(job.module, job.task, name=name, keep_open=keep_open, **bounds)
 
 
 @contextlib.contextmanager

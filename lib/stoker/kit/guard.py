@@ -1,6 +1,6 @@
 """The process between a supervisor and its trainer: no orphan, and never two of a run.
 
-    python -m stoker.kit.guard --parent PID --lock-fd N [--keep-fd N]... --report-fd N --stop-time S -- CMD...
+    python -m stoker.kit.guard --parent PID --lock-fd N --report-fd N --stop-time S -- CMD...
 
 It is the subreaper of all that CMD starts, in whatever sessions, and keeps the lock's descriptor open until
 its tree is empty. On SIGTERM, on its parent's end and after CMD's own end it stops what is left: TERM to each
@@ -33,43 +33,16 @@ from stoker.kit.process.process_id import ProcessId, children_tree, signal_proce
 IDLE_S = 5.0  # between two looks at the parent, should its death signal ever get lost
 STOPPING_S = 0.2  # between two looks for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
-REPORT_BACKLOG = 1 << 16  # bytes kept for a reader that does not read
-
-
-class Reports:
-    """The report pipe: never blocks, never fails; what a slow reader leaves is kept up to a bound."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-        self._unsent = b""
-        os.set_blocking(descriptor, False)
-
-    def send(self, **message: Any) -> None:
-        """Queue a line and write what the pipe takes."""
-        if len(self._unsent) < REPORT_BACKLOG:
-            self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what the pipe takes now."""
-        while self._unsent and self._descriptor is not None:
-            try:
-                self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]
-            except BlockingIOError:
-                return
-            except OSError:  # the reader is gone; the work here is the same without it
-                self._descriptor = None
 
 
 class Guard:
     """One guarded command, from its start to the end of the last process of its tree."""
 
     def __init__(
-        self, command: list[str], reports: Reports, *, held: list[int], parent: int, stop_time_s: float
+        self, command: list[str], report_fd: int, *, lock_fd: int, parent: int, stop_time_s: float
     ) -> None:
         self._command = command
-        self._held = held
-        self._reports = reports
+        self._report_fd, self._lock_fd = report_fd, lock_fd
         self._parent = parent
         self._stop_time_s = stop_time_s
         self._child = 0
@@ -81,28 +54,31 @@ class Guard:
 
     def run(self) -> int:
         """Guard the command; returns the exit code once nothing of it is left."""
-        self._reports.send(guard="ready", pid=os.getpid())
+        self._report(guard="ready", pid=os.getpid())
         if self._stop_asked or self._parent_is_gone():
             print("stoker.kit.guard: no supervisor to work for; nothing was started", file=sys.stderr)
             return 75
         self._child = self._start()
         while self._reap():
-            self._reports.flush()
             if self._stop_asked or self._parent_is_gone():
                 self._begin_to_stop()
             if self._kill_at is not None:
                 self._stop_some(self._kill_at)
             self._wait()
-        for descriptor in self._held:
-            os.close(descriptor)  # before the word: whoever acts on it finds the lock free
-        self._reports.send(empty=True)
+        os.close(self._lock_fd)  # before the word: whoever acts on it finds the lock free
+        self._report(empty=True)
         return self._exit_code
+
+    def _report(self, **message: Any) -> None:
+        """Write a line; all four of a launch fit into an empty pipe, and nobody need read them."""
+        with contextlib.suppress(OSError):
+            os.write(self._report_fd, json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _start(self) -> int:
         # Through the launcher: should this guard be killed, the kernel asks the trainer to save and end.
         launcher = [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *self._command]
         child = os.posix_spawn(sys.executable, launcher, os.environ, setsigmask=[])
-        self._reports.send(started=child, start_ticks=ProcessId.of(child).start_ticks)
+        self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
         return child
 
     def _on_stop(self, _signum: int, _frame: FrameType | None) -> None:
@@ -127,7 +103,7 @@ class Guard:
         code = os.waitstatus_to_exitcode(status)
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
-        self._reports.send(exited=how, max_rss_bytes=usage.ru_maxrss * 1024)
+        self._report(exited=how, max_rss_bytes=usage.ru_maxrss * 1024)
         self._begin_to_stop()  # what it left behind has no one to work for
 
     def _begin_to_stop(self) -> None:
@@ -176,7 +152,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stoker.kit.guard", exit_on_error=True)
     parser.add_argument("--parent", type=int, required=True, help="the pid whose end is the tree's end")
     parser.add_argument("--lock-fd", type=int, required=True, help="kept open until the tree is empty")
-    parser.add_argument("--keep-fd", type=int, action="append", default=[], help="kept open as well")
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--stop-time", type=float, required=True, help="seconds from TERM to KILL")
     parser.add_argument("command", nargs="+")
@@ -189,13 +164,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Become the guard; returns its exit code."""
     options = parse(argv)
-    held = [options.lock_fd, *options.keep_fd]
-    for descriptor in (*held, options.report_fd):
+    for descriptor in (options.lock_fd, options.report_fd):
         os.set_inheritable(descriptor, False)  # ours alone: the trainer must not hold its own lock
+    os.set_blocking(options.report_fd, False)
     if os.getsid(0) != os.getpid():
         os.setsid()
-    reports = Reports(options.report_fd)
-    guard = Guard(options.command, reports, held=held, parent=options.parent, stop_time_s=options.stop_time)
+    guard = Guard(
+        options.command,
+        options.report_fd,
+        lock_fd=options.lock_fd,
+        parent=options.parent,
+        stop_time_s=options.stop_time,
+    )
     set_child_subreaper()
     set_death_signal(signal.SIGTERM)
     return guard.run()

@@ -28,8 +28,6 @@ class Holder:
     """Who holds a lock by its own words: for people and to find its runtime directory."""
 
     pid: int | None
-    start_ticks: int | None
-    host: str
     purpose: str
     since: str
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -141,14 +139,9 @@ def read_contents(path: Path) -> Holder:
         pass
     known: dict[str, Any] = contents if isinstance(contents, dict) else {}
 
-    def number(name: str) -> int | None:
-        value = known.get(name)
-        return value if isinstance(value, int) else None
-
+    pid = known.get("pid")
     return Holder(
-        pid=number("pid"),
-        start_ticks=number("start"),
-        host=str(known.get("host", "")),
+        pid=pid if isinstance(pid, int) else None,
         purpose=str(known.get("purpose", "")),
         since=str(known.get("since", "")),
         extra={k: v for k, v in known.items() if k not in ("pid", "start", "host", "purpose", "since")},

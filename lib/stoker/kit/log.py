@@ -17,7 +17,7 @@ from stoker.store.names import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 JOURNAL_BYTES = 48 << 10  # a datagram's worth; a longer value is cut, the event log has it whole
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+PRIORITIES = {"info": 6, "warning": 4, "error": 3}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
@@ -36,10 +36,6 @@ class Log:
         if _stderr_is_journal(environ):
             self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
-    def debug(self, event: str, message: str = "", **fields: Any) -> None:
-        """For whoever looks closely."""
-        self.write("debug", event, message, fields)
-
     def info(self, event: str, message: str = "", **fields: Any) -> None:
         """Something went as it should."""
         self.write("info", event, message, fields)
@@ -53,7 +49,7 @@ class Log:
         self.write("error", event, message, fields)
 
     def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Write one line; level is debug, info, warning or error."""
+        """Write one line; level is info, warning or error."""
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return

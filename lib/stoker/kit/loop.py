@@ -1,4 +1,4 @@
-"""The one place a daemon waits: signals, files, timers, and descriptors (workers, pipes, sockets, pidfds).
+"""The one place a daemon waits: signals, files and descriptors (workers, pipes, sockets, pidfds).
 
 Signal handlers only enqueue; everything is handled by the loop that calls wait().
 """
@@ -44,14 +44,7 @@ class FdEvent:
     tag: Hashable
 
 
-@dataclass(frozen=True)
-class TimerEvent:
-    """This timer was due; it is forgotten with the event."""
-
-    name: str
-
-
-Event = SignalEvent | FileEvent | FdEvent | TimerEvent
+Event = SignalEvent | FileEvent | FdEvent
 
 
 class Waiter:
@@ -63,7 +56,6 @@ class Waiter:
         self.longest_s = math.inf  # the longest a wait may be, whatever its caller can do without
         self._selector = selectors.DefaultSelector()
         self._watches: dict[Path, DirectoryWatch] = {}
-        self._timers: dict[str, float] = {}
         self._changed: set[Path] = set()
         self._previous: dict[int, Any] = {}
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,14 +83,6 @@ class Waiter:
         """Wait for fd no longer; it may be closed already, or never have been added."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
-
-    def timer(self, name: str, due_s: float) -> None:
-        """Report once when the monotonic clock reaches due_s; a timer of that name is replaced."""
-        self._timers[name] = due_s
-
-    def cancel(self, name: str) -> None:
-        """Forget a timer."""
-        self._timers.pop(name, None)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What happened, as soon as something has; empty after timeout_s seconds, or longest_s."""
@@ -137,11 +121,10 @@ class Waiter:
     def _patience(self, give_up: float) -> float:
         if self._changed:
             return 0.0
-        due = [give_up, *self._timers.values()]
-        if self._watches:
-            unarmed = any(not watch.armed for watch in self._watches.values())
-            due.append(time.monotonic() + (POLL_S if unarmed else CHECK_S))
-        return max(0.0, min(due) - time.monotonic())
+        left_s = max(0.0, give_up - time.monotonic())
+        if not self._watches:
+            return left_s
+        return min(left_s, CHECK_S if all(watch.armed for watch in self._watches.values()) else POLL_S)
 
     def _ready(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
@@ -154,10 +137,6 @@ class Waiter:
                 events.append(FdEvent(key.data))
         while self._changed:
             events.append(FileEvent(self._changed.pop()))
-        now = time.monotonic()
-        for name in [name for name, due in self._timers.items() if due <= now]:
-            del self._timers[name]
-            events.append(TimerEvent(name))
         return events
 
     def _signal_events(self) -> list[Event]:

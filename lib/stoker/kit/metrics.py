@@ -23,6 +23,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from stoker.kit.process.sampler import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
 
 PREFIX = "stoker_"
@@ -119,11 +120,12 @@ class _Process:
 
     def collect(self) -> Iterable[Metric]:
         """For the registry."""
+        me = sample_process(os.getpid())
         facts = (
-            (GaugeMetricFamily, "rss_bytes", "Resident memory of the daemon", _rss_bytes()),
+            (GaugeMetricFamily, "rss_bytes", "Resident memory of the daemon", float(me.rss_bytes)),
             (GaugeMetricFamily, "threads", "Threads of the daemon", float(threading.active_count())),
             (GaugeMetricFamily, "start_time_seconds", "When the daemon started, Unix time", self._started),
-            (CounterMetricFamily, "cpu_seconds_total", "CPU time the daemon used", time.process_time()),
+            (CounterMetricFamily, "cpu_seconds_total", "CPU time the daemon used", me.cpu_s),
         )
         for kind, name, doc, value in facts:
             family = kind(f"{PREFIX}daemon_{name}", doc, labels=("daemon",))
@@ -134,11 +136,6 @@ class _Process:
         )
         build.add_metric((_version(), platform.python_version()), 1.0)
         yield build
-
-
-def _rss_bytes() -> float:
-    with open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
-        return float(int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
 
 
 @functools.cache

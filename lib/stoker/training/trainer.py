@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 
 from stoker.kit.lock import Lock
-from stoker.kit.process.process_id import set_death_signal
+from stoker.kit.process.prctl import set_death_signal
 from stoker.store.errors import StokerError, StorageError
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked

@@ -21,7 +21,7 @@ from stoker.kit.lock import Lock
 from stoker.kit.loop import SignalEvent, Waiter
 from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.terminal.sentences import harmless
-from stoker.kit.workers.parent import child_environment, launch_command
+from stoker.kit.workers.launch import child_environment, launch_command
 from stoker.observe.status import read_status
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR

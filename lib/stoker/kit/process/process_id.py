@@ -12,18 +12,6 @@ import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from stoker.kit.process.prctl import set_child_subreaper, set_death_signal
-
-__all__ = [
-    "ProcessId",
-    "children_tree",
-    "processes_with_environment",
-    "reap_strays",
-    "set_child_subreaper",
-    "set_death_signal",
-    "signal_process",
-]
-
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
 _STATE, _PARENT, _FLAGS, _START = 0, 1, 6, 19
 _KERNEL_THREAD, _ENDING = 0x00200000, 0x00000004  # PF_KTHREAD, PF_EXITING

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stoker.kit.process.process_id import children_tree
+
 SAMPLE_EVERY_S = 1.0
 _PAGE, _TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")
 _USER_TICKS, _SYSTEM_TICKS, _RSS_PAGES = 11, 12, 21  # of /proc/PID/stat, counted after the command name
@@ -34,6 +36,12 @@ def sample_process(pid: int) -> Sample:
     fields = text[text.rindex(b")") + 2 :].split()
     ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
     return Sample(int(fields[_RSS_PAGES]) * _PAGE, ticks * _TICK_S)
+
+
+def sample_tree(pid: int) -> int:
+    """Resident bytes of a process and all its living descendants; shared pages count in each; 0 when gone."""
+    pids = (pid, *(child.pid for child in children_tree(pid)))
+    return sum(sample_process(each).rss_bytes for each in pids)
 
 
 class Sampler:
@@ -60,7 +68,7 @@ class Sampler:
         while True:
             self._working.wait()
             if self._all_read():
-                self._say(Sample(_own_rss(), time.process_time()))
+                self._say(sample_process(os.getpid()))
             time.sleep(SAMPLE_EVERY_S)
 
     def _all_read(self) -> bool:
@@ -71,6 +79,7 @@ class Sampler:
         return struct.unpack("i", answer) == (0,)
 
 
-def _own_rss() -> int:
-    with open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
-        return int(stream.read().split()[1]) * _PAGE
+def own_peak_rss() -> int:
+    """The most resident bytes that this process has had so far."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in stream if line.startswith("VmHWM:"))

@@ -15,7 +15,7 @@ STDERR = 2
 ERASE, ROW_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"  # empty this row; go up and empty that one: ECMA-48
 NARROW, USUAL = 20, 80
 BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "1", "2", "31", "32", "33", "0"
-COLOURS = {"debug": DIM, "info": PLAIN, "warning": YELLOW, "error": RED}
+COLOURS = {"info": PLAIN, "warning": YELLOW, "error": RED}
 
 
 def coloured(descriptor: int, environ: Mapping[str, str] = os.environ) -> bool:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from stoker.store.errors import UnknownFormat
 
 ExitKind = Literal["finished", "failed", "killed", "timed_out", "over_memory"]
-# Why the daemon itself ended a worker: its whole time was up, it said nothing, it neither spoke nor computed.
-Cause = Literal["", "deadline", "silent", "stalled", "over_memory"]
+# Why the daemon itself ended a worker: it said nothing, it neither spoke nor computed, it took too much.
+Cause = Literal["", "silent", "stalled", "over_memory"]
 
 
 @dataclass(frozen=True)

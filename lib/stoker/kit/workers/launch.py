@@ -7,7 +7,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from stoker.kit.workers.child import PARENT_VARIABLE
 from stoker.store.errors import Transient
@@ -57,17 +57,14 @@ def room_for(name: str) -> Iterator[None]:
         ) from error
 
 
-def launch(
-    module: str, arguments: Iterable[str], environ: Mapping[str, str], pass_fds: Iterable[int]
-) -> subprocess.Popen[bytes]:
+def launch(module: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start `python -m module` with three pipes, as a worker of this process."""
     return subprocess.Popen(
-        launch_command([sys.executable, "-P", "-m", module, *arguments]),
+        launch_command([sys.executable, "-P", "-m", module]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-        pass_fds=tuple(pass_fds),
         env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
         process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
     )

@@ -11,31 +11,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from stoker.kit.process.poll import readable
 from stoker.kit.process.sampler import Sample, sample_process
-from stoker.kit.workers.exit import Cause, WorkerExit, classify, signal_name
-from stoker.kit.workers.launch import (
-    WorkerNotStarted,
-    child_environment,
-    launch,
-    launch_command,
-    room_for,
-)
+from stoker.kit.workers.exit import Cause, WorkerExit, classify
+from stoker.kit.workers.launch import WorkerNotStarted, launch, room_for
 from stoker.kit.workers.pipes import Pipes
 from stoker.store.parsing import parse_json
 
-__all__ = [
-    "Worker",
-    "WorkerExit",
-    "WorkerNotStarted",
-    "child_environment",
-    "classify",
-    "launch_command",
-    "signal_name",
-]
+__all__ = ["Worker", "WorkerExit", "WorkerNotStarted"]
 
 TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
 STACKS_S = 2.0  # from ABRT to KILL
@@ -51,21 +37,18 @@ class Worker:
     and is given the next; its deadlines stand still in between. `sample` is how it stood when it last told.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], name: str, *, deadline_s: float | None, keep_open: bool
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], name: str, *, keep_open: bool) -> None:
         self.name = name
         self.pid = process.pid
         self.sample = Sample(0, 0.0)
         self.at_work = False
         self._process = process
-        self._started = self._given = self._last_word = time.monotonic()
-        self._deadline_s = deadline_s
+        self._given = self._last_word = time.monotonic()
         self._quiet_s: float | None = None
         self._stall_s: float | None = None
         self._most_rss: int | None = None
-        self._moved_at, self._moved_cpu_s = self._started, 0.0  # when it last worked, and its CPU time then
-        self._looked_at = self._started
+        self._moved_at, self._moved_cpu_s = self._given, 0.0  # when it last worked, and its CPU time then
+        self._looked_at = self._given
         self._kill_at: float | None = None
         self._killed_at: float | None = None
         self._cause: Cause = ""
@@ -86,27 +69,24 @@ class Worker:
         task: Mapping[str, Any] | None,
         *,
         name: str,
-        deadline_s: float | None,
         quiet_deadline_s: float | None = None,
         stall_s: float | None = None,
         most_rss_bytes: int | None = None,
         environ: Mapping[str, str] | None = None,
-        pass_fds: Iterable[int] = (),
-        arguments: Iterable[str] = (),
         keep_open: bool = False,
         stacks: bool = False,
     ) -> Self:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        deadline_s bounds its whole life, the rest is as in give(); keep_open leaves its input open for send()
+        The bounds are as in give(); keep_open leaves its input open for send()
         and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
         stacks are the last that it writes to standard error. Raises WorkerNotStarted where the system has no
         room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
         with room_for(name):
-            process = launch(module, arguments, environ or {}, pass_fds)
-        worker = cls(process, name, deadline_s=deadline_s, keep_open=keep_open)
+            process = launch(module, environ or {})
+        worker = cls(process, name, keep_open=keep_open)
         if stacks:
             worker._stacks = True
             worker._pipes.keep_stacks()
@@ -234,8 +214,6 @@ class Worker:
         return tuple(self._pipes.stderr_tail)
 
     def _overdue(self, now: float) -> Cause:
-        if self._deadline_s is not None and now - self._started > self._deadline_s:
-            return "deadline"
         if not self.at_work:
             return ""
         if self._quiet_s is not None and now - self._last_word > self._quiet_s:

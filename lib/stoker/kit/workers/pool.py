@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.kit.loop import Event, FdEvent, Waiter
 from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
-from stoker.kit.process.sampler import sample_process
-from stoker.kit.process.tree_memory import sample_tree
+from stoker.kit.process.sampler import sample_process, sample_tree
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.exit import raise_unknown_format
 from stoker.kit.workers.idle import IdleWorkers
@@ -93,7 +92,6 @@ class WorkerPool(Generic[F]):
                 activity.module,
                 task,
                 name=name,
-                deadline_s=None,
                 environ={POOL_VARIABLE: self._name},
                 keep_open=activity.keep_open or activity.is_reusable,
                 stacks=activity.stacks,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stoker.observe.memory import sample_memory
+from stoker.kit.process.sampler import own_peak_rss
 from stoker.shards.build.builder import Build, BuildTask, Reporter
 from stoker.shards.build.commit import PROGRESS, origin_of
 from stoker.shards.build.readback import ReadBack, Trail
@@ -163,7 +163,7 @@ def _build_note(build: Build) -> dict[str, Any]:
         "source": build.task.source_path,
         "time": utc_now(),
         "seconds": round(build.elapsed_s, 3),
-        "max_rss_bytes": sample_memory().peak_rss_bytes,
+        "max_rss_bytes": own_peak_rss(),
         "engine": {
             "name": build.engine.name,
             "version": build.engine.version,

@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stoker.kit.workers.exit import signal_name
+
 
 class ExitClass(StrEnum):
     """The classes by which launches are counted, told and treated."""
@@ -76,11 +78,3 @@ def classify(ending: Ending) -> Exit:
     kind = _BY_CODE.get(ending.code, ExitClass.CRASHED)
     unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in told
     return Exit(kind, f"exit code {ending.code}{told}", doubts_data=unreadable)
-
-
-def signal_name(signum: int) -> str:
-    """SIGKILL for 9; the number where the system has no name for it."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
