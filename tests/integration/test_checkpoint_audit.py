@@ -20,6 +20,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.plan.consumption import consumed_body
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
 from stoker.plan.positions import START, Position, Skip, advance, tokens_before
@@ -28,7 +29,6 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import RunAudit, audit_run
-from stoker.supervise.run.horizon import consumed
 from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
 from stoker.supervise.run.record import Heldout, Identity, RunRecord
 from support.books import books_of
@@ -130,7 +130,7 @@ class Run:
         """Write consumed.json for the step's checkpoint, as the supervisor does."""
         name = f"step-{step:09d}"
         body = read_body((self.layout.checkpoints / name / "checkpoint.json").read_bytes()).raw
-        account = consumed("main", name, body, self.writer.plan, finished=finished)
+        account = consumed_body("main", name, body, self.writer.plan, finished=finished)
         write_record(self.layout.consumed, {**account, **changes})
 
     def finish(self, finished: str, *, step: int = 20) -> None:

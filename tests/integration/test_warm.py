@@ -17,6 +17,7 @@ from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import Source, write_source
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.plan.consumption import consumed_body
+from stoker.plan.log import Plan
 from stoker.plan.positions import START
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR, WarmLayout
@@ -89,17 +90,8 @@ def want(data: DataPipeline, keys: Iterable[str], run: str = "main") -> None:
     """Say in a run's name, as its supervisor would, which sets it needs."""
     layout = data.pipeline.layout.run(run)
     layout.create()
-    body = consumed_body(
-        run=run,
-        checkpoint=None,
-        body={"step": 0, "position": START.as_list(), "tokens": 0},
-        books={},
-        low_water=START,
-        wants=tuple(keys),
-        finished=None,
-        windows_per_s=None,
-    )
-    write_record(layout.consumed, body)
+    begin = {"step": 0, "position": START.as_list(), "tokens": 0}
+    write_record(layout.consumed, consumed_body(run, None, begin, Plan((), ""), wants=tuple(keys)))
 
 
 def all_evicted(data: DataPipeline) -> bool:

@@ -47,8 +47,8 @@ def seal(
     values = memoryview(bytes(range(step % 7, step % 7 + 64)))
     extra = dict(files or {})
     with CheckpointWriter(checkpoints, step, launch) as writer:
-        writer.add_safetensors("model-00001.safetensors", [("w", "F32", (4, 4), values)])
-        writer.add_safetensors("optimizer-00001.safetensors", [("w.exp_avg", "F32", (16,), values)])
+        writer.add_tensors("model", [("w", "F32", (4, 4), values)])
+        writer.add_tensors("optimizer", [("w.exp_avg", "F32", (16,), values)])
         for name, data in {"trainer.json": b'{"rng":1}\n', "plan.jsonl": b"", **extra}.items():
             writer.add(name, [data])
         return writer.seal(body_of(step, **changes))

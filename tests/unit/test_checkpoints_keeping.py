@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crash import Crash, check_crashes
+from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_over_budget, quarantine_checkpoint, quarantined
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
@@ -20,7 +21,8 @@ HISTORY = [(2, None), (1, 500), (0, 300)]
 
 
 def found(step: int, timeline: int | None) -> Found:
-    return Found(Path(f"step-{step:09d}"), step, timeline)
+    body = None if timeline is None else CheckpointBody(step, 0, (0, 0), timeline, "", {}, {})
+    return Found(Path(f"step-{step:09d}"), step, body)
 
 
 def names(directory: Path) -> list[str]:
@@ -107,16 +109,13 @@ def test_a_removal_leaves_a_whole_checkpoint_or_none_after_every_crash() -> None
 def test_a_bad_checkpoint_is_moved_with_its_reason(tmp_path: Path) -> None:
     path = seal(tmp_path / "checkpoints", 5)
     moved = quarantine_checkpoint(
-        tmp_path / "quarantine", path, "sha256 of trainer.json differs", keep=3, keep_bytes=1 << 30,
-        detail={"run": "main"},
+        tmp_path / "quarantine", path, "sha256 of trainer.json differs", keep=3, keep_bytes=1 << 30
     )  # fmt: skip
     assert not path.exists()
     assert moved.dropped == ()
     assert names(moved.place) == ["reason.json", "step-000000005"]
     record = read_record(moved.place / "reason.json")
-    assert (record["kind"], record["reason"], record["run"]) == (
-        "checkpoint", "sha256 of trainer.json differs", "main",
-    )  # fmt: skip
+    assert (record["kind"], record["reason"]) == ("checkpoint", "sha256 of trainer.json differs")
     assert record["path"] == str(path)
 
 

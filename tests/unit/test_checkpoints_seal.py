@@ -56,7 +56,7 @@ def test_safetensors_reads_what_we_wrote(tmp_path: Path) -> None:
     dtypes = {"float16": "F16", "int64": "I64", "float32": "F32", "bool": "BOOL"}
     tensors = [(name, dtypes[str(a.dtype)], a.shape, memoryview(a.tobytes())) for name, a in arrays.items()]
     with CheckpointWriter(tmp_path, 1, "l1") as writer:
-        writer.add_safetensors("model-00001.safetensors", tensors, {"format": "pt"})
+        writer.add_tensors("model", tensors)
         path = writer.seal(body_of(1)) / "model-00001.safetensors"
 
     read = numpy.load_file(path)
@@ -69,17 +69,13 @@ def test_safetensors_reads_what_we_wrote(tmp_path: Path) -> None:
     assert header % 8 == 0
 
 
-def test_tensors_are_split_over_files_of_limited_size(tmp_path: Path) -> None:
+def test_tensors_are_split_over_files_of_limited_size() -> None:
     tensors = [
         Tensor(f"t{i}", "U8", (size,), memoryview(bytes(size))) for i, size in enumerate((4, 4, 5, 20, 1))
     ]
     assert [[tensor.name for tensor in group] for group in split(tensors, 8)] == [
         ["t0", "t1"], ["t2"], ["t3"], ["t4"],
     ]  # fmt: skip
-    with CheckpointWriter(tmp_path, 1, "l1") as writer:
-        assert writer.add_tensors("model", tensors, limit=8) == [
-            f"model-{number:05d}.safetensors" for number in range(1, 5)
-        ]
 
 
 def test_a_tensor_whose_bytes_do_not_fit_is_refused() -> None:

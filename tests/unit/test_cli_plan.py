@@ -14,6 +14,7 @@ from stoker.cli.main import exit_code
 from stoker.corpus.records.pin import read_pin, write_pin
 from stoker.corpus.records.sources import read_sources, write_source
 from stoker.plan.consumption import consumed_body
+from stoker.plan.log import read_plan
 from stoker.plan.positions import Position
 from stoker.store.record import read_record, write_record
 from support.looking import BUILT, FakeRun, Site, make_site
@@ -51,13 +52,12 @@ def consumed(run: FakeRun, low_water: list[int], wants: tuple[str, ...] = (), **
     """Leave the supervisor's word on the run."""
     position = run.positions[run.timeline, run.step]
     body = consumed_body(
-        run="main",
-        checkpoint="step",
-        body={"step": run.step, "position": position, "tokens": run.tokens},
-        books={"applied": 0, "skipped": 0, "remainder": 0, "tail_tokens": 0},
+        "main",
+        "step",
+        {"step": run.step, "position": position, "tokens": run.tokens},
+        read_plan(run.run.plan),
         low_water=Position(*low_water),
         wants=wants,
-        finished=None,
         windows_per_s=2.0,
     )
     write_record(run.run.consumed, body | changes)

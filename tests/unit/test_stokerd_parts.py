@@ -9,6 +9,7 @@ import pytest
 
 from stoker.plan.consumption import consumed_body, read_holdings
 from stoker.plan.growth import AHEAD_BATCHES
+from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position
 from stoker.plan.residency import reach_from
 from stoker.store.layout import StateLayout
@@ -93,10 +94,7 @@ def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Any)
     layout.create()
     layout.run("main").create()
     body = {"step": 0, "position": [0, 0], "tokens": 0}
-    words: dict[str, Any] = {"books": {}, "low_water": START, "wants": (), "finished": None}
-    record = consumed_body(
-        run="main", checkpoint=None, body=body, windows_per_s=None, reach=Position(1, 0), **words
-    )
+    record = consumed_body("main", None, body, Plan((), ""), reach=Position(1, 0))
     write_record(layout.run("main").consumed, record)
     assert read_holdings(layout)[0].reach == Position(1, 0)
     one = over(hot, Position(1, 0))

@@ -8,7 +8,8 @@ from typing import Any
 from stoker.checkpoints.select import History
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
-from stoker.plan.positions import START, Position, Skip, left_after, linear
+from stoker.plan.consumption import consumed_body
+from stoker.plan.positions import Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.layout import TRAIN_SUPERVISOR
@@ -16,7 +17,7 @@ from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.rollback.apply import check_copy
 from stoker.supervise.run.data_wait import DataWait
-from stoker.supervise.run.horizon import consumed, finished_at, last_step
+from stoker.supervise.run.horizon import finished_at, last_step
 from stoker.supervise.run.launch_log import read_launches
 from stoker.supervise.run.low_water import mark
 from stoker.supervise.run.planner import Outlook, Planner
@@ -47,8 +48,6 @@ class Accounts:
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
         self._written: tuple[Any, ...] = ()  # what consumed.json says, the rate last
-        self._seen: tuple[Any, ...] = ()
-        self._mark = START
         self._claimed: int | None = None
 
     def timelines(self) -> Timelines:
@@ -140,19 +139,20 @@ class Accounts:
 
     def keep(self, at: Checkpoint) -> None:
         """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
-        history = self.history()
+        history, plan = self.history(), self.planner.plan
         self.timeline = history[0][0]
-        low_water, finished = self._low_water(history, at), self.over(at)
+        finished, keep_last = self.over(at), self.config.checkpoint.keep_last
+        low_water = mark(self.run.checkpoints, history, plan, keep_last=keep_last, newest=at.step)
         rate = self.pace.windows_per_s
         wants = () if finished else self.planner.wants
         facts = (history, at.path, at.step, low_water, self.reach, finished, wants)
         if self._written[:-1] == facts and not _differs(self._written[-1], rate):
             return
-        record = consumed(
+        record = consumed_body(
             self.config.run,
             at.path.name or None,
             at.body,
-            self.planner.plan,
+            plan,
             finished=finished,
             skips=self.skips(),
             low_water=low_water,
@@ -163,15 +163,6 @@ class Accounts:
         write_record(self.run.consumed, record)
         self._written = (*facts, rate)
         self._claim(at, finished)
-
-    def _low_water(self, history: History, at: Checkpoint) -> Position:
-        """The low-water mark, computed again when checkpoints came or went."""
-        seen = (self.run.checkpoints.stat().st_mtime_ns, history, at.step)
-        if seen != self._seen:
-            keep, plan = self.config.checkpoint.keep_last, self.planner.plan
-            self._mark = mark(self.run.checkpoints, history, plan, keep_last=keep, newest=at.step)
-            self._seen = seen
-        return self._mark
 
     def _claim(self, at: Checkpoint, finished: str | None) -> None:
         """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""

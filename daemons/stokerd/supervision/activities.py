@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.workers.parent import WorkerExit
@@ -44,8 +44,10 @@ def failed(job: do.Job, reason: str) -> do.Action:
             return do.SetsProved(sets, dict.fromkeys(sets, f"not proven: {reason}"))
         case do.MirrorJob():
             return do.MirrorFailed(job, reason)
-        case _:
+        case do.CopyHeldout():
             return do.HeldoutCopied(problem=reason)
+        case _:
+            assert_never(job)
 
 
 def _checkpoint_task(run: Run, job: do.ProveCheckpoint) -> dict[str, Any]:

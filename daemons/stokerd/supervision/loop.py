@@ -10,13 +10,15 @@ import time
 from dataclasses import replace
 
 from stoker.kit.context import DaemonContext
-from stoker.kit.process.process_id import reap_strays, set_child_subreaper
+from stoker.kit.process.prctl import set_child_subreaper
+from stoker.kit.process.process_id import reap_strays
 from stoker.store.errors import StorageError
 from stoker.supervise.actions import Enter, Pause, Wait
 from stoker.supervise.decide import Seen, decide, delay_s
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.report.metrics import Meters
 from stoker.supervise.state import Phase
+from stokerd.common.alerts import Alerts
 from stokerd.supervision import observe
 from stokerd.supervision.activities import failed, on_end
 from stokerd.supervision.effects import Effects
@@ -51,7 +53,8 @@ class Supervisor:
         self.board = RunBoard(context, self.run, self.workers, meters)
         self._policy = context.pipeline.supervise
         self._began_at = time.monotonic()
-        self._reap_at = self._complain_at = 0.0
+        self._reap_at = 0.0
+        self._alerts = Alerts(context.events, COMPLAINT_S)
 
     def supervise(self) -> int:
         """Cycle until the run, or the supervisor, is to end; returns the exit code."""
@@ -140,11 +143,8 @@ class Supervisor:
 
     def _storage_trouble(self, problem: StorageError) -> float:
         """A full disk passes: training goes on, anything else begins again."""
-        now, is_training = time.monotonic(), self.run.state.phase is Phase.TRAINING
-        if not is_training or now >= self._complain_at:
-            self._complain_at = now + COMPLAINT_S
-            self.context.events.record("storage_trouble", "warning", message=str(problem))
-        if not is_training:
+        self._alerts.raise_("storage_trouble", message=str(problem))
+        if self.run.state.phase is not Phase.TRAINING:
             pause_s = delay_s(self._policy.backoff, self.run.state.failures, jitter())
             doing = "the state directory cannot be used; trying"
             self.effects.apply(Enter(Phase.CLEANING), Pause(pause_s, doing, is_failure=True))

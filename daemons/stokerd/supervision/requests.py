@@ -13,6 +13,7 @@ from stoker.store.errors import StorageError
 from stoker.store.files import remove_tree
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request
+from stokerd.common.alerts import Alerts
 from stokerd.common.request_box import RequestBox
 from stokerd.supervision.rollback import VERBS, Rollbacks
 
@@ -27,7 +28,8 @@ class Requests:
         self.events, self.quarantine = context.events, context.layout.quarantine
         self.box = RequestBox(context.layout, TRAIN_SUPERVISOR, context.events)
         self.rollbacks = rollbacks
-        self._look_at = self._complain_at = 0.0
+        self.alerts = Alerts(context.events, COMPLAINT_S)
+        self._look_at = 0.0
 
     def look(self) -> None:
         """Answer what is new, or leave it for later while nothing can be written."""
@@ -41,9 +43,7 @@ class Requests:
                 if outcome is not None:
                     self.box.finish(request, outcome)
         except StorageError as problem:
-            if now >= self._complain_at:
-                self._complain_at = now + COMPLAINT_S
-                self.events.record("storage_trouble", "warning", message=str(problem))
+            self.alerts.raise_("storage_trouble", message=str(problem))
 
     def consider(self, request: Request) -> Mapping[str, Any] | None:
         """The answer to a request; None for one that is acted on later."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stoker.checkpoints.format import step_of
 from stoker.store.errors import DataError
@@ -26,13 +25,7 @@ class Quarantined:
 
 
 def quarantine_checkpoint(
-    quarantine: Path,
-    checkpoint: Path,
-    reason: str,
-    *,
-    keep: int,
-    keep_bytes: int,
-    detail: Mapping[str, Any] | None = None,
+    quarantine: Path, checkpoint: Path, reason: str, *, keep: int, keep_bytes: int
 ) -> Quarantined:
     """Move a checkpoint into `<quarantine>/checkpoint-<name>-<time>/` with a reason.json beside it.
 
@@ -42,17 +35,8 @@ def quarantine_checkpoint(
     place = quarantine / f"{PREFIX}{checkpoint.name}-{new_id()}"
     make_dir(place)
     # The reason first: a crash in between leaves the checkpoint in place, to be convicted again, and a note.
-    write_record(
-        place / REASON,
-        {
-            **(detail or {}),
-            "v": 1,
-            "kind": "checkpoint",
-            "path": str(checkpoint),
-            "reason": reason,
-            "time": utc_now(),
-        },
-    )
+    why = {"v": 1, "kind": "checkpoint", "path": str(checkpoint), "reason": reason, "time": utc_now()}
+    write_record(place / REASON, why)
     move_durably(checkpoint, place / checkpoint.name)
     return Quarantined(place, drop_over_budget(quarantine, keep=keep, keep_bytes=keep_bytes))
 

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +28,7 @@ from stoker.checkpoints.format import (
     write_sums,
 )
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.tensors import FILE_BYTES, Tensor, file_chunks, split
+from stoker.checkpoints.tensors import Tensor, file_chunks, split
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, opened, publish_dir, remove_tree, write_all
 
@@ -54,37 +54,15 @@ class CheckpointWriter:
         """Write one file, durably; `name` is plain, without directories."""
         if name in self._files or name in (BODY, SUMS) or not _FILE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be a file of a checkpoint, or is one already")
-        with self._abandoned_on_failure():
-            entry = self._write(name, chunks)
-        self._files[name] = entry
-        return entry
+        self._files[name] = self._write(name, chunks)
+        return self._files[name]
 
-    def add_safetensors(
-        self,
-        name: str,
-        tensors: Iterable[Tensor | tuple[str, str, Sequence[int], memoryview]],
-        metadata: Mapping[str, str] | None = None,
-    ) -> FileEntry:
-        """Write tensors (name, dtype such as F32, shape, contiguous bytes) as one safetensors file."""
-        return self.add(name, file_chunks([_tensor(*tensor) for tensor in tensors], metadata or {}))
-
-    def add_tensors(
-        self,
-        stem: str,
-        tensors: Iterable[Tensor | tuple[str, str, Sequence[int], memoryview]],
-        metadata: Mapping[str, str] | None = None,
-        *,
-        limit: int = FILE_BYTES,
-    ) -> list[str]:
-        """Write tensors as `<stem>-00001.safetensors` and on, at most `limit` bytes each; returns the names.
-
-        A tensor larger than the limit has a file to itself.
-        """
-        names: list[str] = []
-        for group in split([_tensor(*tensor) for tensor in tensors], limit):
-            names.append(f"{stem}-{len(names) + 1:05d}.safetensors")
-            self.add_safetensors(names[-1], group, metadata)
-        return names
+    def add_tensors(self, stem: str, tensors: Iterable[tuple[str, str, Sequence[int], memoryview]]) -> None:
+        """Write tensors (name, dtype such as F32, shape, contiguous bytes) as `<stem>-00001.safetensors` and
+        on, at most FILE_BYTES each; a larger tensor has a file to itself."""
+        named = [Tensor(name, dtype, tuple(shape), data) for name, dtype, shape, data in tensors]
+        for number, group in enumerate(split(named), start=1):
+            self.add(f"{stem}-{number:05d}.safetensors", file_chunks(group, {"format": "pt"}))
 
     def seal(self, body: Mapping[str, Any]) -> Path:
         """Write checkpoint.json and SHA256SUMS and give the checkpoint its name; returns its path.
@@ -95,23 +73,18 @@ class CheckpointWriter:
             raise ValueError(
                 f"the body speaks of step {body.get('step')}, the checkpoint is step {self.step}"
             )
-        with self._abandoned_on_failure():
-            data = write_body(body, self._files)
-            sums = {name: entry.sha256 for name, entry in self._files.items()}
-            sums[BODY] = self._write(BODY, [data]).sha256
-            self._write(SUMS, [write_sums(sums)])
-            try:
-                publish_dir(self._temporary, self.target)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                _require_equal(self.target, read_body(data))
-                remove_tree(self._temporary)
+        data = write_body(body, self._files)
+        sums = {name: entry.sha256 for name, entry in self._files.items()}
+        sums[BODY] = self._write(BODY, [data]).sha256
+        self._write(SUMS, [write_sums(sums)])
+        try:
+            publish_dir(self._temporary, self.target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            _require_equal(self.target, read_body(data))
+            remove_tree(self._temporary)
         return self.target
-
-    def abandon(self) -> None:
-        """Remove what was written so far."""
-        remove_tree(self._temporary)
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -120,8 +93,8 @@ class CheckpointWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            with contextlib.suppress(OSError):  # the error on its way out says more
-                self.abandon()
+            with contextlib.suppress(OSError):  # swept by the next owner; the error says more
+                remove_tree(self._temporary)
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         path = self._temporary / name
@@ -134,19 +107,6 @@ class CheckpointWriter:
                 size += memoryview(chunk).nbytes
             os.fsync(descriptor)
         return FileEntry(size, digest.hexdigest())
-
-    @contextlib.contextmanager
-    def _abandoned_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # swept by the next owner; the first error says more
-                self.abandon()
-            raise
-
-
-def _tensor(name: str, dtype: str, shape: Sequence[int], data: memoryview) -> Tensor:
-    return Tensor(name, dtype, tuple(shape), memoryview(data))
 
 
 def _require_equal(target: Path, ours: CheckpointBody) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.checkpoints.format import BODY, checkpoint_name, read_body, step_of
+from stoker.checkpoints.format import BODY, CheckpointBody, checkpoint_name, read_body, step_of
 from stoker.store.errors import DataError, UnknownFormat
 
 History = Sequence[tuple[int, int | None]]  # (timeline, last step of it that counts or None), newest first
@@ -15,11 +15,15 @@ History = Sequence[tuple[int, int | None]]  # (timeline, last step of it that co
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint directory before any proof; `timeline` is None where checkpoint.json is no help."""
+    """A checkpoint directory before any proof; `body` is None where checkpoint.json is no help."""
 
     path: Path
     step: int
-    timeline: int | None
+    body: CheckpointBody | None
+
+    @property
+    def timeline(self) -> int | None:
+        return None if self.body is None else self.body.timeline
 
 
 def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
@@ -30,7 +34,7 @@ def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
         return []
     steps = {name: step_of(name) for name in names}
     return [
-        Found(checkpoints_dir / name, step, _timeline(checkpoints_dir / name))
+        Found(checkpoints_dir / name, step, _body(checkpoints_dir / name))
         for name, step in steps.items()
         if step is not None and name == checkpoint_name(step)
     ]
@@ -55,8 +59,8 @@ def counts(timeline: int, step: int, history: History) -> bool:
     return any(timeline == number and (upto is None or step <= upto) for number, upto in history)
 
 
-def _timeline(path: Path) -> int | None:
+def _body(path: Path) -> CheckpointBody | None:
     try:
-        return read_body((path / BODY).read_bytes()).timeline
+        return read_body((path / BODY).read_bytes())
     except (OSError, DataError, UnknownFormat):
         return None  # its proof will say what is wrong

@@ -6,12 +6,12 @@ only for a more urgent want.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.plan.log import Plan, read_plan
-from stoker.plan.positions import START, Position
+from stoker.plan.positions import START, Position, Skip, books
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, read_record
 
@@ -36,18 +36,23 @@ class Holdings:
 
 
 def consumed_body(
-    *,
     run: str,
     checkpoint: str | None,
     body: Mapping[str, Any],
-    books: Mapping[str, int],
-    low_water: Position,
-    wants: tuple[str, ...],
-    finished: str | None,
-    windows_per_s: float | None,
+    plan: Plan,
+    *,
+    finished: str | None = None,
+    skips: Sequence[Skip] = (),
+    low_water: Position = START,
+    wants: tuple[str, ...] = (),
+    windows_per_s: float | None = None,
     reach: Position | None = None,
 ) -> dict[str, Any]:
-    """The record's body; `body` is the newest proven checkpoint.json, or says where the run begins."""
+    """The record's body: what of the plan is trained on, and what never will be.
+
+    `body` is the newest proven checkpoint.json, or says where the run begins.
+    """
+    account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
     return {
         "v": 1,
         "run": run,
@@ -55,7 +60,7 @@ def consumed_body(
         "step": body["step"],
         "position": list(body["position"]),
         "tokens": body["tokens"],
-        **books,
+        **{key: getattr(account, key) for key in ("applied", "skipped", "remainder", "tail_tokens")},
         "low_water": low_water.as_list(),
         "reach": None if reach is None else reach.as_list(),
         "wants": list(wants),

@@ -12,7 +12,7 @@ from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
 
 
-class Job:
+class AnyJob:
     """Work for a worker; at most one job of a `slot` runs at a time.
 
     A launch or a rollback waits for one that `is_awaited`.
@@ -24,13 +24,13 @@ class Job:
 
 
 @dataclass(frozen=True)
-class ProveCheckpoint(Job):
+class ProveCheckpoint(AnyJob):
     slot, kind = "checkpoint", "prove"
     name: str
 
 
 @dataclass(frozen=True)
-class ProveSets(Job):
+class ProveSets(AnyJob):
     """Shard sets to prove: key to the manifest's sha256."""
 
     slot, kind = "sets", "prove"
@@ -38,7 +38,7 @@ class ProveSets(Job):
 
 
 @dataclass(frozen=True)
-class CopyHeldout(Job):
+class CopyHeldout(AnyJob):
     """Held-out windows to copy out of these sets, once for the whole run."""
 
     slot, kind = "heldout", "hold out"
@@ -46,7 +46,7 @@ class CopyHeldout(Job):
     vocab_size: int
 
 
-class MirrorJob(Job):
+class MirrorJob(AnyJob):
     """Work on warm."""
 
     slot = "mirror"
@@ -86,6 +86,9 @@ class FetchCopy(MirrorJob):
 class RestoreHeldout(MirrorJob):
     kind = "heldout"
     sha256: str
+
+
+Job = ProveCheckpoint | ProveSets | CopyHeldout | MirrorJob
 
 
 @dataclass(frozen=True)

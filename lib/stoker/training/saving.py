@@ -67,8 +67,8 @@ def save(
         "run_record": launch.run_record,
     }
     with CheckpointWriter(launch.layout.checkpoints, progress.step, launch.id) as writer:
-        writer.add_tensors("model", buffers(model_tensors(model)), {"format": "pt"})
-        writer.add_tensors("optimizer", buffers(optimizer_tensors(optimizer)), {"format": "pt"})
+        writer.add_tensors("model", buffers(model_tensors(model)))
+        writer.add_tensors("optimizer", buffers(optimizer_tensors(optimizer)))
         writer.add("trainer.json", [canonical_json(trainer)])
         writer.add("model.json", [canonical_json({"v": 1, **asdict(model.shape)})])
         writer.add("tokenizer.json", [launch.tokenizer_file.read_bytes()])

@@ -29,7 +29,6 @@ class Copied:
 
     name: str
     bytes: int
-    cached: bool
     set_aside: str | None = None
 
 
@@ -53,15 +52,15 @@ def copy_checkpoint(source: Path, mirror: Path, trash: Path, digest: str, tell: 
         if os.path.lexists(target):
             proof = _judged(target, tell)
             if proof.digest == digest:
-                return Copied(name, 0, proof.cached)
+                return Copied(name, 0)
             if proof.verdict == "proven":
                 raise DataError(f"{target} is another checkpoint, and is whole; move it away")
             set_aside = str(move_aside(target, trash))
         make_dir(temporary)
         written = carry(source, temporary, tell)
-        proof = _proven_copy(temporary, digest, tell)
+        _proven_copy(temporary, digest, tell)
         publish_dir(temporary, target)
-    return Copied(name, written, proof.cached, set_aside)
+    return Copied(name, written, set_aside)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ list   {"run_id": str or null}
        -> {"copies": [{"timeline", "step", "mark", "bytes", "run_id", "val_loss"}, ...], "foreign": [run ids],
            "timelines": the newest copy of timelines.jsonl, small files proven, or null}
 copy   {"source", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
-       -> {"name", "bytes", "cached", "set_aside", "heldout"}, or {"source_bad": reason}
+       -> {"name", "bytes", "set_aside"}, or {"source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
        -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
            "logs": those that were brought}
 heldout {"path", "sha256"}  -> {"heldout"}
 prune  {"names": [...]}     -> {"gone": [...]}
-"heldout" is what became of heldout.bin: "there" (already), "brought", "missing", "bad" or "none" (wanted).
+"heldout" is what became of heldout.bin: "there" (already), "brought", "missing" or "bad".
 
 {"kind": "progress", "bytes"} for each 64 MB keeps quiet deadlines away. Ends with 69 when warm is not there
 or is another pipeline's, 74 when it cannot be read or written now.
@@ -74,17 +74,15 @@ def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
 def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
     make_dir(mirror)
     held = task["heldout"]
-    heldout = "none"
     # Before the checkpoint: where its copy is, there is all that goes with it.
     for path in map(Path, task["logs"]["paths"]):
         bring_log(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
     if held is not None:
-        heldout = _bring_heldout(Path(held["path"]), mirror / heldout_name(held["sha256"]), held["sha256"])
+        _bring_heldout(Path(held["path"]), mirror / heldout_name(held["sha256"]), held["sha256"])
     try:
-        copied = copy_checkpoint(Path(task["source"]), mirror, trash, task["digest"], tell)
+        return asdict(copy_checkpoint(Path(task["source"]), mirror, trash, task["digest"], tell))
     except SourceBad as problem:
         return {"source_bad": str(problem)}
-    return {**asdict(copied), "heldout": heldout}
 
 
 def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.mirror.layout import Local
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
@@ -16,7 +14,6 @@ from stoker.checkpoints.select import History, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.positions import Position
-from stoker.store.errors import DataError
 
 RETRY_S = 10.0  # before a checkpoint that could not be read is tried again
 
@@ -77,12 +74,9 @@ class Checkpoints:
 
     def note_sealed(self, history: History) -> None:
         """Find the newest sealed one, proven or not, to be shown; only while nothing seals."""
-        self._sealed = None
-        for found in candidates(find_checkpoints(self._directory), history):
-            with contextlib.suppress(OSError, DataError):  # its proof will tell
-                body = read_body((found.path / BODY).read_bytes())
-                self._sealed = Checkpoint(found.path, found.step, body.raw)
-                return
+        found = candidates(find_checkpoints(self._directory), history)
+        sealed = (Checkpoint(one.path, one.step, one.body.raw) for one in found if one.body)
+        self._sealed = next(sealed, None)
 
     def before_selection(self) -> list[str]:
         """Forget what is gone, and remove what interrupted seals left; only while nothing seals."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.checkpoints.format import BODY, TIMELINES_COPY, checkpoint_name, read_body
+from stoker.checkpoints.format import TIMELINES_COPY, checkpoint_name
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_first
 from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
@@ -145,9 +145,7 @@ class _Places:
 
     def _sealed(self) -> dict[int, Position]:
         found = candidates(find_checkpoints(self._run.checkpoints), self._history)
-        known = [one for one in found if one.timeline is not None]
-        places = {one.step: read_body((one.path / BODY).read_bytes()).position for one in known}
-        return {0: START, **{step: Position(*place) for step, place in places.items()}}
+        return {0: START, **{one.step: Position(*one.body.position) for one in found if one.body}}
 
     def _recounted(self, step: int, sealed: Mapping[int, Position]) -> Position | None:
         """From the last checkpoint before, batch by batch; None where the plan does not reach that far."""

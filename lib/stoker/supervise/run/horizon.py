@@ -1,14 +1,12 @@
-"""Where a run ends, and what its books say at a checkpoint."""
+"""Where a run ends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stoker.config.schema import Train
-from stoker.plan.consumption import consumed_body
 from stoker.plan.log import Plan
-from stoker.plan.positions import START, Position, Skip, books, left_after, linear
+from stoker.plan.positions import Position, Skip, left_after, linear
 from stoker.plan.residency import reaching
 
 
@@ -45,28 +43,6 @@ def last_step(
             return max(1, step + windows // train.global_batch)
     windows += max(0, left) // train.seq_len
     return max(1, step + windows // train.global_batch)
-
-
-def consumed(
-    run: str,
-    name: str | None,
-    body: Mapping[str, Any],
-    plan: Plan,
-    *,
-    finished: str | None,
-    skips: Sequence[Skip] = (),
-    **words: Any,
-) -> dict[str, Any]:
-    """consumed.json at a proven checkpoint: what of the plan is trained on, and what never will be.
-
-    `words` are the other fields, as `consumed_body` has them.
-    """
-    account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
-    books_now = {key: getattr(account, key) for key in ("applied", "skipped", "remainder", "tail_tokens")}
-    usual = {"low_water": START, "wants": (), "windows_per_s": None}
-    return consumed_body(
-        run=run, checkpoint=name, body=body, books=books_now, finished=finished, **{**usual, **words}
-    )
 
 
 def _open(plan: Plan, entry: int, windows: int, skips: Sequence[Skip]) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.select import History, candidates, find_checkpoints
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position
 from stoker.plan.residency import low_water
-from stoker.store.errors import DataError, UnknownFormat
+from stoker.store.errors import DataError
 
 
 def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, newest: int) -> Position:
@@ -20,11 +19,9 @@ def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int,
     """
     found = candidates(find_checkpoints(checkpoints_dir), history)
     later = sum(one.step > newest for one in found)
+    bodies = [one.body for one in found[: later + keep_last]]
+    known = [Position(*body.position) for body in bodies if body is not None]
     try:
-        return low_water(plan, [_position(one.path) for one in found[: later + keep_last]])
-    except (OSError, DataError, UnknownFormat):
+        return low_water(plan, known) if len(known) == len(bodies) else START
+    except DataError:
         return START
-
-
-def _position(path: Path) -> Position:
-    return Position(*read_body((path / BODY).read_bytes()).position)
