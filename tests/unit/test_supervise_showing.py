@@ -10,7 +10,7 @@ import pytest
 from stoker.kit.process.process_id import ProcessId
 from stoker.plan.growth import ENOUGH
 from stoker.supervise.health.evidence import Stillness
-from stoker.supervise.health.trainer_protocol import TrainerView, Word, heard
+from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.report.hourly import run_progress
 from stoker.supervise.report.snapshot import snapshot, status_text
@@ -138,7 +138,7 @@ def test_a_checkpoint_in_the_middle_does_not_end_a_wait_and_a_batch_does() -> No
     view = TrainerView.started("l1", 0.0)
     seen = []
     for phase in ("train", "checkpoint", "wait-data", "checkpoint", "wait-data", None, "train", "eval"):
-        view = heard(view, Word(phase=phase), 1.0)
+        view = heard(view, {"phase": phase} if phase else {}, 1.0)
         seen.append(view.waits)
     assert seen == [False, False, True, True, True, True, False, False]
 

@@ -40,19 +40,16 @@ class Metrics:
         self.daemon = daemon
         self._registry = CollectorRegistry(auto_describe=False)
         self._constant = {"pipeline": pipeline}
-        self._known: dict[str, Any] = {}
         self._server: _Server | None = None
         self._registry.register(_Process(daemon))
 
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
-        """A counter that starts at zero with the daemon; the same name gives the same one."""
-        counter: Counter = self._one(Counter, name, doc, labels)
-        return counter
+        """A counter that starts at zero with the daemon."""
+        return Counter(PREFIX + name, doc, labels, registry=self._registry)
 
     def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
         """A value that goes up and down; also a sum over what is on disk, which may shrink."""
-        gauge: Gauge = self._one(Gauge, name, doc, labels)
-        return gauge
+        return Gauge(PREFIX + name, doc, labels, registry=self._registry)
 
     def text(self) -> bytes:
         """The exposition, as a scrape sees it."""
@@ -84,16 +81,6 @@ class Metrics:
         if self._server is not None:
             self._server.end()
             self._server = None
-
-    def _one(self, kind: Any, name: str, doc: str, labels: Sequence[str]) -> Any:
-        full = _full(name)
-        if full not in self._known:
-            self._known[full] = kind(full, doc, tuple(labels), registry=self._registry)
-        return self._known[full]
-
-
-def _full(name: str) -> str:
-    return name if name.startswith(PREFIX) else PREFIX + name
 
 
 class _WithLabels(CollectorRegistry):

@@ -13,7 +13,7 @@ from stoker.supervise.health.exit_class import Ending, ExitClass, classify
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.health.leftovers import Leftovers
 from stoker.supervise.health.leftovers import decide as clean
-from stoker.supervise.health.liveness import Limits, Silence, judge, limits_for
+from stoker.supervise.health.liveness import Silence, judge
 from stoker.supervise.health.restart_policy import after_exit
 from stoker.supervise.mirror.state import Look
 from stoker.supervise.run.gates import Gate
@@ -232,16 +232,16 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
     if seen.is_stopping or run.rollbacks:
         return (do.StopTrainer(),)
-    return health(trainer, limits_for(policy.hang_limit), now) or (
+    return health(trainer, policy.hang_limit, now) or (
         (do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),)
     )
 
 
-def health(trainer: Trainer, limits: Limits, now: float) -> Actions:
+def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
     """A trainer that shows no progress is suspected, and stopped once its silence is beyond its limit."""
     view = trainer.view
     silence = Silence(now - view.heard_at, now - view.moved_at, now - trainer.stillness.worked_at)
-    verdict = judge(view.phase, silence, trainer.step_times.p99_s(), limits)
+    verdict = judge(view.phase, silence, trainer.step_times.p99_s(), hang_s)
     if verdict.state == "stop":
         return (do.StopTrainer(hung=verdict.why),)
     if (verdict.state == "suspect") != trainer.is_suspected:

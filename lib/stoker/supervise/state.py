@@ -63,14 +63,14 @@ class Trainer:
         """With every word that has arrived."""
         view, times = self.view, self.step_times
         for datagram in datagrams:
-            word = parse(datagram, self.launch.launch)
-            if word is None:
+            said = parse(datagram, self.launch.launch)
+            if said is None:
                 continue
-            if (word.phase or view.phase) != "train":
+            view = heard(view, said, now)
+            if view.phase != "train":
                 times = times.interrupted()
-            elif word.step is not None:
-                times = times.stepped(word.step, now)
-            view = heard(view, word, now)
+            elif "step" in said:
+                times = times.stepped(said["step"], now)
         return replace(self, view=view, step_times=times)
 
     def sampled(self, work: Work, rss_bytes: int, now: float, *, next_at: float) -> Trainer:

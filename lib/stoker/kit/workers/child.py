@@ -47,15 +47,8 @@ class InputClosed(EOFError):
 class Report:
     """What a worker tells and hears; sending is thread-safe, receiving belongs to the main thread."""
 
-    def __init__(
-        self,
-        output: int,
-        *,
-        stop_anywhere: bool = False,
-        beside: tuple[int, Callable[[], None]] | None = None,
-    ) -> None:
+    def __init__(self, output: int, *, stop_anywhere: bool = False) -> None:
         self.stopping = False
-        self._beside = beside
         self._output = output
         self._lock = threading.Lock()
         self._lines = LineBuffer(LINE_LIMIT)
@@ -77,12 +70,9 @@ class Report:
         while not self._received:
             if self.stopping:
                 return None
-            beside = () if self._beside is None else self._beside[:1]
-            ready = readable(0, self._wake_read, *beside, timeout_s=timeout_s)
+            ready = readable(0, self._wake_read, timeout_s=timeout_s)
             if 0 in ready:
                 self._read_input()
-            elif self._beside is not None and self._beside[0] in ready:
-                self._beside[1]()
             elif not ready:
                 return None
         message = parse_json(self._received.pop(0))
@@ -133,17 +123,14 @@ def run_worker(
     *,
     stop_anywhere: bool = False,
     many: bool = False,
-    beside: tuple[int, Callable[[], None]] | None = None,
 ) -> NoReturn:
     """Run main(task, report) and end the process: exit 0 with its result, else the error's exit code.
 
     SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped in main wherever that is,
-    right for work that only reads. With many=True main is called for each task that comes. `beside` is a
-    descriptor and what is called, between tasks, when it can be read; such a worker has no other thread.
+    right for work that only reads. With many=True main is called for each task that comes.
     """
-    report = Report(_own_output(), stop_anywhere=stop_anywhere, beside=beside)
-    has_parent = _end_with_parent()
-    sampler = Sampler(report._output, report._tell_sample) if has_parent and beside is None else None
+    report = Report(_own_output(), stop_anywhere=stop_anywhere)
+    sampler = Sampler(report._output, report._tell_sample) if _end_with_parent() else None
     faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)

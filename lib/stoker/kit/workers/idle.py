@@ -29,13 +29,13 @@ class _Idle:
 class IdleWorkers:
     """Keeps idle workers, the longest idle first out of the door."""
 
-    def __init__(self, waiter: Waiter, idle_s: float = IDLE_S) -> None:
-        self._waiter, self._idle_s = waiter, idle_s
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
         self._kept: list[_Idle] = []
 
     def put(self, module: str, worker: Worker, *, keep: bool = True) -> None:
         """Take a worker without a task; one that is not to be kept is sent away."""
-        idle = _Idle(module, worker, worker.fileno(), time.monotonic() + self._idle_s)
+        idle = _Idle(module, worker, worker.fileno(), time.monotonic() + IDLE_S)
         self._kept.append(idle)
         self._waiter.add_fd(idle.descriptor, (IdleWorkers, worker.pid))
         if not keep:

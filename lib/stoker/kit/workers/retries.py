@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 from stoker.kit.backoff import Backoff
@@ -13,14 +12,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
 class Retries:
     """Waits by subject: exponential, with jitter, forgotten on success."""
 
-    def __init__(
-        self,
-        rng: random.Random | None = None,
-        *,
-        first_s: float = _FIRST_RETRY_S,
-        last_s: float = _LAST_RETRY_S,
-    ) -> None:
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    def __init__(self, *, first_s: float = _FIRST_RETRY_S, last_s: float = _LAST_RETRY_S) -> None:
         self._bounds = first_s, last_s
         self._backoffs: dict[str, Backoff] = {}
         self._failures: dict[str, int] = {}
@@ -28,7 +20,7 @@ class Retries:
 
     def failed(self, subject: str) -> float:
         """Count a failure; returns the seconds until the next try."""
-        backoff = self._backoffs.setdefault(subject, Backoff(*self._bounds, self._rng))
+        backoff = self._backoffs.setdefault(subject, Backoff(*self._bounds))
         wait = backoff.next()
         self._failures[subject] = self._failures.get(subject, 0) + 1
         self.not_before[subject] = time.monotonic() + wait

@@ -33,18 +33,18 @@ def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
     return Work(cpu_s, moved)
 
 
-def describe(pids: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+def describe(pids: Iterable[int]) -> list[str]:
     """Where each process stands, as `pid name state wchan`: what can be told of it without its help."""
     found = []
     for pid in pids:
         try:
-            name, _, rest = (
-                (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+            stat, where = (
+                Path(f"/proc/{pid}/{file}").read_text(errors="replace") for file in ("stat", "wchan")
             )
-            where = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        found.append(f"{pid} {name} {rest.split()[0]} {where or '-'}")
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        found.append(f"{pid} {name} {rest.split()[0]} {where.strip() or '-'}")
     return found
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from stoker.supervise.health.moment import Moment
 
 SUSPECT_S = 20.0
 STOP_S = 60.0
+COMPILE_S = 1800.0  # compiling a large model takes longer than any step
 TALKING = frozenset({"eval", "wait-data"})  # a word now and then is all the progress these can show
 WINDOW_STEPS = 512  # an hour of seven-second steps; one odd step in a hundred does not move the p99
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds; `hang_s` is the hard limit, `by_phase` replaces it where a phase is known to be slow."""
-
-    hang_s: float
-    suspect_s: float = SUSPECT_S
-    stop_s: float = STOP_S
-    by_phase: Mapping[str, float] = field(default_factory=dict)
-
-    def hard_s(self, phase: str) -> float:
-        return self.by_phase.get(phase, self.hang_s)
 
 
 @dataclass(frozen=True)
@@ -42,33 +29,27 @@ class Verdict:
     why: str = ""
 
 
-def limits_for(hang_s: float) -> Limits:
-    """The limits a configured hang limit gives; compiling a large model takes longer than any step."""
-    return Limits(hang_s, by_phase={"compile": max(2 * hang_s, 1800.0)})
-
-
-def judge(phase: str, silence: Silence, p99_s: float | None, limits: Limits) -> Verdict:
-    """The verdict on a trainer; call it after every word that arrived has been read.
+def judge(phase: str, silence: Silence, p99_s: float | None, hang_s: float) -> Verdict:
+    """The verdict on a trainer, by the configured hang limit; call it after every word has been read.
 
     Only `train` has short limits, which follow the step time: elsewhere a single fsync or a first kernel may
     take minutes without a sign of life. Waiting for data may last for ever, as long as the trainer says so.
     """
     quiet_s = silence.unheard_s if phase in TALKING else silence.unmoved_s
-    if quiet_s >= limits.hard_s(phase):
-        return Verdict(
-            "stop",
-            f"in phase {phase} for {quiet_s:.0f} s without a step (the limit is {limits.hard_s(phase):g} s)",
-        )
+    limit_s = max(2 * hang_s, COMPILE_S) if phase == "compile" else hang_s
+    if quiet_s >= limit_s:
+        why = f"in phase {phase} for {quiet_s:.0f} s without a step (the limit is {limit_s:g} s)"
+        return Verdict("stop", why)
     if phase != "train":
         return Verdict("alive")
     step_s = p99_s or 0.0
-    stop_s = max(limits.stop_s, 10 * step_s)
+    stop_s = max(STOP_S, 10 * step_s)
     if quiet_s >= stop_s and silence.still_s >= stop_s:
         return Verdict(
             "stop",
             f"no step for {quiet_s:.0f} s, and no CPU time or I/O in its tree for {silence.still_s:.0f} s",
         )
-    if quiet_s >= max(limits.suspect_s, 5 * step_s):
+    if quiet_s >= max(SUSPECT_S, 5 * step_s):
         return Verdict(
             "suspect", f"no step for {quiet_s:.0f} s; the slowest of a hundred takes {step_s:.1f} s"
         )

@@ -156,9 +156,9 @@ class Trial:
                 self.say("stopping: the trainer is asked to save")
                 trainer.stop()
             for datagram in inbox.drain():
-                if (word := parse(datagram, launch.launch)) is not None:
-                    view = heard(view, word, time.monotonic())
-                    if word.checkpoint:
+                if (said := parse(datagram, launch.launch)) is not None:
+                    view = heard(view, said, time.monotonic())
+                    if "checkpoint" in said:
                         self.prune()
             self.progress(view)
             if time.monotonic() >= look_at:
