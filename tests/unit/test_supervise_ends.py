@@ -49,9 +49,9 @@ def proof(verdict: str, **words: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("job", "result", "expected"),
     [
-        (PROOF, {"proofs": [proof("proven", body={"step": 30}, digest="ab")]},
+        (PROOF, proof("proven", body={"step": 30}, digest="ab"),
          do.CheckpointProved(PROOF.name, "proven", "", {"step": 30}, "ab")),
-        (PROOF, {"proofs": [proof("invalid", reason="a bit")]},
+        (PROOF, proof("invalid", reason="a bit"),
          do.CheckpointProved(PROOF.name, "invalid", "a bit")),
         (PROOF, None, do.CheckpointProved(PROOF.name, "unreadable", "no proof: …")),
         (SETS, {"proofs": [proof("proven", manifest_sha256="ma"), proof("invalid", reason="x")]},

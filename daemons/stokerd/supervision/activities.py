@@ -51,12 +51,11 @@ def failed(job: do.Job, reason: str) -> do.Action:
 
 
 def _checkpoint_task(run: Run, job: do.ProveCheckpoint) -> dict[str, Any]:
-    return {"checkpoints": [str(run.checkpoints.path(job.name))], "deep": True}
+    return {"checkpoint": str(run.checkpoints.path(job.name))}
 
 
 def _checkpoint_proved(job: do.ProveCheckpoint, result: Result) -> do.Action:
-    (proof,) = result["proofs"]
-    return do.CheckpointProved(job.name, proof["verdict"], proof["reason"], proof["body"], proof["digest"])
+    return do.CheckpointProved(job.name, *(result[name] for name in ("verdict", "reason", "body", "digest")))
 
 
 def _sets_task(run: Run, job: do.ProveSets) -> dict[str, Any]:

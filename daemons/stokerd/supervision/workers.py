@@ -3,18 +3,14 @@ mount that does not answer holds up nothing else."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.kit.context import DaemonContext
-from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import ABANDONED, WorkerPool
+from stoker.store.errors import Transient
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.actions import Job, MirrorJob
 
@@ -43,17 +39,12 @@ class Workers:
 
     def is_clear(self, job: Job) -> bool:
         """Whether no worker of an earlier supervisor is at such work; a killed one may hang in the kernel."""
-        give_up = time.monotonic() + KILLED_WAIT_S
-        while isinstance(job, MirrorJob) and not self._is_warm_clear:
-            left = processes_with_environment(POOL_VARIABLE, self._warm_name)
-            for process in left:
-                with contextlib.suppress(PermissionError):
-                    signal_process(process, signal.SIGKILL)
-            self._is_warm_clear = not left
-            if left and time.monotonic() >= give_up:
+        if isinstance(job, MirrorJob) and not self._is_warm_clear:
+            try:
+                self._warm.end_leftovers(KILLED_WAIT_S)
+            except Transient:
                 return False
-            if left:
-                time.sleep(0.02)
+            self._is_warm_clear = True
         return True
 
     def start(self, job: Job, module: str, task: Mapping[str, Any], *, silent_s: float) -> None:
@@ -72,28 +63,20 @@ class Workers:
         ended = [(self.jobs.pop(worker.subject), end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
             ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("timed_out", None, None, None, None, 0)))
-            self._forget_fds(self._warm)
+            self._waiter.remove_fd(self._warm[MirrorJob.slot].descriptor)
             self._warm, self._is_warm_clear = WorkerPool[None](self._warm_name, self._waiter), False
         return ended
 
     def stop(self) -> None:
         """Stop the workers that are not on warm; what they would have found out is asked again."""
-        self._stop(self._here)
+        self._here.stop()
         self.jobs = {slot: job for slot, job in self.jobs.items() if slot == MirrorJob.slot}
 
     def stop_mirror(self) -> None:
         """Stop the worker on warm: a copy that it began is continued later."""
         if self.jobs.pop(MirrorJob.slot, None) is not None:
-            self._stop(self._warm)
+            self._warm.stop()
             self._is_warm_clear = False
 
     def _pool(self, job: Job) -> WorkerPool[None]:
         return self._warm if isinstance(job, MirrorJob) else self._here
-
-    def _stop(self, pool: WorkerPool[None]) -> None:
-        self._forget_fds(pool)
-        pool.stop()
-
-    def _forget_fds(self, pool: WorkerPool[None]) -> None:
-        for subject in pool.busy:
-            self._waiter.remove_fd(pool[subject].descriptor)

@@ -1,8 +1,7 @@
-"""Worker: proves checkpoints away from the daemon.
+"""Worker: proves a checkpoint away from the daemon.
 
-Task: {"checkpoints": [path, ...], "deep": true}. Result: {"proofs": [{"path", "verdict", "reason", "cached",
-"extra", "digest", "body"}, ...]} in the task's order; "body" is checkpoint.json when proven. A message
-{"kind": "progress", "bytes"} for each 256 MB read keeps quiet deadlines away.
+Task: {"checkpoint": path}. Result: {"verdict", "reason", "digest", "body"}, the body where it is proven.
+A message {"kind": "progress", "bytes"} for each 256 MB read keeps quiet deadlines away.
 """
 
 from __future__ import annotations
@@ -18,26 +17,15 @@ REPORT_BYTES = 256 << 20
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    proofs = []
+    report("phase", phase="prove", path=task["checkpoint"])
     progress = in_portions(lambda done: report("progress", bytes=done), REPORT_BYTES)
-    for name in task["checkpoints"]:
-        report("phase", phase="prove", path=name)
-        proof = prove_checkpoint(Path(name), deep=task.get("deep", True), progress=progress)
-        proofs.append(as_message(name, proof))
-    return {"proofs": proofs}
+    return as_message(prove_checkpoint(Path(task["checkpoint"]), progress=progress))
 
 
-def as_message(path: str, proof: Proof) -> dict[str, Any]:
+def as_message(proof: Proof) -> dict[str, Any]:
     """A proof as JSON."""
-    return {
-        "path": path,
-        "verdict": proof.verdict,
-        "reason": proof.reason,
-        "cached": proof.cached,
-        "extra": list(proof.extra),
-        "digest": proof.digest,
-        "body": None if proof.body is None else dict(proof.body.raw),
-    }
+    body = None if proof.body is None else dict(proof.body.raw)
+    return {"verdict": proof.verdict, "reason": proof.reason, "digest": proof.digest, "body": body}
 
 
 if __name__ == "__main__":

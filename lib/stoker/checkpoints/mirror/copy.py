@@ -46,7 +46,7 @@ def copy_checkpoint(source: Path, mirror: Path, trash: Path, digest: str, tell: 
         body = parse_body(data)
         name = mirror_name(body.timeline, body.step, digest)
         target = mirror / name
-        temporary = temporary_for(target)
+        temporary = target.parent / f".tmp-{target.name}"  # a name of its own: the next try finds it
         sweep(mirror, trash, sparing=temporary)
         set_aside = None
         if os.path.lexists(target):
@@ -152,11 +152,6 @@ def sweep(mirror: Path, trash: Path, sparing: Path | None = None) -> list[str]:
     if mirror.is_dir():
         sweep_temporaries(mirror)
     return [str(path) for path in left]
-
-
-def temporary_for(target: Path) -> Path:
-    """Where a copy is written: a name of its own, so that the next try finds it."""
-    return target.parent / f".tmp-{target.name}"
 
 
 def _trash_prefix(mirror: Path) -> str:

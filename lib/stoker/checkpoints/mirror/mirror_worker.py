@@ -93,7 +93,7 @@ def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -
     run_id = str(fetched.proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
     brought = [str(path) for path in lost if bring_log(mirror / log_name(path, run_id), path, tell)]
-    return {**told, "proof": as_message(task["name"], fetched.proof), "logs": brought}
+    return {**told, "proof": as_message(fetched.proof), "logs": brought}
 
 
 def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:

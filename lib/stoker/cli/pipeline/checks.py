@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
-from stoker.cli.runs.plan_report import in_view
 from stoker.cli.worker_jobs import Job, WorkerFailed, work
 from stoker.config.apart import nested_through_links
 from stoker.config.checks import Fault, notes
@@ -31,6 +30,7 @@ from stoker.store.errors import ConfigError, StorageError
 from stoker.store.parsing import parse_json
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.run.gates import DataInView
+from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal
 
 SURVEY = "stoker.corpus.staging.survey_worker"

@@ -22,8 +22,9 @@ from stoker.plan.positions import Accounts, at, books, left_after
 from stoker.plan.residency import Floors, ShardSet, due_s, next_use, planned, to_evict, urgency
 from stoker.shards.format.pinned import not_yet_pinned
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.supervise.run.gates import DataInView, start_gate
+from stoker.supervise.run.gates import start_gate
 from stoker.supervise.run.plan_settings import gate_wants, growth_policy
+from stoker.supervise.run.planner import in_view
 
 ACCOUNTED = ("applied", "skipped", "remainder", "ahead")
 WITHOUT_WARM = "without a warm store nothing leaves hot"
@@ -110,13 +111,6 @@ def _waits_for(
     if decision.entries:
         return "the supervisor: data for the next entry is there, to be proven and appended"
     return "" if decision.why == growth.ENOUGH else decision.why.removeprefix("waiting for ")
-
-
-def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
-    """What is published, by the records."""
-    published = _published(sources).values()
-    train, val = (sum(_tokens(one, split) for one in published) for split in ("train", "val"))
-    return DataInView(sets=len(published), train_tokens=train, val_tokens=val, complete=pin.complete)
 
 
 def _published(sources: Mapping[str, Source]) -> dict[str, Source]:

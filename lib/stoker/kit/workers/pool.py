@@ -22,7 +22,7 @@ from stoker.store.errors import Transient
 STOP_GRACE_S = 5.0
 DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
 ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
-_LEFTOVERS_END_S = 20.0
+LEFTOVERS_END_S = 20.0
 
 
 F = TypeVar("F")
@@ -209,6 +209,8 @@ class WorkerPool(Generic[F]):
     def stop(self) -> None:
         """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
         workers = [job.worker for job in self._jobs.values()] + self._idle.empty()
+        for job in self._jobs.values():
+            self._waiter.remove_fd(job.descriptor)
         for worker in workers:
             worker.ask_to_stop(STOP_GRACE_S)
         until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
@@ -216,16 +218,14 @@ class WorkerPool(Generic[F]):
             worker.wait(until)
         self._jobs.clear()
 
-    def end_leftovers(self) -> int:
-        """Kill what an earlier daemon of this name left at work, and wait until it is gone; returns how many.
+    def end_leftovers(self, patience_s: float = LEFTOVERS_END_S) -> None:
+        """Kill what an earlier daemon of this name left at work, and wait until it is gone.
 
         A worker ends with its daemon, but not at the same instant. Raises Transient when one does not go
         (it hangs in the kernel): two workers on one file would spoil it.
         """
-        found = 0
-        deadline = time.monotonic() + _LEFTOVERS_END_S
+        deadline = time.monotonic() + patience_s
         while left := self._strangers():
-            found = max(found, len(left))
             for process in left:
                 with contextlib.suppress(PermissionError):
                     signal_process(process, signal.SIGKILL)
@@ -236,7 +236,6 @@ class WorkerPool(Generic[F]):
                     "look at the mount, then start again"
                 )
             time.sleep(0.02)
-        return found
 
     def _strangers(self) -> list[ProcessId]:
         marked = processes_with_environment(POOL_VARIABLE, self._name)

@@ -44,7 +44,7 @@ def launch_body(
     `steps` is the horizon seen from where it resumes (default: as configured). `seq_len` is the configured
     one; what is read has that of its plan entry, and the held-out windows have their own.
     """
-    train, identity = pipeline.train, record.identity
+    train, identity, held = pipeline.train, record.identity, record.heldout
     model = train.model.model_dump(mode="json")
     layout = pipeline.layout.run(identity.run)
     return {
@@ -74,21 +74,15 @@ def launch_body(
         "vocab_size": identity.vocab_size,
         "dtype": identity.dtype,
         "eot": pin.tokenizer.eot,
-        "heldout": heldout_body(record, layout),
+        "heldout": held
+        and {
+            "file": str(layout.heldout),
+            "sha256": held.sha256,
+            "windows": held.windows,
+            "seq_len": identity.seq_len,
+        },
         "log_every": 1,
         "run_record": record.for_checkpoints(),
-    }
-
-
-def heldout_body(record: RunRecord, layout: RunLayout) -> dict[str, Any] | None:
-    """What the trainer needs to read the held-out windows; None for a run without any."""
-    if record.heldout is None:
-        return None
-    return {
-        "file": str(layout.heldout),
-        "sha256": record.heldout.sha256,
-        "windows": record.heldout.windows,
-        "seq_len": record.identity.seq_len,
     }
 
 

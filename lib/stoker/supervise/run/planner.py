@@ -100,22 +100,13 @@ class Planner:
 
     def in_view(self, pin: DatasetPin | None) -> DataInView:
         """What is published now of the pin's listing; nothing before the dataset is pinned."""
-        listed = frozenset() if pin is None else frozenset(pin.listing)
-        published = {
-            source.key: source
-            for path, source in self._records.read().items()
-            if source.state in PUBLISHED and source.key and path in listed
-        }
-        return DataInView(
-            sets=len(published),
-            train_tokens=sum(stream_tokens(source, "train") for source in published.values()),
-            val_tokens=sum(stream_tokens(source, "val") for source in published.values()),
-            complete=pin.complete if pin is not None else self._all_is_refused(),
-        )
+        if pin is None:
+            return DataInView(0, 0, 0, complete=self._all_is_refused())
+        return in_view(pin, self._sources())
 
     def _all_is_refused(self) -> bool:
         """Whether every file there is has been quarantined, so that no pin will come."""
-        listing, sources = read_listing(self._layout, self._dataset), self._records.read()
+        listing, sources = read_listing(self._layout, self._dataset), self._sources()
         if listing is None or not listing.complete or not listing.paths:
             return False
         return all(path in sources and sources[path].state == "quarantined" for path in listing.paths)
@@ -129,7 +120,7 @@ class Planner:
             source = sources.get(path)
             if tokens >= wanted_tokens or source is None or source.state not in PUBLISHED:
                 continue
-            offered = stream_tokens(source, "val")
+            offered = tokens_of(source.books, "val")
             if offered and source.key and source.manifest_sha256 and source.key not in found:
                 found[source.key] = source.manifest_sha256
                 tokens += offered
@@ -291,7 +282,7 @@ class Planner:
             None if source.key in self._refused else source.state,
             source.key,
             digest or source.manifest_sha256,
-            stream_tokens(source, "train"),
+            tokens_of(source.books, "train"),
             hot=source.hot or source.state not in PUBLISHED,
             proven=digest is not None,
             arrived=self._arrival(source, now),
@@ -311,9 +302,12 @@ def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[S
     return left_after(plan, first, skips) > left_after(plan, behind, skips)
 
 
-def stream_tokens(source: Source, stream: str) -> int:
-    """Tokens of a source's train or val stream by its books; 0 before it has any."""
-    return tokens_of(source.books, stream)
+def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
+    """What is published, by the records, of the pin's listing; each set once."""
+    listed = (sources[path] for path in pin.listing if path in sources)
+    published = {one.key: one.books for one in listed if one.state in PUBLISHED and one.key}
+    train, val = (sum(tokens_of(books, split) for books in published.values()) for split in ("train", "val"))
+    return DataInView(len(published), train, val, complete=pin.complete)
 
 
 @contextlib.contextmanager
