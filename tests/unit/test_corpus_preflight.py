@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.corpus.staging import footer
-from stoker.corpus.staging.preflight import Flaw, preflight
+from stoker.corpus.staging.finding import Finding
+from stoker.corpus.staging.preflight import preflight
 from stoker.shards.format.direct_file import PastCacheFile
 from stoker.store.errors import Transient
 from support import bad_parquet as bad
@@ -170,7 +171,7 @@ def test_damage_is_named_by_its_column(tmp_path: Path) -> None:
     path = flip_page(write_fineweb(tmp_path / "a.parquet", 150), 1, "language_score")
     assert preflight(path, "text", decode=True) is None
     flaw = preflight(path, "text", {"language_score": "number"}, decode=True)
-    assert isinstance(flaw, Flaw)
+    assert isinstance(flaw, Finding)
     assert (flaw.reason, flaw.row_group, flaw.column) == ("page_corrupt", 1, "language_score")
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.corpus.schedule.memory_steps import SMALLEST, Attempt
-from stoker.corpus.schedule.outcome import Finding, Kind, Outcome
+from stoker.corpus.schedule.outcome import Kind, Outcome
+from stoker.corpus.staging.finding import Finding
 from stokerd.sharding.activities.transitions import FOOTER, settle_doubts
 from stokerd.sharding.effects import StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork

@@ -9,7 +9,8 @@ import pytest
 
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.schedule.actions import Duplicate, GiveUp, GiveUpContent, Replace, Restart
-from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
 from stokerd.sharding.activities import prove, tokenizer

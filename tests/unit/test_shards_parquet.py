@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stoker.corpus.staging.finding import BadParquet
 from stoker.corpus.staging.preflight import preflight
 from stoker.shards.build.batches import Batch, UndecodableText, decode_text
 from stoker.shards.build.filters import make_filters, select
-from stoker.shards.build.parquet import BATCH_BYTES, BadParquet, ParquetText
+from stoker.shards.build.parquet import BATCH_BYTES, ParquetText
 from stoker.shards.format.direct_file import PastCacheFile
 from stoker.shards.format.identity import Filters
 from stoker.store.errors import StorageError, Transient
@@ -58,16 +59,16 @@ def test_a_damaged_page_is_convicted_with_its_row_group_and_column(parquet: Path
     damage_page(parquet, 2)
     with pytest.raises(BadParquet) as caught:
         read(parquet)
-    assert caught.value.fields()["reason"] == "page_corrupt"
-    assert (caught.value.row_group, caught.value.column) == (2, "text")
-    assert caught.value.detail
+    assert caught.value.finding.fields()["reason"] == "page_corrupt"
+    assert (caught.value.finding.row_group, caught.value.finding.column) == (2, "text")
+    assert caught.value.finding.detail
 
 
 def test_damage_in_a_column_that_is_filtered_by_names_that_column(parquet: Path) -> None:
     damage_page(parquet, 1, "language")
     with pytest.raises(BadParquet) as caught:
         read(parquet)
-    assert (caught.value.row_group, caught.value.column) == (1, "language")
+    assert (caught.value.finding.row_group, caught.value.finding.column) == (1, "language")
 
 
 def test_damage_in_a_column_nobody_reads_harms_nobody(parquet: Path) -> None:
@@ -133,7 +134,11 @@ def test_bytes_that_are_no_utf8_are_convicted_with_the_row_group(tmp_path: Path)
     pq.write_table(table, path, row_group_size=50)
     with pytest.raises(BadParquet) as caught:
         read_plain(path)
-    assert (caught.value.reason, caught.value.row_group, caught.value.column) == ("invalid_utf8", 1, "text")
+    assert (caught.value.finding.reason, caught.value.finding.row_group, caught.value.finding.column) == (
+        "invalid_utf8",
+        1,
+        "text",
+    )
 
 
 @pytest.mark.parametrize("kind", TEXT_TYPES, ids=str)
@@ -151,7 +156,7 @@ def test_a_column_whose_name_is_no_utf8_is_a_finding_and_not_a_crash(tmp_path: P
     path.write_bytes(path.read_bytes().replace(b"qqqq", b"\xbe\xbe\xbe\xbe"))
     with pytest.raises(BadParquet) as caught:
         read_plain(path)
-    assert caught.value.reason == "footer_corrupt"
+    assert caught.value.finding.reason == "footer_corrupt"
 
 
 def read_plain(path: Path) -> list[str | None]:

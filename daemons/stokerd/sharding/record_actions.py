@@ -20,7 +20,7 @@ from stoker.corpus.schedule.actions import (
     Restart,
     Start,
 )
-from stoker.corpus.schedule.outcome import Finding
+from stoker.corpus.staging.finding import Finding
 from stoker.store.names import record_name
 from stokerd.sharding.activities.moves import keep_hot
 from stokerd.sharding.effects import Effect, OpenFinding, StartOver, Write, event

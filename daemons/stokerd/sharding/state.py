@@ -18,8 +18,8 @@ from stoker.corpus.schedule.decide import differs
 from stoker.corpus.schedule.growth import Growth, SetBack, TooLarge
 from stoker.corpus.schedule.memory_steps import Attempt
 from stoker.corpus.schedule.moves import WarmContents, recallable
-from stoker.corpus.schedule.outcome import Finding
 from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity

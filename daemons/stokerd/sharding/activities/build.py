@@ -10,7 +10,8 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.memory_steps import READ_ROWS
-from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, marks

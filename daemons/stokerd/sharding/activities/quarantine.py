@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.names import record_name
 from stokerd.sharding.activities.base import ShardActivity, marks

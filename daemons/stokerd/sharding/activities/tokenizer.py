@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from stoker.corpus.schedule.outcome import Finding, Outcome
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.sharding.activities.base import Message, ShardActivity

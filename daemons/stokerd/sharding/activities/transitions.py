@@ -11,8 +11,9 @@ from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
-from stoker.corpus.schedule.outcome import Finding, Outcome, convicted
+from stoker.corpus.schedule.outcome import Outcome, convicted
 from stoker.corpus.staging.disk_full import LOOK_S
+from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
 from stokerd.sharding.state import BuildWork, Doubt, SourceWork, State

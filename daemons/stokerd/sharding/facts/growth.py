@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import EXCEEDS_DISK, Source
 from stoker.corpus.schedule.growth import Raise, TooLarge, decide_growth
-from stoker.corpus.schedule.outcome import Finding
+from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.effects import Effect, Event, Send, event

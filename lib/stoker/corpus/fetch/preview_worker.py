@@ -27,7 +27,8 @@ from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
-from stoker.corpus.staging.footer import Flaw, FlawError, open_parquet, telling
+from stoker.corpus.staging.finding import BadParquet
+from stoker.corpus.staging.footer import open_parquet, telling
 from stoker.kit.backoff import Backoff
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.files import opened, unlink_durably
@@ -47,9 +48,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             preview.take(Path(named["here"] or preview.fetch(RemoteFile.from_fields(named["remote"]))))
             if named["here"] is None:
                 unlink_durably(Path(task["landing"], named["path"]))
-    except FlawError as error:
-        where = "" if error.flaw.row_group is None else f"row group {error.flaw.row_group}: "
-        reason = f"{where}{error.flaw.reason}: {error.flaw.fields()['detail']}"
+    except BadParquet as error:
+        found = error.finding
+        where = "" if found.row_group is None else f"row group {found.row_group}: "
+        reason = f"{where}{found.reason}: {found.fields()['detail']}"
         return {"status": "failed", "class": "data", "path": named["path"], "reason": reason}
     except FetchFailed as failure:
         reason = failure.reason
@@ -145,7 +147,7 @@ class _Preview:
             return table.select(wanted.names).cast(wanted)
         except (pa.ArrowException, KeyError, ValueError) as error:
             detail = f"{error}; dataset.source.include can leave such files out"
-            raise FlawError(Flaw("other_columns", detail)) from error
+            raise BadParquet("other_columns", detail) from error
 
 
 if __name__ == "__main__":

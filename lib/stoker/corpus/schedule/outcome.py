@@ -133,27 +133,6 @@ def _failed(ended: WorkerExit, reason: str, evidence: Evidence) -> Outcome:
     return Outcome("died", reason)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Why a file goes into quarantine, and where in it; `figures` are more fields of the event, in bytes."""
-
-    reason: str
-    detail: str = ""
-    row_group: int | None = None
-    column: str | None = None
-    figures: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Finding:
-        """The finding that a worker's result of status `bad` tells."""
-        return cls(str(result["reason"]), str(result["detail"]), result["row_group"], result["column"])
-
-    def fields(self) -> dict[str, Any]:
-        """As a reason.json and an event have it."""
-        place = {"row_group": self.row_group, "column": self.column}
-        return {"reason": self.reason, **place, "detail": self.detail, **self.figures}
-
-
 def convicted(deaths: tuple[int, ...]) -> int | None:
     """The row group at which workers died twice, None while no row group is to blame."""
     return next((group for group in deaths if deaths.count(group) > 1), None)

@@ -11,16 +11,16 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stoker.corpus.staging.finding import BadParquet
+
 _MAGIC, _MAGIC_ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST = 12  # both magics and the footer's length
-_DETAIL_CHARS = 1000  # a finding quotes names, and a name may be megabytes
 _SIGNATURE_BYTES = 28  # what follows the footer where columns are encrypted: a nonce and a tag
 
 # A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. One that
@@ -35,35 +35,13 @@ READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads wh
 Reader = Callable[[Path], Any]
 
 
-@dataclass(frozen=True)
-class Flaw:
-    """Why a file cannot be built: a stable word, where it was found, and the reader's own words."""
-
-    reason: str
-    detail: str
-    row_group: int | None = None
-    column: str | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """As the fields of a worker's result."""
-        return {**asdict(self), "detail": self.detail[:_DETAIL_CHARS]}
-
-
-class FlawError(Exception):
-    """The file is not what it should be; never leaves this room."""
-
-    def __init__(self, flaw: Flaw) -> None:
-        super().__init__(flaw.detail)
-        self.flaw = flaw
-
-
 def by_path(path: Path) -> Any:
     """Let Arrow open the file itself, through the page cache."""
     return path
 
 
 def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
-    """The file with its footer read; FlawError where that cannot be had, OSError where it cannot be read now.
+    """The file with its footer read; BadParquet where it has none, OSError where it cannot be read now.
 
     MemoryError says something about this machine, nothing about the file.
     """
@@ -83,13 +61,13 @@ def _open(source: Callable[[], Any], footer_bytes: int) -> pq.ParquetFile:
         )
         file.schema_arrow  # noqa: B018 - what it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
-        raise FlawError(Flaw("encrypted", "its footer is signed: it has encrypted columns"))
+        raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
     return file
 
 
 @contextmanager
 def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
-    """Turn the reader's complaints into a FlawError; what the system or the memory says stays what it is.
+    """Turn the reader's complaints into a BadParquet; what the system or the memory says stays what it is.
 
     Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
     """
@@ -98,31 +76,31 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
     except (pa.ArrowMemoryError, MemoryError):
         raise
     except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise FlawError(Flaw(reason(error), str(error), **place)) from error
+        raise BadParquet(reason(error), str(error), **place) from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise FlawError(Flaw(reason(error), str(error), **place)) from error
+        raise BadParquet(reason(error), str(error), **place) from error
 
 
 def _check_ends(file: Any, size: int) -> int:
     """Both magics and the length of the footer, which is returned."""
     if size == 0:
-        raise FlawError(Flaw("zero_bytes", "the file is empty"))
+        raise BadParquet("zero_bytes", "the file is empty")
     head = file.read(4)
     file.seek(-min(8, size), os.SEEK_END)
     end = file.read(8)
     tail, length = end[-4:], int.from_bytes(end[:4], "little")
     if _MAGIC_ENCRYPTED in (head, tail):
-        raise FlawError(Flaw("encrypted", "the footer is encrypted; Stoker reads plain parquet"))
+        raise BadParquet("encrypted", "the footer is encrypted; Stoker reads plain parquet")
     if head != _MAGIC:
-        raise FlawError(Flaw("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}"))
+        raise BadParquet("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}")
     if tail != _MAGIC or size < _SMALLEST:
-        raise FlawError(Flaw("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}"))
+        raise BadParquet("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}")
     if length > size - _SMALLEST:
-        raise FlawError(Flaw("footer_absurd", f"a footer of {length} bytes in a file of {size}"))
+        raise BadParquet("footer_absurd", f"a footer of {length} bytes in a file of {size}")
     if length > FOOTER_BYTES:
-        raise FlawError(Flaw("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most"))
+        raise BadParquet("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most")
     return length
 
 
@@ -157,6 +135,6 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
         if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
             raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error
         most = f"more than {FOOTER_MEMORY_BYTES >> 20} MiB of memory"
-        raise FlawError(Flaw("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}")) from error
+        raise BadParquet("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}") from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

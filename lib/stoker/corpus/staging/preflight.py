@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.dictionaries import longest_entry
-from stoker.corpus.staging.footer import Flaw, FlawError, Reader, by_path, open_parquet, telling
+from stoker.corpus.staging.finding import BadParquet, Finding
+from stoker.corpus.staging.footer import Reader, by_path, open_parquet, telling
 from stoker.store.errors import Transient
-
-__all__ = ["Flaw", "check_schema", "preflight"]
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
@@ -42,7 +41,7 @@ def preflight(
     decode: bool = False,
     progress: Callable[[int], None] = lambda _: None,
     reader: Reader = by_path,
-) -> Flaw | None:
+) -> Finding | None:
     """The first flaw of the file, None when there is none.
 
     `columns` must be there besides the text, each of its kind ("text" or "number"). With `decode` all of them
@@ -62,31 +61,29 @@ def preflight(
                             told = time.monotonic()
                             progress(group)
                     progress(group + 1)
-    except FlawError as found:
-        return found.flaw
+    except BadParquet as found:
+        return found.finding
     return None
 
 
 def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
-    """Raise FlawError unless the schema has each of the columns once, with values of its kind."""
+    """Raise BadParquet unless the schema has each of the columns once, with values of its kind."""
     for column, kind in ((text_column, "text"), *columns.items()):
         found = len(schema.get_all_field_indices(column))
         if found > 1:
-            raise FlawError(Flaw("ambiguous_column", f"{found} columns are called {column!r}", None, column))
+            raise BadParquet("ambiguous_column", f"{found} columns are called {column!r}", None, column)
         if not found:
             has = ", ".join(schema.names[:20])
-            raise FlawError(
-                Flaw("missing_column", f"no single column {column!r}; it has: {has}", None, column)
-            )
+            raise BadParquet("missing_column", f"no single column {column!r}; it has: {has}", None, column)
         type_ = schema.field(column).type
         values = type_.value_type if pa.types.is_dictionary(type_) else type_
         if not any(holds(values) for holds in _TYPES[kind]):
-            raise FlawError(Flaw("column_type", f"{column!r} is {type_}, not {kind}", None, column))
+            raise BadParquet("column_type", f"{column!r} is {type_}, not {kind}", None, column)
 
 
 def _check_footer(footer: pq.FileMetaData, size: int) -> None:
     if footer.num_rows == 0:
-        raise FlawError(Flaw("no_rows", "the file has a schema but not one row"))
+        raise BadParquet("no_rows", "the file has a schema but not one row")
     _check_between(footer.num_rows, _MOST_ROWS, "rows in all")
     rows = 0
     for group in range(footer.num_row_groups):
@@ -97,8 +94,8 @@ def _check_footer(footer: pq.FileMetaData, size: int) -> None:
             for index in range(metadata.num_columns):
                 _check_chunk(metadata.column(index), size, group)
     if rows != footer.num_rows:
-        raise FlawError(
-            Flaw("footer_inconsistent", f"row groups hold {rows} rows, the footer says {footer.num_rows}")
+        raise BadParquet(
+            "footer_inconsistent", f"row groups hold {rows} rows, the footer says {footer.num_rows}"
         )
 
 
@@ -112,7 +109,7 @@ def _check_chunk(chunk: pq.ColumnChunkMetaData, size: int, group: int) -> None:
     # A row group without rows has no pages, and writers give it any place.
     if chunk.num_values and (start < _FIRST_BYTE or end < start or end > size):
         detail = f"bytes {start} to {end} of a file of {size}"
-        raise FlawError(Flaw("footer_inconsistent", detail, group, column))
+        raise BadParquet("footer_inconsistent", detail, group, column)
     _check_between(chunk.num_values, _MOST_ROWS, "values", group, column)
     _check_between(chunk.total_uncompressed_size, _MOST_CHUNK_BYTES, "bytes unpacked", group, column)
 
@@ -121,7 +118,7 @@ def _check_between(
     value: int, most: int, what: str, group: int | None = None, column: str | None = None
 ) -> None:
     if not 0 <= value <= most:
-        raise FlawError(Flaw("footer_absurd", f"{value} {what}", group, column))
+        raise BadParquet("footer_absurd", f"{value} {what}", group, column)
 
 
 def _decode_group(
@@ -131,7 +128,7 @@ def _decode_group(
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
         yield from _decode(path, file, group, wanted, text_column)
-    except FlawError as first:
+    except BadParquet as first:
         for column in wanted:
             yield from _decode(path, file, group, [column], text_column)
         raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
@@ -165,4 +162,4 @@ def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> Non
         values.cast(pa.large_string()).validate(full=True)
     except pa.ArrowInvalid as error:
         where = f"rows {row} to {row + len(values) - 1}: {error}"
-        raise FlawError(Flaw("invalid_utf8", where, group, text_column)) from error
+        raise BadParquet("invalid_utf8", where, group, text_column) from error

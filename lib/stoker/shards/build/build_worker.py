@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.staging.disk_contents import insist_on
+from stoker.corpus.staging.finding import BadParquet
 from stoker.kit.workers.child import run_worker
 from stoker.shards.build.builder import Build, BuildTask, Dialogue, EncodeThread, NoRoom, Reporter
 from stoker.shards.build.engine_check import Engines
 from stoker.shards.build.memory_use import give_back, resident_bytes
-from stoker.shards.build.parquet import BadParquet
 from stoker.shards.build.publish import (
     Published,
     examine_target,
@@ -71,7 +71,7 @@ def _result(task: BuildTask, report: Dialogue) -> dict[str, Any]:
         if not still_staged(task.parquet, task.source_sha256, report):
             # Linked from the source, it can change under the reader: no finding against what was staged.
             return {"status": "changed", "key": task.key}
-        return {"status": "bad", **error.fields()}
+        return {"status": "bad", **error.finding.fields()}
     if published is None:
         return {"status": "recycled", "key": task.key, "rss_bytes": resident_bytes()}
     if published.manifest is None:

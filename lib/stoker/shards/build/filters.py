@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stoker.corpus.staging.finding import BadParquet
 from stoker.shards.build.batches import Batch
-from stoker.shards.build.parquet import BadParquet
 from stoker.shards.format.identity import Filters
 
 Mask = npt.NDArray[np.bool_]

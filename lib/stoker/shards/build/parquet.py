@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,41 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.dictionaries import longest_entry
-from stoker.corpus.staging.footer import FlawError
+from stoker.corpus.staging.finding import BadParquet
 from stoker.corpus.staging.preflight import check_schema
 from stoker.shards.build.batches import Batch, UndecodableText, decode_text
 from stoker.shards.format.direct_file import PastCacheFile
-from stoker.store.errors import DataError, StorageError, Transient
+from stoker.store.errors import StorageError, Transient
 
 READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
 MOST_GROWTH, LEAST_GROWN = 8, 100
 BATCH_BYTES = 16 << 20  # of text that many rows have in common, in a batch
-
-
-class BadParquet(DataError):
-    """The file's content is wrong: `reason` is one word, `detail` the reader's own words."""
-
-    def __init__(
-        self, reason: str, detail: str, *, row_group: int | None = None, column: str | None = None
-    ) -> None:
-        place = "" if row_group is None else f" in row group {row_group}"
-        super().__init__(
-            f"{reason}{place}, column {column}: {detail}" if column else f"{reason}{place}: {detail}"
-        )
-        self.reason = reason
-        self.detail = detail
-        self.row_group = row_group
-        self.column = column
-
-    def fields(self) -> dict[str, Any]:
-        """The finding as a worker reports it."""
-        return {
-            "reason": self.reason,
-            "row_group": self.row_group,
-            "column": self.column,
-            "detail": self.detail,
-        }
 
 
 class ParquetText:
@@ -77,10 +52,7 @@ class ParquetText:
         begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
         self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
         self._seen = 0.0  # bytes of text a row, in the row group read last
-        try:
-            check_schema(self._file.schema_arrow, text_column, columns)
-        except FlawError as found:
-            raise BadParquet(found.flaw.reason, found.flaw.detail, column=found.flaw.column) from found
+        check_schema(self._file.schema_arrow, text_column, columns)
 
     def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
         """The place of each row of a batch in the file, counted from 0 over all row groups."""

@@ -27,7 +27,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
-    from stoker.shards.build.parquet import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
+    from stoker.corpus.staging.finding import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
     try:
@@ -36,7 +36,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         bad = text.used[-1]
         if changed := _changed([bad], task, report):
             return {"changed": changed}
-        return {"bad": [{"file": bad, **error.fields()}]}
+        return {"bad": [{"file": bad, **error.finding.fields()}]}
     if not text.text_bytes:
         raise DataError("no text to train a tokenizer on: every row of the files given is null or empty")
     if changed := _changed(text.used, task, report):
