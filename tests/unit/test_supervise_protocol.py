@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hypothesis import given
@@ -60,10 +61,11 @@ def test_housekeeping_is_stillness_and_work_is_not() -> None:
 
 
 def test_work_is_read_from_proc_even_behind_an_odd_name(tmp_path: Path) -> None:
-    from stoker.supervise.health.evidence import TICKS_PER_S, work_of
+    from stoker.supervise.health.evidence import work_of
 
     (tmp_path / "77").mkdir()
-    fields = ["S", "1", *["0"] * 9, str(TICKS_PER_S), str(2 * TICKS_PER_S), "0"]
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = ["S", "1", *["0"] * 9, str(ticks), str(2 * ticks), *["0"] * 10]
     (tmp_path / "77" / "stat").write_text("77 (a) b (c) " + " ".join(fields))
     (tmp_path / "77" / "io").write_text("rchar: 5\nwchar: 6\nsyscr: 1\n")
     assert work_of([77, 78], proc=tmp_path) == Work(cpu_s=3.0, moved_bytes=11)

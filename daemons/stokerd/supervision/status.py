@@ -6,13 +6,14 @@ import time
 
 from stoker.kit.context import DaemonContext
 from stoker.supervise.actions import CopyToMirror, MirrorJob
-from stoker.supervise.report.hourly import EVERY_S, run_progress
 from stoker.supervise.report.metrics import Meters
-from stoker.supervise.report.snapshot import snapshot, status_text
+from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
 from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
 from stokerd.supervision.workers import Workers
+
+PROGRESS_EVERY_S = 3600.0  # between two events run_progress
 
 
 class RunBoard:
@@ -21,7 +22,7 @@ class RunBoard:
     def __init__(self, context: DaemonContext, run: Run, workers: Workers, meters: Meters) -> None:
         self.context, self.run, self.workers, self.meters = context, run, workers, meters
         self.wait = run.accounts.wait
-        self.report_at = time.monotonic() + EVERY_S
+        self.report_at = time.monotonic() + PROGRESS_EVERY_S
 
     @property
     def is_ending(self) -> bool:
@@ -76,7 +77,7 @@ class RunBoard:
         proven_at = run.checkpoints.proven_at
         self.meters.show(shown, None if proven_at is None else time.monotonic() - proven_at)
         if time.monotonic() >= self.report_at and (fields := run_progress(shown)):
-            self.report_at = time.monotonic() + EVERY_S
+            self.report_at = time.monotonic() + PROGRESS_EVERY_S
             self.context.events.record("run_progress", **fields)
         self.context.beat(shown, status_text(shown))
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from stoker.kit.lock import still_named
 from stoker.store.files import opened
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)  # some network mounts
@@ -23,7 +24,7 @@ def reading(directory: Path) -> Iterator[None]:
     """
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         _lock(descriptor, fcntl.LOCK_SH)  # whoever holds it alone does so for one rename
-        if not _still_named(directory, descriptor):
+        if not still_named(directory, descriptor):
             raise FileNotFoundError(errno.ENOENT, _GONE.format(directory), str(directory))
         yield
 
@@ -48,11 +49,3 @@ def _lock(descriptor: int, how: int) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-
-
-def _still_named(directory: Path, descriptor: int) -> bool:
-    try:
-        named = directory.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, os.fstat(descriptor))

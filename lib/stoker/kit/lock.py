@@ -116,12 +116,13 @@ def _try(path: Path) -> int | None:
         except OSError as error:
             os.close(descriptor)
             raise StorageError(f"{path}: this file system has no locks: {error.strerror}") from error
-        if _still_named(path, descriptor):
+        if still_named(path, descriptor):
             return descriptor
         os.close(descriptor)  # the file was replaced while we waited: two could hold "it" otherwise
 
 
-def _still_named(path: Path, descriptor: int) -> bool:
+def still_named(path: Path, descriptor: int) -> bool:
+    """Whether the open file still has that name."""
     try:
         named = path.stat()
     except FileNotFoundError:

@@ -11,8 +11,8 @@ STEP_S = 0.5  # between two totals that are kept
 class Rate:
     """The rate of a growing total over the last `over_s` seconds, or since it is known where that is less."""
 
-    def __init__(self, over_s: float) -> None:
-        self._over_s = over_s
+    def __init__(self, over_s: float, least_s: float = LEAST_S) -> None:
+        self._over_s, self._least_s = over_s, least_s
         self._seen: deque[tuple[float, float]] = deque()
         self._lost = 0.0  # what the total has shrunk by: no reason to think the work slower
 
@@ -34,7 +34,7 @@ class Rate:
         if not self._seen:
             return 0.0
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (ended - began) if ended - began >= LEAST_S else 0.0
+        return (last - first) / (ended - began) if ended - began >= self._least_s else 0.0
 
     def left_s(self, left: float) -> float | None:
         """Seconds that what is left will take; None while that cannot be told."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.kit.process.process_id import children_tree
 
@@ -26,10 +27,10 @@ class Sample:
     cpu_s: float
 
 
-def sample_process(pid: int) -> Sample:
+def sample_process(pid: int, proc: Path = Path("/proc")) -> Sample:
     """Look at a process from outside; nothing where it is gone. Reads /proc, which no hung mount blocks."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:  # noqa: PTH123 - many times a second
+        with open(f"{proc}/{pid}/stat", "rb") as stream:  # noqa: PTH123 - many times a second
             text = stream.read()
     except (FileNotFoundError, ProcessLookupError):
         return Sample(0, 0.0)

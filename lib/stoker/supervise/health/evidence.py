@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.kit.process.sampler import sample_process
 from stoker.supervise.health.moment import Moment
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
 
 
@@ -26,7 +25,7 @@ def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
     cpu_s, moved = 0.0, 0
     for pid in pids:
         try:
-            cpu_s += _cpu_s(proc / str(pid) / "stat")
+            cpu_s += sample_process(pid, proc).cpu_s
             moved += _moved_bytes(proc / str(pid) / "io")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
@@ -66,12 +65,6 @@ class Stillness:
         gained_s = work.cpu_s - self.work.cpu_s
         worked = gained_s < 0 or gained_s > idle_s or work.moved_bytes != self.work.moved_bytes
         return Stillness(now, now if worked else self.worked_at, work)
-
-
-def _cpu_s(stat: Path) -> float:
-    # The command name, second field, may hold spaces and parentheses: count from behind its last one.
-    fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def _moved_bytes(io: Path) -> int:
