@@ -12,7 +12,7 @@ from stoker.plan.timelines import Timeline, Timelines
 from stoker.supervise.run.launch_log import (
     SETTINGS,
     Launched,
-    launch_of,
+    Makers,
     launched_body,
     note_launch,
     read_launches,
@@ -40,8 +40,8 @@ def launched(name: str, timeline: int, step: int) -> Launched:
 def test_a_committed_step_was_made_by_the_last_launch_of_its_history_that_began_before_it(
     timelines: Timelines, launches: list[tuple[str, int, int]], expected: dict[int, str | None]
 ) -> None:
-    log = [launched(*one) for one in launches]
-    found = {step: launch_of(log, timelines, step) for step in expected}
+    makers = Makers([launched(*one) for one in launches], timelines)
+    found = {step: makers.of(step) for step in expected}
     assert {step: one.launch if one else None for step, one in found.items()} == expected
 
 

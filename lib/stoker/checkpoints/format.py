@@ -49,6 +49,11 @@ class CheckpointBody:
     files: Mapping[str, FileEntry]
     raw: Mapping[str, Any]
 
+    @property
+    def bytes(self) -> int:
+        """The size of the files that are listed."""
+        return sum(entry.size for entry in self.files.values())
+
 
 def checkpoint_name(step: int) -> str:
     """The directory name of a step's checkpoint."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, FileEntry, read_body, write_sums
-from stoker.checkpoints.mirror.layout import size_of
 from stoker.store.errors import DataError, StorageError, storage_errors
 from stoker.store.files import fsync_dir, opened, temporary_beside, write_all
 from stoker.store.hashing import hash_file
@@ -34,7 +33,7 @@ def carry(source: Path, into: Path, tell: Tell) -> int:
     sums = {name: entry.sha256 for name, entry in body.files.items()}
     if data[SUMS] != write_sums({**sums, BODY: hashlib.sha256(data[BODY]).hexdigest()}):
         raise SourceBad(f"{BODY} and {SUMS} disagree")
-    _require_room(into, size_of(body))
+    _require_room(into, body.bytes)
     written = 0
     for name, entry in sorted(body.files.items()):
         written += _carry_file(inside(source, name), inside(into, name), entry, tell)

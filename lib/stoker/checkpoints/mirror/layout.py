@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.checkpoints.format import BODY, TEMPORARY, CheckpointBody, checkpoint_name, read_body
+from stoker.checkpoints.format import BODY, TEMPORARY, checkpoint_name, read_body
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
 from stoker.checkpoints.select import History, counts
 from stoker.kit.lock import read_contents
@@ -188,12 +188,7 @@ def _look(path: Path, timeline: int, step: int, mark: str) -> Mirrored:
         timeline,
         step,
         mark,
-        bytes=size_of(body),
+        bytes=body.bytes,
         run_id=str(body.raw.get("run_id")),
         val_loss=float(loss) if isinstance(loss, int | float) else None,
     )
-
-
-def size_of(body: CheckpointBody) -> int:
-    """The bytes of the files that a checkpoint.json lists."""
-    return sum(entry.size for entry in body.files.values())

@@ -23,7 +23,7 @@ from stoker.store.errors import DataError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.audit.audit_rows import read_rows
-from stoker.supervise.run.launch_log import launch_of, read_launches
+from stoker.supervise.run.launch_log import Makers, read_launches
 
 Pieces = list[tuple[int, range]]  # (entry, offsets in it)
 
@@ -156,7 +156,7 @@ class History:
         steps = range(before.step + 1, mark.step + 1)
         if len(steps) == 1:
             return [windows]
-        launches = [launch_of(self._launches, self.timelines, step, mark.timeline) for step in steps]
+        launches = map(Makers(self._launches, self.timelines, mark.timeline).of, steps)
         told = [int(launch.settings["global_batch"]) for launch in launches if launch is not None]
         if len(told) == len(steps) and sum(told) == windows:
             return told

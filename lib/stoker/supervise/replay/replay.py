@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.run.launch_log import Launched, launch_of
+from stoker.supervise.run.launch_log import Launched, Makers
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def phases(
     """
     forks = [upto for _, upto in ancestry(timelines, timeline) if upto is not None]
     begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks)}
-    made: list[Phase] = []
+    makers, made = Makers(launches, timelines, timeline), list[Phase]()
     for first in sorted(step for step in begins if 1 <= step <= to):
-        launch = launch_of(launches, timelines, first, timeline)
+        launch = makers.of(first)
         if launch is None:
             raise DataError(
                 f"the log of launches knows none that made step {first} of timeline {timeline}: it was "

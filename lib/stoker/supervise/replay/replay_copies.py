@@ -148,7 +148,7 @@ def _copy_checkpoint(recorded: RunLayout, timelines: Timelines, to: int, site: S
         try:
             with reading(one.path):
                 body = read_body((one.path / BODY).read_bytes())
-                _leave_room(site.root, sum(entry.size for entry in body.files.values()))
+                _leave_room(site.root, body.bytes)
                 for name in [*body.files, BODY, SUMS]:
                     _link_or_copy(one.path / name, target / name)
                 return body

@@ -7,7 +7,7 @@ began before it; `stoker replay` and the audit go by them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,6 @@ class Makers:
             return None
         upto = self._upto[self._launches[place].timeline]
         return self._launches[place] if upto is None or step <= upto else None
-
-
-def launch_of(
-    launches: Sequence[Launched], timelines: Timelines, step: int, timeline: int | None = None
-) -> Launched | None:
-    """The launch that made one committed step; for many of them make a `Makers`."""
-    return Makers(launches, timelines, timeline).of(step)
 
 
 def _parse(body: Mapping[str, Any]) -> Launched:
