@@ -15,4 +15,4 @@ def books_of(
     dropped: Mapping[str, int] | None = None,
 ) -> Books:
     """Books with these tokens to train on and held out; all documents are the training split's."""
-    return Books(rows, documents, 0, train + val, documents, train, 0, val, dropped or {})
+    return Books(rows, documents, 0, train + val, documents, train, 0, val, tuple((dropped or {}).items()))

@@ -40,7 +40,7 @@ def built(path: str, tokens: int = 100, **changes: Any) -> Source:
         f"{path:0>64}",
         state="proven",
         key=f"{path:0<64}",
-        books=Books(3, 2, 9, tokens, 1, tokens - 1, 1, 1, {"null": 1}),
+        books=Books(3, 2, 9, tokens, 1, tokens - 1, 1, 1, (("null", 1),)),
         **changes,
     )
 

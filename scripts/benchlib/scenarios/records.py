@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from benchlib.runner import Measures, Scenario
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.receipts import Receipt
@@ -191,7 +192,7 @@ def _source(number: int, build: str) -> Source:
         sha256,
         state,
         key=set_key(sha256, build),
-        books=books,
+        books=Books.from_mapping(books),
         manifest_sha256=manifest,
         engine="fastokens",
     )

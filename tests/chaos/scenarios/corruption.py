@@ -241,7 +241,7 @@ class Detokenizer:
         assert found == wanted, f"{source.path}: {_first_difference(found, wanted)}"
         assert source.books is not None
         assert source.books.rows == len(plain)
-        assert (source.books.dropped or {}).get("null", 0) == plain.count(None)
+        assert dict(source.books.dropped or ()).get("null", 0) == plain.count(None)
 
 
 def _first_difference(found: Mapping[int, str], wanted: Mapping[int, str]) -> str:

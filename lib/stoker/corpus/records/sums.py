@@ -81,7 +81,7 @@ class Sums:
         self.tokens["train"] += sign * books.train_tokens
         self.documents["val"] += sign * (books.val_documents or 0)
         self.tokens["val"] += sign * books.val_tokens
-        for reason, rows in (books.dropped or {}).items():
+        for reason, rows in books.dropped or ():
             left = self.dropped.get(reason, 0) + sign * rows
             if left:
                 self.dropped[reason] = left
