@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stoker.kit.process import sampler
 from stoker.kit.process.process_id import ProcessId
 from stoker.kit.process.sampler import sample_process
 from stoker.kit.workers.child import LINE_LIMIT
@@ -295,11 +296,27 @@ def test_a_worker_above_its_memory_is_killed_at_once(start: Any) -> None:
     assert ended.max_rss_bytes > 100 << 20 and "MiB" in ended.reason()
 
 
-def test_samples_wait_for_a_daemon_that_does_not_read(start: Any) -> None:
-    worker = start({"do": "work until stopped"})
-    wait_until(lambda: sample_process(worker.pid).cpu_s > 0 or worker.messages())
-    time.sleep(2.5)  # several samples' time
-    assert len(os.read(worker._pipes._stdout, 1 << 16).splitlines()) <= 2
+def test_samples_wait_for_a_daemon_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+
+    class Counted(sampler.Sampler):
+        def _all_read(self) -> bool:
+            looks.append(super()._all_read())
+            return looks[-1]
+
+    monkeypatch.setattr(sampler, "SAMPLE_EVERY_S", 0.001)
+    out, into = os.pipe()  # both stay open: the sampler's thread ends with the process
+
+    def say(_: sampler.Sample) -> None:
+        os.write(into, b"sample")
+
+    telling = Counted(into, say)
+    telling.begin()
+    wait_until(lambda: len(looks) > 20, what="many looks")
+    assert looks[0] and looks.count(True) == 1
+    os.read(out, 1 << 16)
+    wait_until(lambda: looks.count(True) == 2, what="the next sample, once the first was read")
+    telling.pause()
 
 
 def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
