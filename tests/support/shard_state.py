@@ -193,7 +193,7 @@ class Shard:
 
     def kept(self, name: str) -> Kept:
         """What is in quarantine under this name now."""
-        quarantine = self.state.quarantine
+        quarantine = self.state.records.quarantine
         quarantine.read_soon()
         quarantine.read()
         return next(one for one in quarantine.kept if one.name == name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -54,11 +53,9 @@ def actions(now: Situation) -> tuple[Action, ...]:
     return decide(now, 100.0)
 
 
-def demanded(
-    now: Situation, *, most_unneeded: int = 5, most_missed: int = 5, last: Collection[str] = ()
-) -> Demand:
+def demanded(now: Situation, *, most_missed: int = 5) -> Demand:
     paths = [path for path in now.sources if may_be_demanded(now.sources[path], now.receipts.get(path))]
-    return demand_of(now, paths, most_unneeded=most_unneeded, most_missed=most_missed, last=last)
+    return demand_of(now, paths, most_missed=most_missed)
 
 
 def unneeded(now: Situation) -> dict[str, Unneeded]:
@@ -201,11 +198,12 @@ class TestGivingBack:
         assert unneeded(now) == {"b": Unneeded(sha("a"), owner="a")}
         assert unneeded(replace(now, invalid_sets={"a"})) == {}
 
-    def test_so_many_are_asked_at_once(self) -> None:
+    def test_so_many_are_asked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("stoker.corpus.schedule.landing.MOST_UNNEEDED", 2)
         now = situation(*(source(path, "released") for path in "abcd"), *map(receipt, "abcd"))
-        assert list(demanded(now, most_unneeded=2).unneeded) == ["a", "b"]
+        assert list(demanded(now).unneeded) == ["a", "b"]
         now = replace(now, receipts={**now.receipts, "a": receipt("a", "releasing")})
-        assert list(demanded(now, most_unneeded=2).unneeded) == ["b", "c"], "what came true gives way"
+        assert list(demanded(now).unneeded) == ["b", "c"], "what came true gives way"
 
 
 class TestMissing:
@@ -252,7 +250,6 @@ class TestMissing:
         now = situation(*(source(path) for path in "abcd"), *(receipt(path, "released") for path in "abcd"))
         now = replace(now, urgent=frozenset({"d"}))
         assert list(demanded(now, most_missed=3).missed) == ["d", "a", "b"]
-        assert list(demanded(now, most_missed=3, last=("a",)).missed) == ["d", "b", "c"]
 
     def test_what_is_on_its_way_again_counts_among_those_that_are_asked_for(self) -> None:
         gone = receipt("b", "released"), receipt("c", "released")

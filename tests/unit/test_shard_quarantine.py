@@ -33,7 +33,7 @@ def act(shard: Shard) -> list[str]:
 
 
 def name_of(shard: Shard) -> str:
-    return shard.state.quarantine.kept[0].name
+    return shard.state.records.quarantine.kept[0].name
 
 
 def put(shard: Shard, path: str, size: int = 10, **body: Any) -> str:
@@ -141,9 +141,9 @@ class TestLook:
     def test_a_round_looks_at_everything_and_says_what_came_of_it(self, shard: Shard) -> None:
         shard.source("b", "quarantined", reason="page_corrupt")
         shard.finding("b")
-        for name in (one.name for one in shard.state.quarantine.kept):
+        for name in (one.name for one in shard.state.records.quarantine.kept):
             mark(shard.layout.quarantine / name, time="2020-01-01T00:00:00Z")
-        shard.state.quarantine.read_soon()
+        shard.state.records.quarantine.read_soon()
         request = shard.ask(REVALIDATE)
         act(shard)
         for outcome in (BAD, Outcome("storage", "EIO")):
@@ -160,7 +160,7 @@ class TestLook:
         hours_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200))
         mark(shard.layout.quarantine / kept.name, time=hours_ago)
         kept = shard.kept(kept.name)
-        shard.state.quarantine.think_due = 0.0
+        shard.state.records.quarantine.think_due = 0.0
         assert next_look(shard.state) == (kept, False)
 
 
@@ -250,7 +250,7 @@ class TestBudget:
             name = put(shard, path)
             times = {"a": "2020-01-01", "b": "2021-01-01", "c": "2022-01-01"}
             mark(shard.layout.quarantine / name, time=f"{times[path]}T00:00:00Z")
-        shard.state.quarantine.read_soon()
+        shard.state.records.quarantine.read_soon()
         assert act(shard) == ["mark dropping", "mark dropping", "begin drop"]
         assert act(shard) == []
 
@@ -258,7 +258,7 @@ class TestBudget:
         name = name_of(shard)
         (shard.layout.quarantine / name / "reason.json").unlink()
         (shard.layout.quarantine / name).rmdir()
-        shard.state.quarantine.read_soon()
+        shard.state.records.quarantine.read_soon()
         assert act(shard) == ["OpenFinding"]
         kept = shard.kept(name)
         assert kept.body["unseen"] and kept.reason == "page_corrupt"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.demand import Demand, Unneeded, read_demand
-from stokerd.sharding.facts.landing import LEAST_MISSED, STALE_S
-from support.shard_state import Clock, MakeShard, Shard
+from stokerd.sharding.facts import landing as demands
+from stokerd.sharding.facts.landing import LEAST_MISSED
+from support.shard_state import MakeShard, Shard
 
 
 class Landing:
@@ -30,7 +31,7 @@ class Landing:
         """The demand after one turn of the loop."""
         state = self.shard.state
         situation = replace(state.situation(), **{"published": frozenset(), "uncertain": False, **changes})
-        self.shard.apply(state.landing.act(state, situation))
+        self.shard.apply(demands.act(state, situation))
         return read_demand(self.shard.layout, "prose")
 
     def unneeded(self, path: str, owner: str = "") -> dict[str, Unneeded]:
@@ -38,7 +39,7 @@ class Landing:
 
     @property
     def shown(self) -> Any:
-        return self.shard.state.landing.show(self.shard.state)
+        return demands.show(self.shard.state)
 
 
 @pytest.fixture
@@ -85,17 +86,6 @@ def test_what_was_lost_is_asked_for_until_it_is_here_and_no_more_than_so_many(la
     assert "16" in landing.turn().missed
 
 
-def test_what_does_not_come_gives_way_to_others(landing: Landing, clock: Clock) -> None:
-    paths = [f"{number:02d}" for number in range(LEAST_MISSED + 1)]
-    for path in paths:
-        landing.put(path, "seen", "released")
-    assert "16" not in landing.turn().missed
-    assert landing.shard.state.landing.due == clock.now + STALE_S
-    clock.now += STALE_S + 1
-    missed = landing.turn().missed
-    assert "16" in missed and len(missed) == LEAST_MISSED
-
-
 def test_what_cannot_be_known_yet_is_asked_when_it_is(landing: Landing) -> None:
     landing.put("a", "seen", "released")
     assert landing.turn(uncertain=True) == Demand()
@@ -113,5 +103,5 @@ def test_a_duplicates_file_goes_when_only_the_owners_record_changes(landing: Lan
 def test_the_demand_is_durable_before_the_event_that_speaks_of_it(landing: Landing) -> None:
     landing.put("a", "seen", "released")
     state = landing.shard.state
-    effects = state.landing.act(state, state.situation())
+    effects = demands.act(state, state.situation())
     assert landing.shard.apply(effects) == ["SetDemand", "source_wanted_again"]

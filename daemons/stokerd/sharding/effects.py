@@ -230,7 +230,7 @@ class Effects:
                 records.pinning.pin = pin
             case SetDemand(demand):
                 write_demand(self._layout, records.dataset, demand)
-                self._state.landing.demand = demand
+                records.demand = demand
 
     def _write_finding(self, effect: FindingEffect) -> None:
         directory = self._layout.quarantine
@@ -244,4 +244,4 @@ class Effects:
                 mark(directory / name, **changes)
             case RemoveFinding(name):
                 remove_tree(directory / name)
-        self._state.quarantine.read_soon()
+        self._state.records.quarantine.read_soon()

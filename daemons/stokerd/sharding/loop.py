@@ -23,7 +23,7 @@ from stokerd.sharding import once
 from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
 from stokerd.sharding.activities.transitions import settle_doubts
 from stokerd.sharding.effects import Effects
-from stokerd.sharding.facts import growth, quarantine
+from stokerd.sharding.facts import growth, landing, quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
 from stokerd.sharding.facts.quarantine import RECHECK
 from stokerd.sharding.inputs import Inputs
@@ -144,6 +144,9 @@ class StageShard:
         state, before = self.state, self.stamp()
         state.placement.choose(state)
         situation = state.situation()
+        if time.monotonic() >= self.settle_due:
+            # Of many small files one is begun in each turn: what others wait for is written nevertheless.
+            self.settle(situation)
         moves = decide_moves(situation, state.warm_contents(), time.monotonic())
         for move in moves:
             self.effects.apply(take(state, move))
@@ -163,12 +166,13 @@ class StageShard:
         self.situation = situation
         if self.stamp() == before:
             self.effects.apply(state.space.make_room(state, situation))
-        elif time.monotonic() < self.settle_due:
-            return
-        else:  # of many small files one is begun in each turn: what others wait for is written nevertheless
-            situation = state.situation()
+            self.settle(situation)
+
+    def settle(self, situation: Situation) -> None:
+        """Write what other daemons wait for: the demand and the pin's listing."""
+        state = self.state
         self.settle_due = time.monotonic() + LONGEST_WAIT_S
-        self.effects.apply(state.landing.act(state, situation))
+        self.effects.apply(landing.act(state, situation))
         self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
 
     def start_tokenizer(self) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.demand import read_demand
 from stoker.corpus.records.index import KEY16, Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import differs
 from stoker.corpus.schedule.growth import Growth, SetBack, TooLarge
+from stoker.corpus.schedule.landing import may_be_demanded
 from stoker.corpus.schedule.memory_steps import Attempt
 from stoker.corpus.schedule.moves import WarmContents, recallable
 from stoker.corpus.schedule.state import Limits, Situation
@@ -33,7 +35,6 @@ from stokerd.common.files_list import FilesList
 from stokerd.sharding.effects import Effect
 from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.facts.growth import held_back
-from stokerd.sharding.facts.landing import Landing
 from stokerd.sharding.facts.pauses import Pauses
 from stokerd.sharding.facts.pinning import Pinning
 from stokerd.sharding.facts.placement import Placement
@@ -95,7 +96,7 @@ class Progress:
     """What was done since the start; `at` is when something last got on (time.time).
 
     Tokens built, ends of jobs by kind and outcome, bytes moved by kind, looks at quarantined files by
-    verdict, things dropped from quarantine by kind.
+    verdict, things dropped from quarantine by kind, files asked of the download watchdog by verb.
     """
 
     at: float = field(default_factory=time.time)
@@ -104,6 +105,7 @@ class Progress:
     moved_bytes: Counter[str] = field(default_factory=Counter)
     looks: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
 
     def committed(self, work: BuildWork, tokens: int) -> None:
         """A build made its first `tokens` tokens durable; where it was resumed, some were so before."""
@@ -120,12 +122,16 @@ class Records:
         self.dataset = context.pipeline.dataset.name
         self.sources, self.pinning = sources, pinning
         self.files = FilesList(context)
+        self.quarantine = QuarantineState(context)
+        self.is_fetched = context.pipeline.dataset.source.kind != "folder"
+        self.demand = read_demand(context.layout, self.dataset)
         self.receipts: Mapping[str, Receipt] = {}
         self.listing: Listing | None = None
         self.is_behind = False  # whether receipts are still to be read
         # The paths whose record or receipt changed; what is on its way is held against its receipts first.
         self.touched = {source.path for source in sources.in_state("staged", "building")}
         self.differing: set[str] = set()  # the paths whose receipt may disagree with their record
+        self.demandable: set[str] = set()  # the paths that may have a part in the demand
         self.convicted: dict[str, Finding] = {}  # what waits for quarantine, by path
         self.invalid_sets: dict[str, str] = {}  # why the set at a path's target goes there
         self.disputed: dict[str, Receipt] = {}
@@ -154,15 +160,14 @@ class Records:
         """Forget a request that has its answer."""
         self.requests = [one for one in self.requests if one.id != request.id]
 
-    def take_changed(self) -> set[str]:
-        """The paths whose record or receipt changed since the last call; brings `differing` up to date."""
-        changed, self.touched = self.touched, set()
-        for path in changed:
-            if differs(self.sources.get(path), self.receipts.get(path)):
-                self.differing.add(path)
-            else:
-                self.differing.discard(path)
-        return changed
+    def compare_touched(self) -> None:
+        """Bring `differing` and `demandable` up to date with the paths whose record or receipt changed."""
+        for path in self.touched:
+            source, receipt = self.sources.get(path), self.receipts.get(path)
+            (self.differing.add if differs(source, receipt) else self.differing.discard)(path)
+            may_be = self.is_fetched and may_be_demanded(source, receipt)
+            (self.demandable.add if may_be else self.demandable.discard)(path)
+        self.touched.clear()
 
 
 class State:
@@ -186,16 +191,13 @@ class State:
             most_rss_bytes=memory.hard,
             recycle_rss_bytes=memory.soft,
         )
-        self.retries = Retries()
-        self.hot = Disk("hot", pipeline.hot)
-        self.warm = None if pipeline.warm is None else Disk("warm", pipeline.warm)
+        self.disks: tuple[Disk, ...] = (Disk("hot", pipeline.hot),)
+        if pipeline.warm is not None:
+            self.disks += (Disk("warm", pipeline.warm),)
         self.pauses = Pauses(context)
         self.space = Space(context)
         self.placement = Placement(context)
-        self.landing = Landing(context)
-        self.quarantine = QuarantineState(context)
-        self.is_fetched = pipeline.dataset.source.kind != "folder"
-        self.is_linked = self.is_fetched and pipeline.warm is None  # until a link is refused
+        self.is_linked = records.is_fetched and pipeline.warm is None  # until a link is refused
         self.limits = Limits(
             stagers=1,
             builders=1,
@@ -216,8 +218,16 @@ class State:
         return self.records.sources
 
     @property
-    def disks(self) -> tuple[Disk, ...]:
-        return (self.hot,) if self.warm is None else (self.hot, self.warm)
+    def retries(self) -> Retries:
+        return self.pauses.retries
+
+    @property
+    def hot(self) -> Disk:
+        return self.disks[0]
+
+    @property
+    def warm(self) -> Disk | None:
+        return self.disks[1] if len(self.disks) > 1 else None
 
     def key(self, source: Source) -> str:
         """The key of the source's set in the pinned build."""
@@ -298,7 +308,7 @@ class State:
         wanted = pinning.choose_training(records.listing, self.sources)
         alone = memory.next_alone(self)
         limits = memory.limited(self.limits, self, alone)
-        self.landing.note(records.take_changed())
+        records.compare_touched()
         placed = self.placement.wants
         situation = Situation(
             receipts=records.receipts,
@@ -359,5 +369,5 @@ class State:
     def next_due(self) -> float:
         """When something falls due that wakes nobody up, on the monotonic clock."""
         now = time.monotonic()
-        dues = (*self.retries.not_before.values(), self.placement.due, self.pauses.due, self.landing.due)
+        dues = (*self.retries.not_before.values(), self.placement.due, self.pauses.due)
         return min((due for due in dues if due > now), default=float("inf"))

@@ -18,6 +18,7 @@ from stoker.observe.progress import shard_parts
 from stoker.observe.rate import Rate
 from stokerd.common.progress import ProgressTeller
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
+from stokerd.sharding.facts import landing
 from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.facts.pauses import WRITERS
 from stokerd.sharding.metrics import ShardMetrics
@@ -102,7 +103,7 @@ class Status:
         metrics.count("quarantine_looks_total", progress.looks)
         metrics.count("quarantine_dropped_total", progress.dropped)
         for kind in KINDS:
-            kept = [one for one in state.quarantine.kept if one.kind == kind and one.things]
+            kept = [one for one in state.records.quarantine.kept if one.kind == kind and one.things]
             metrics.set("quarantine_files", len(kept), kind)
             metrics.set("quarantine_bytes", sum(one.bytes for one in kept), kind)
 
@@ -202,8 +203,8 @@ class Status:
         }
 
     def _landing(self, state: State) -> dict[str, Any]:
-        shown = state.landing.show(state)
-        self._metrics.count("landing_requests_total", state.landing.asked)
+        shown = landing.show(state)
+        self._metrics.count("landing_requests_total", state.progress.asked)
         if shown:
             self._metrics.set("landing_unneeded_bytes", shown["landing"]["unneeded_bytes"])
         return shown

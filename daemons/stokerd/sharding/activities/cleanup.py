@@ -75,13 +75,13 @@ def _swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
 
 def _begin_drop(state: State, name: str) -> Iterator[Effect]:
     directory = state.pipeline.layout.quarantine / name
-    things = next(kept.things for kept in state.quarantine.kept if kept.name == name)
+    things = next(kept.things for kept in state.records.quarantine.kept if kept.name == name)
     yield Begin(DROP, DROPPING, {"remove": [str(directory / thing) for thing in things]}, DropWork(name=name))
 
 
 def _dropped(state: State, job: Job[DropWork], outcome: Outcome) -> Iterator[Effect]:
     state.hot.measure_soon()
-    state.quarantine.read_soon()
+    state.records.quarantine.read_soon()
     if outcome.kind == "done":
         state.retries.succeeded(DROPPING)
         return

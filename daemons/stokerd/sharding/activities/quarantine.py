@@ -43,7 +43,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
 def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
     source, records = state.sources[job.subject], state.records
     state.hot.measure_soon()
-    state.quarantine.read_soon()
+    state.records.quarantine.read_soon()
     if outcome.kind != "done":
         yield from failed(state, job, source, outcome)
         return

@@ -39,12 +39,12 @@ def begin(state: State, _subject: str = RECHECK) -> Iterator[Effect]:
         task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced, to_hot=True)
         work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
         yield Begin(REVALIDATE, RECHECK, {**task, "disks": marks(state.hot)}, work)
-        state.quarantine.looking_at = kept.path
+        state.records.quarantine.looking_at = kept.path
 
 
 def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
     """Act on what a look found, and answer who asked for it."""
-    quarantine, work = state.quarantine, job.facts
+    quarantine, work = state.records.quarantine, job.facts
     state.hot.measure_soon()
     quarantine.read_soon()
     quarantine.looking_at, quarantine.think_due = None, 0.0
@@ -86,7 +86,7 @@ def _release(state: State, kept: Kept, source: Source, why: str) -> Iterator[Eff
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, {"released": kept.path, "why": why})
-    for one in state.quarantine.rounds.values():
+    for one in state.records.quarantine.rounds.values():
         one.done.add(kept.name)
         one.released.append(kept.path)
 
@@ -96,7 +96,7 @@ def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effe
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
-    for one in state.quarantine.rounds.values():
+    for one in state.records.quarantine.rounds.values():
         one.done.add(kept.name)
         one.bad += verdict == "bad"
         one.unreadable += verdict == "unreadable"

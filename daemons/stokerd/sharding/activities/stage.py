@@ -61,7 +61,7 @@ def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Eff
             yield Write(source.moved("staged", attempts=0, deaths=(), reason=None))
             state.retries.succeeded(source.path)
         case "missing":  # a folder's file may come back; one that was fetched is fetched again
-            if state.is_fetched:
+            if state.records.is_fetched:
                 yield from dispute_receipt(state, source, job.facts.receipt)
             yield from try_again(state, job, source, "the source file is not there")
         case "unavailable":

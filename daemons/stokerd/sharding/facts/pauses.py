@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker.corpus.staging.disk_full import LOOK_S, Full, Place
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.workers.retries import Retries
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.errors import StorageError, UnavailableError
 from stokerd.sharding.facts.memory import Memory
@@ -29,6 +30,7 @@ class Pauses:
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._events = context, context.events
         self.memory = Memory(context)
+        self.retries = Retries()
         self._full: dict[Place, Full] = {}
         self._measure_at = 0.0
         self.source_why = ""

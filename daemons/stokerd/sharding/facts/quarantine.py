@@ -72,7 +72,7 @@ class QuarantineState:
 
 def act(state: State) -> Iterator[Effect]:
     """Answer requests, record what became of things, and keep the budget."""
-    quarantine, requests = state.quarantine, state.records.asked(*VERBS)
+    quarantine, requests = state.records.quarantine, state.records.asked(*VERBS)
     if requests:
         quarantine.read_soon()  # what one names may have come, or been marked, without a newer time stamp
     quarantine.read()
@@ -107,7 +107,7 @@ def _consider(state: State, request: Request) -> Iterator[Effect]:
 
 def _release(state: State, request: Request) -> Mapping[str, Any] | None:
     """The answer to a wish for release where no look is needed for it; None until there was one."""
-    kept = state.quarantine.named(request)
+    kept = state.records.quarantine.named(request)
     if kept is None:
         return {"refused": f"nothing in quarantine is called {request.args.get('name')}"}
     if kept.released is not None:
@@ -124,7 +124,7 @@ def _release(state: State, request: Request) -> Mapping[str, Any] | None:
 
 def _round(state: State, request: Request) -> Mapping[str, Any] | None:
     """The answer to a wish to look at everything again, once that is done."""
-    rounds = state.quarantine.rounds
+    rounds = state.records.quarantine.rounds
     if request.id not in rounds:
         rounds[request.id] = Round(_filed_at(request.id))
         return None
@@ -138,12 +138,14 @@ def _round(state: State, request: Request) -> Mapping[str, Any] | None:
 def left(state: State, one: Round) -> list[Kept]:
     """What a round has still to look at."""
     asked_at = one.asked_at + 1.0
-    found = due(state.quarantine.kept, quarantined(state), now=time.time(), every=None, asked_at=asked_at)
+    found = due(
+        state.records.quarantine.kept, quarantined(state), now=time.time(), every=None, asked_at=asked_at
+    )
     return [kept for kept in found if kept.name not in one.done]
 
 
 def _drop(state: State, request: Request) -> Generator[Effect, None, Mapping[str, Any] | None]:
-    quarantine = state.quarantine
+    quarantine = state.records.quarantine
     name, kept = str(request.args.get("name")), quarantine.named(request)
     if kept is None:
         return {"dropped": name, "bytes": quarantine.removed.pop(name, 0)}
@@ -163,7 +165,7 @@ def _drop(state: State, request: Request) -> Generator[Effect, None, Mapping[str
 
 def _record_releases(state: State) -> Iterator[Effect]:
     """An event for each release, whoever made it; also of those that a crash left without one."""
-    for kept in state.quarantine.kept:
+    for kept in state.records.quarantine.kept:
         why = began_anew(state.sources.get(kept.path), kept)
         if why is None and (kept.released is None or kept.released.get("told")):
             continue
@@ -175,7 +177,7 @@ def _record_releases(state: State) -> Iterator[Effect]:
 
 def _write_lost_findings(state: State) -> Iterator[Effect]:
     """Write the findings again that somebody took away, or their sources would never be looked at again."""
-    quarantine = state.quarantine
+    quarantine = state.records.quarantine
     if not homeless(quarantined(state), quarantine.kept):
         return
     quarantine.read_soon()
@@ -191,7 +193,7 @@ def _write_lost_findings(state: State) -> Iterator[Effect]:
 
 
 def _keep_budget(state: State) -> Iterator[Effect]:
-    quarantine, budget = state.quarantine, state.pipeline.quarantine
+    quarantine, budget = state.records.quarantine, state.pipeline.quarantine
     busy = {*state.doing("quarantine"), *filter(None, (quarantine.looking_at,))}
     chosen = list(
         drops(
@@ -220,7 +222,7 @@ def _finish(state: State, drop: Drop) -> Iterator[Effect]:
     yield event("quarantine_dropped", **about, bytes=size, why=drop.why)
     state.progress.dropped[kept.kind] += 1
     if intent.get("reason_too"):
-        state.quarantine.removed[kept.name] = size
+        state.records.quarantine.removed[kept.name] = size
         yield RemoveFinding(kept.name)
     else:
         dropped = {"time": utc_now(), "why": drop.why, "bytes": size}
@@ -232,7 +234,7 @@ def _finish(state: State, drop: Drop) -> Iterator[Effect]:
 
 def next_look(state: State) -> tuple[Kept, bool] | None:
     """What to look at again now, and whether to take its word without a look."""
-    quarantine = state.quarantine
+    quarantine = state.records.quarantine
     if RECHECK in state.pool or not state.hot.is_known:
         return None
     for request in state.records.asked(RELEASE):

@@ -6,13 +6,14 @@ lost. The download watchdog alone touches the landing; it reads the demand.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from stoker.corpus.records.demand import Demand, Unneeded
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.state import Situation
 
+MOST_UNNEEDED = 1000
 _REMOVED: tuple[ReceiptState, ...] = ("releasing", "released")
 _ON_ITS_WAY: tuple[ReceiptState, ...] = ("verified", "unproven", "disputed")
 
@@ -26,27 +27,20 @@ def may_be_demanded(source: Source | None, receipt: Receipt | None) -> bool:
     return receipt.state in (*_REMOVED, "disputed") and source.state in ("seen", "duplicate")
 
 
-def demand_of(
-    situation: Situation,
-    paths: Collection[str],
-    *,
-    most_unneeded: int,
-    most_missed: int,
-    last: Collection[str] = (),
-) -> Demand:
+def demand_of(situation: Situation, paths: Collection[str], *, most_missed: int) -> Demand:
     """What to demand of these paths: first those that the tokenizer or a run waits for, then in listing
-    order, the paths in `last` after all others. Of one content one file is fetched."""
+    order. Of one content one file is fetched."""
     sources, receipts = situation.sources, situation.receipts
     unneeded: dict[str, Unneeded] = {}
     missed: dict[str, str] = {}
     coming = {sources[path].sha256 for path in paths if receipts[path].state == "disputed"}
     first = situation.wanted | situation.urgent
-    for path in sorted(paths, key=lambda path: (path not in first, path in last, path)):
+    for path in sorted(paths, key=lambda path: (path not in first, path)):
         source, receipt = sources[path], receipts[path]
         if path in situation.busy or not may_be_demanded(source, receipt):
             continue
         if receipt.usable:
-            owner = _owner_of_safe_set(situation, source) if len(unneeded) < most_unneeded else None
+            owner = _owner_of_safe_set(situation, source) if len(unneeded) < MOST_UNNEEDED else None
             if owner is not None:
                 unneeded[path] = Unneeded(source.sha256, owner)
         elif receipt.state in _REMOVED and source.sha256 not in coming and _is_missed(situation, source):
@@ -93,12 +87,3 @@ def _comes(situation: Situation, other: Source) -> bool:
     receipt = situation.receipts.get(other.path)
     here = receipt is not None and receipt.state in _ON_ITS_WAY and receipt.sha256 == other.sha256
     return here and other.state in ("seen", "duplicate") and other.path not in situation.beyond
-
-
-def bytes_unneeded(
-    paths: Collection[str], sources: Mapping[str, Source], receipts: Mapping[str, Receipt]
-) -> int:
-    """Bytes in the landing of these paths' files, as far as their sets stand for them."""
-    return sum(
-        sources[path].size for path in paths if path in sources and path in receipts and receipts[path].usable
-    )
