@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from stoker.checkpoints.mirror.copy import copy_checkpoint
 from stoker.checkpoints.mirror.layout import Local, Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import RetentionPolicy
-from stoker.store.errors import UnavailableError
 from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
-from stoker.supervise.mirror.fetch import fetch_step
 from stoker.supervise.mirror.inventory import Checkpoints
 from stoker.supervise.mirror.state import COMPLAINT_S, LOOK_AGAIN_S, MirrorState
 from stoker.supervise.mirroring import is_settled, next_job
@@ -167,24 +163,3 @@ def test_a_name_that_was_moved_away_is_trusted_no_longer(shelf: Checkpoints, tmp
     assert shelf.newest is not None
     assert shelf.newest.step == 20
     assert {local.step for local in shelf.local()} == {10, 20}
-
-
-def test_a_command_brings_back_what_only_the_mirror_has(tmp_path: Path) -> None:
-    pipeline = make_pipeline(tmp_path, warm=str(tmp_path / "warm")).pipeline
-    pipeline.layout.create()
-    run, warm = pipeline.layout.run("main"), pipeline.warm_layout
-    run.create()
-    assert warm is not None
-    with pytest.raises(UnavailableError, match="mount the disk"):
-        fetch_step(pipeline, 10, FROM_THE_START, "ab" * 16)
-    warm.warm.mkdir()
-    made = seal(run.checkpoints, 10)
-    digest = prove_checkpoint(made).digest
-    assert digest is not None
-    copy_checkpoint(made, warm.checkpoints("main"), warm.trash, digest, lambda _: None)
-    shutil.rmtree(made)
-    assert not fetch_step(pipeline, 20, FROM_THE_START, "ab" * 16)
-    assert not fetch_step(pipeline, 10, [(1, None)], "ab" * 16)
-    assert not fetch_step(pipeline, 10, FROM_THE_START, "another")
-    assert fetch_step(pipeline, 10, FROM_THE_START, "ab" * 16)
-    assert prove_checkpoint(made).digest == digest

@@ -14,6 +14,7 @@ from crash.checker import Crash, CrashFound, check_crashes
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.select import candidates, counts, find_checkpoints
 from stoker.config.schema import Quarantine
+from stoker.corpus.records.sources import Source
 from stoker.plan.log import Plan
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines
@@ -31,6 +32,7 @@ from stoker.supervise.rollback.decide import (
     parse_ask,
     skipped_windows,
 )
+from stoker.supervise.rollback.lost_sets import require_lost
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
 
@@ -307,3 +309,11 @@ def test_a_plan_that_lost_its_end_gives_no_place(run: Run) -> None:
     short = standing(run.layout, Plan(PLAN.entries[:1], ""), BATCH)
     with pytest.raises(RollbackRefused, match="lies beyond the plan"):
         decide(Ask(10, ((20, 30),)), short)
+
+
+def test_a_set_that_can_come_back_is_not_given_up() -> None:
+    source = Source("d", "a.parquet", 100, "ab" * 32)
+    require_lost("cd" * 32, {})
+    require_lost("cd" * 32, {"cd" * 32: source.moved("quarantined", reason="page_corrupt")})
+    with pytest.raises(RollbackRefused, match="is not lost"):
+        require_lost("cd" * 32, {"cd" * 32: source})

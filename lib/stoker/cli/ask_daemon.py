@@ -1,55 +1,50 @@
-"""Having a daemon do something, or doing it in its place where it is down."""
+"""Asks a daemon to do something, and waits for its answer."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from stoker.config.schema import Pipeline
-from stoker.kit.daemon import COMMAND_PURPOSE
-from stoker.kit.lock import Lock
+from stoker.kit.lock import read_holder
 from stoker.kit.state_owner import require_own_state
-from stoker.store.errors import LockHeld
-from stoker.store.requests import Request, file_request, finish_request, pending_requests, read_outcome
+from stoker.store.requests import file_request, read_outcome
 
 POLL_S = 0.2
 
 
-def see_to(
+def ask(
     pipeline: Pipeline,
     daemon: str,
     verb: str,
     args: Mapping[str, Any],
     condition: Mapping[str, Any] | None = None,
     *,
-    do_it: Callable[[Request], Mapping[str, Any]],
     quiet: bool,
 ) -> dict[str, Any]:
-    """File the request and wait for the daemon's answer; where none holds its lock, act on it as it would.
+    """File a request; returns the daemon's answer, or `{"filed": id}` where the daemon is not running.
 
-    A daemon that ends before it has answered leaves the request to us.
+    A daemon that is not running takes the request up at its next start.
     """
     become_owner(pipeline)
-    layout = pipeline.layout
-    asked = file_request(layout, daemon, verb, args, condition)
-    while (outcome := read_outcome(layout, asked)) is None:
-        try:
-            lock = Lock.acquire(layout.lock(daemon), purpose=COMMAND_PURPOSE)
-        except LockHeld:
+    request = file_request(pipeline.layout, daemon, verb, args, condition)
+    name, is_said = daemon.replace("_", " "), quiet
+    while True:
+        holder = read_holder(pipeline.layout.lock(daemon))
+        if (outcome := read_outcome(pipeline.layout, request)) is not None:
+            return outcome
+        if holder is None or holder.purpose != daemon:
             if not quiet:
-                click.echo(f"asked the {daemon.replace('_', ' ')} (request {asked}); waiting", err=True)
-            quiet = True
-            time.sleep(POLL_S)
-            continue
-        with lock:
-            for request in pending_requests(layout, daemon):
-                if request.id == asked:
-                    finish_request(layout, daemon, request, do_it(request))
-    return outcome
+                click.echo(f"the {name} is not running: it does this at its next start (request {request})")
+            return {"filed": request}
+        if not is_said:
+            click.echo(f"asked the {name} (request {request}); waiting", err=True)
+            is_said = True
+        time.sleep(POLL_S)
 
 
 def become_owner(pipeline: Pipeline) -> None:

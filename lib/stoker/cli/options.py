@@ -28,8 +28,9 @@ def json_option(function: F) -> F:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, indented."""
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    """One JSON value, indented; a name whose bytes are no text is escaped."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    click.echo(text.encode(errors="backslashreplace").decode())
 
 
 def printable(text: str) -> str:

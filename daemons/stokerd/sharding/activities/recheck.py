@@ -36,7 +36,7 @@ def begin(state: State, _subject: str = RECHECK) -> Iterator[Effect]:
     if (found := next_look(state)) is not None:
         kept, is_forced = found
         source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
-        task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced, to_hot=True)
+        task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced)
         work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
         yield Begin(REVALIDATE, RECHECK, {**task, "disks": marks(state.hot)}, work)
         state.records.quarantine.looking_at = kept.path

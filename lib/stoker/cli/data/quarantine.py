@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.cli.ask_daemon import see_to
+from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -20,6 +19,8 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
+SEE = "`stoker quarantine list` shows what there is"
+IDS = click.argument("ids", metavar="ID...", nargs=-1)
 YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern or --all stands for.")
 
 
@@ -27,7 +28,8 @@ YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern or 
 def quarantine() -> None:
     """Show what was set aside, give a source another try, or give up what is kept.
 
-    ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'.
+    ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'. A daemon that is not
+    running does what it is asked at its next start.
     """
 
 
@@ -45,10 +47,10 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
     for kept in chosen:
         named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
         place = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
-        what = kept.reason + (f" ({place})" if place else "")
+        reason = kept.reason + (f" ({place})" if place else "")
         state = _source_state(pipeline, kept)
         now = f"; its source is {state}" if state not in (None, "quarantined") else ""
-        click.echo(f"{one_line(kept.name)}\n    {one_line(kept.path) or 'unknown'}: {one_line(what)}")
+        click.echo(f"{one_line(kept.name)}\n    {one_line(kept.path) or 'unknown'}: {one_line(reason)}")
         click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}{now}")
     files, size = sum(1 for kept in chosen if kept.things), sum(kept.bytes for kept in chosen)
     click.echo(f"{len(chosen)} in quarantine; {files} kept, {size:,} bytes")
@@ -62,10 +64,10 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
     """Show the whole reason of each ID, and where the thing lies."""
     pipeline = load_pipeline(file)
     for kept in _chosen(_everything(pipeline), ids):
-        where = pipeline.layout.quarantine / kept.name
-        things = [str(where / thing) for thing in kept.things]
+        folder = pipeline.layout.quarantine / kept.name
+        things = [str(folder / thing) for thing in kept.things]
         if as_json:
-            print_json({**_facts(kept), "folder": str(where), "things": things, "body": kept.body})
+            print_json({**_facts(kept), "folder": str(folder), "things": things, "body": kept.body})
             continue
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
         lines = [*(kept.body.items() or [("problem", kept.problem)])]
@@ -75,7 +77,7 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
 
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
 @pipeline_file
-@click.argument("ids", metavar="ID...", nargs=-1)
+@IDS
 @click.option("--all", "everything", is_flag=True, help="Every parquet file in quarantine.")
 @click.option("--force", is_flag=True, help="Without looking at it first; it is judged again when staged.")
 @YES
@@ -86,18 +88,20 @@ def release(
     """Give quarantined sources another try.
 
     Each is decoded wholly and hashed first: one that is still bad is refused with the reader's words (exit
-    code 1); one that could not be fetched is fetched again. With the stage-shard loop down it is done at
-    once, and goes on at its next start.
+    code 1); one that could not be fetched is fetched again.
     """
+    from stoker.shards.audit.recheck import RELEASE
+
     pipeline = load_pipeline(file)
-    return _release(
-        pipeline, _several(_everything(pipeline), ids, everything, yes, _releasable), force, as_json
+    chosen = _several(
+        pipeline, ids, everything, yes, lambda kept: kept.kind == "parquet" and not kept.released
     )
+    return _ask_each(pipeline, chosen, RELEASE, {"force": force}, as_json=as_json)
 
 
 @quarantine.command(epilog="Example: stoker quarantine drop /etc/stoker/fineweb.yaml 'shards-*' --yes")
 @pipeline_file
-@click.argument("ids", metavar="ID...", nargs=-1)
+@IDS
 @click.option("--all", "everything", is_flag=True, help="All that is kept, of every kind.")
 @click.option("--reason-too", is_flag=True, help="The reason as well, which else stays.")
 @YES
@@ -106,17 +110,11 @@ def drop(
     file: Path, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
 ) -> int:
     """Delete what is kept of things in quarantine; of a checkpoint its reason goes with it."""
-    from stoker.cli.data import quarantine_acts
     from stoker.shards.audit.recheck import DROP
 
     pipeline = load_pipeline(file)
-    chosen = _several(
-        _everything(pipeline), ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS
-    )
-    args = {"reason_too": reason_too}
-    return _ask_each(
-        pipeline, chosen, DROP, args, act=quarantine_acts.drop, words=_drop_words, as_json=as_json
-    )
+    chosen = _several(pipeline, ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS)
+    return _ask_each(pipeline, chosen, DROP, {"reason_too": reason_too}, as_json=as_json)
 
 
 @quarantine.command(epilog="Example: stoker quarantine revalidate /etc/stoker/fineweb.yaml")
@@ -125,123 +123,86 @@ def drop(
 def revalidate(file: Path, as_json: bool) -> int:
     """Look at every quarantined source again now, and release those that are good.
 
-    The stage-shard loop does so by itself every `quarantine.revalidate`.
+    The stage-shard loop does so by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """
-    pipeline = load_pipeline(file)
-    newest = {kept.path: kept for kept in reversed(_everything(pipeline)) if _releasable(kept)}
-    return _release(pipeline, list(reversed(newest.values())), False, as_json)
+    from stoker.shards.audit.recheck import REVALIDATE
 
-
-# Which
+    outcome = ask(load_pipeline(file), STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
+    if as_json:
+        print_json(outcome)
+    elif "released" in outcome:
+        released = ", ".join(map(one_line, outcome["released"])) or "none"
+        bad, unreadable = outcome["bad"], outcome["unreadable"]
+        click.echo(f"released: {released}; {bad} still bad, {unreadable} cannot be read now")
+    return EXIT_FINDING if outcome.get("bad") else EXIT_AGAIN if outcome.get("unreadable") else 0
 
 
 def _everything(pipeline: Pipeline) -> tuple[Kept, ...]:
     return QuarantineDir(pipeline.layout.quarantine).read()
 
 
-def _releasable(kept: Kept) -> bool:
-    return kept.kind == "parquet" and kept.released is None
-
-
 def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
     """What the ids stand for, each once; UsageError for one that stands for nothing."""
     found: dict[str, Kept] = {}
     for one in ids:
-        matches = [kept for kept in things if kept.name == one]
-        if not matches and _is_pattern(one):
-            matches = [kept for kept in things if fnmatch.fnmatchcase(kept.name, one)]
-        elif not matches:  # the newest finding against a source, one that was not released before others
-            of_path = [kept for kept in things if kept.path == one]
-            matches = sorted(of_path, key=lambda kept: kept.released is not None)[:1]
+        # Of a source's findings the newest, one that was not released before others.
+        of_path = sorted((kept for kept in things if kept.path == one), key=lambda kept: bool(kept.released))
+        matches = [kept for kept in things if kept.name == one] or of_path[:1]
+        matches = matches or [kept for kept in things if fnmatch.fnmatchcase(kept.name, one)]
         if not matches:
-            listed = "`stoker quarantine list` shows what there is"
-            hint = did_you_mean(one, [kept.name for kept in things], listed)
+            hint = did_you_mean(one, [kept.name for kept in things], SEE)
             raise UsageError(f"nothing in quarantine is called {one!r}; {hint}")
         found |= {kept.name: kept for kept in matches}
     return list(found.values())
 
 
-def _is_pattern(one: str) -> bool:
-    return any(sign in one for sign in "*?[")
-
-
 def _several(
-    things: Sequence[Kept], ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
+    pipeline: Pipeline, ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
 ) -> list[Kept]:
     """As _chosen, or everything that `may`; more than was named one by one wants a --yes."""
     if everything == bool(ids):
-        raise UsageError("name what is meant, or say --all; `stoker quarantine list` shows what there is")
+        raise UsageError(f"name what is meant, or say --all; {SEE}")
+    things = _everything(pipeline)
     chosen = [kept for kept in things if may(kept)] if everything else _chosen(things, ids)
-    names = {kept.name for kept in things} | {kept.path for kept in things}
-    if not yes and (everything or any(_is_pattern(one) and one not in names for one in ids)):
+    if not yes and not {kept.name for kept in chosen} | {kept.path for kept in chosen} >= set(ids or "*"):
         listed = "".join(f"\n  {kept.name}" for kept in chosen)
         raise UsageError(f"this stands for {len(chosen)}; say --yes to do it for all of them:{listed}")
     return chosen
 
 
-# Asking
-
-
-def _release(pipeline: Pipeline, chosen: Sequence[Kept], force: bool, as_json: bool) -> int:
-    from stoker.cli.data import quarantine_acts
-    from stoker.shards.audit.recheck import RELEASE
-
-    args = {"force": force}
-    return _ask_each(
-        pipeline, chosen, RELEASE, args, act=quarantine_acts.release, words=_release_words, as_json=as_json
-    )
-
-
 def _ask_each(
-    pipeline: Pipeline,
-    chosen: Sequence[Kept],
-    verb: str,
-    args: Mapping[str, Any],
-    *,
-    act: Callable[..., dict[str, Any]],
-    words: Callable[[Kept, Mapping[str, Any]], str],
-    as_json: bool,
+    pipeline: Pipeline, chosen: Sequence[Kept], verb: str, args: Mapping[str, Any], *, as_json: bool
 ) -> int:
     """Have it done for one after the other; the exit code of the worst that came of it."""
     codes, outcomes = [0], []
     for kept in chosen:
         daemon = TRAIN_SUPERVISOR if kept.kind == "checkpoint" and verb.startswith("drop") else STAGE_SHARD
         condition = {"sha256": kept.sha256} if kept.sha256 else None
-        do_it = functools.partial(act, pipeline, kept)
-        asked = {"name": kept.name, **args}
-        outcome = see_to(pipeline, daemon, verb, asked, condition, do_it=do_it, quiet=as_json)
+        outcome = ask(pipeline, daemon, verb, {"name": kept.name, **args}, condition, quiet=as_json)
         outcomes.append({"name": kept.name, "kind": kept.kind, "path": kept.path, **outcome})
+        name = one_line(kept.path or kept.name)
         if "refused" in outcome:
             refused = EXIT_AGAIN if outcome.get("again") else EXIT_REFUSED
             codes.append(EXIT_FINDING if outcome.get("finding") else refused)
-        if not as_json:
-            click.echo(words(kept, outcome), err="refused" in outcome)
+            if not as_json:
+                click.echo(f"stoker: {name} is refused: {one_line(outcome['refused'])}", err=True)
+        elif not as_json and "filed" not in outcome:
+            done = (
+                f"dropped, {outcome['bytes']:,} bytes"
+                if "dropped" in outcome
+                else f"released: {outcome['why']}"
+            )
+            click.echo(f"{name}: {outcome['why'] if 'fetching' in outcome else done}")
     if as_json:
         print_json(outcomes)
     return EXIT_FINDING if EXIT_FINDING in codes else max(codes)
 
 
-def _release_words(kept: Kept, outcome: Mapping[str, Any]) -> str:
-    path, before = one_line(kept.path), "was released before" if outcome.get("already") else "released"
-    if "refused" in outcome:
-        return f"stoker: {path or kept.name} is not released: {one_line(outcome['refused'])}"
-    return f"{path}: {outcome['why']}" if "fetching" in outcome else f"{path}: {before}: {outcome.get('why')}"
-
-
-def _drop_words(kept: Kept, outcome: Mapping[str, Any]) -> str:
-    if "refused" in outcome:
-        return f"stoker: {kept.name} is not dropped: {outcome['refused']}"
-    return f"{kept.name}: dropped, {outcome['bytes']:,} bytes"
-
-
-# Showing
-
-
 def _facts(kept: Kept) -> dict[str, Any]:
     return {
-        "name": _utf8(kept.name),
+        "name": kept.name,
         "kind": kept.kind,
-        "path": _utf8(kept.path),
+        "path": kept.path,
         "reason": kept.reason,
         **{name: kept.body.get(name) for name in ("row_group", "column", "detail", "revalidated")},
         "time": kept.when,
@@ -257,13 +218,9 @@ def _state(kept: Kept) -> str:
     """What became of it, in a few words."""
     words = [f"{kept.bytes:,} bytes kept" if kept.things else "nothing kept"]
     marks = {"released": kept.released, "being dropped": kept.dropping, "dropped": kept.dropped}
-    for what, mark in marks.items():
-        if mark is not None:
-            words.append(f"{what} {mark.get('time', 'now')}: {mark.get('why')}")
-    if "revalidated" in kept.body:
-        words.append(
-            f"still bad {kept.body['revalidated']}, looked at {kept.body.get('revalidations')} times"
-        )
+    words += [f"{what} {mark.get('time', 'now')}: {mark.get('why')}" for what, mark in marks.items() if mark]
+    if (last := kept.body.get("revalidated")) is not None:
+        words.append(f"still bad {last}, looked at {kept.body.get('revalidations')} times")
     return "; ".join(words)
 
 
@@ -275,8 +232,3 @@ def _source_state(pipeline: Pipeline, kept: Kept) -> str | None:
         return str(read_record(pipeline.layout.source(pipeline.dataset.name, kept.path))["state"])
     except (FileNotFoundError, RecordDamaged, KeyError):
         return None
-
-
-def _utf8(text: str) -> str:
-    """A name as JSON can carry it, also where its bytes are no text."""
-    return text.encode(errors="backslashreplace").decode()

@@ -1,9 +1,8 @@
-"""What the daemon and the command share when a quarantined source is given another try."""
+"""Another try for a quarantined source: its task, its record, and what is told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -24,7 +23,7 @@ _CAME = "its file came after all"
 
 
 def look_task(
-    pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None, *, decode: bool, to_hot: bool
+    pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None, *, decode: bool
 ) -> dict[str, Any]:
     """The task of stoker.shards.audit.recheck_worker for one finding."""
     copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
@@ -32,7 +31,7 @@ def look_task(
         "home": str(pipeline.source_home),
         "origin": None if receipt is None else receipt.file,
         "kept": str(pipeline.layout.quarantine / kept.name / copies[0]) if copies else None,
-        "target": str(pipeline.hot_layout.parquet / parquet_name(source)) if to_hot else None,
+        "target": str(pipeline.hot_layout.parquet / parquet_name(source)),
         "size": source.size,
         "sha256": source.sha256,
         "text_column": pipeline.dataset.text_column,
@@ -80,8 +79,3 @@ def words_of(result: Mapping[str, Any]) -> str:
     where = "" if result.get("row_group") is None else f" in row group {result['row_group']}"
     where += "" if result.get("column") is None else f", column {result['column']}"
     return f"{result.get('reason')}{where}: {result.get('detail') or 'no more is known'}"
-
-
-def folder(pipeline: Pipeline, kept: Kept) -> Path:
-    """Where it lies."""
-    return pipeline.layout.quarantine / kept.name

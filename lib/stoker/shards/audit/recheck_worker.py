@@ -1,12 +1,12 @@
 """Worker: look at a quarantined source file again: hash it, decode it wholly, both past the page cache.
 
 task: {"home": a directory that is empty only where the source's disk is not mounted,
-       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot |
-       null, "size", "sha256", "text_column", "columns": {name: kind}, "floor",
+       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot,
+       "size", "sha256", "text_column", "columns": {name: kind}, "floor",
        "decode": false to take its word, "disks": [the marks of those it may write to]}
 messages: {"kind": "progress"}
-result: {"status": "good", "place": "origin" | "kept" | "here", "cached"}: it may be built. A kept copy whose
-        origin is gone lies at the target too, when one was given; without one the place is "here".
+result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy whose
+        origin is gone lies at the target too.
         {"status": "bad", "reason", "row_group", "column", "detail"}: it is what it was, and still bad
         {"status": "changed", "sha256"}: the source's file is not the one that was quarantined
         {"status": "gone"}: it is nowhere any more
@@ -60,11 +60,11 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
         if flaw is not None:
             return {"status": "bad", **flaw.fields()}
     if place == "kept":
-        place = "here" if task["target"] is None else _take(path, Path(task["target"]), task, say)
+        _take(path, Path(task["target"]), task, say)
     return {"status": "good", "place": place, "cached": found.cached}
 
 
-def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> str:
+def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> None:
     """Put a copy on hot: its own file is gone, and staging finds this one in its place."""
     make_dir(target.parent)
     if not target.exists():
@@ -73,7 +73,6 @@ def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> str:
             brought = bring(source, target, wanted, task["floor"], lambda _, done: say(done))
         if brought.sha256 != wanted.sha256:
             raise Transient(f"{kept} reads differently each time; check the disk it lies on")
-    return "kept"
 
 
 def _hash(path: Path | None, say: Progress) -> FileHash | None:

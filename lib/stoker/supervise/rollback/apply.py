@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.checkpoints.format import TIMELINES_COPY, checkpoint_name
+from stoker.checkpoints.format import TIMELINES_COPY
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_first
 from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
@@ -32,7 +32,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
 from stoker.store.parsing import parse_json
-from stoker.supervise.rollback.decide import RollbackRefused, Standing
+from stoker.supervise.rollback.decide import Standing
 from stoker.supervise.run.launch_log import Makers, read_launches
 
 _LEFT = re.compile(r"t(\d+)")
@@ -108,16 +108,6 @@ def check_copy(run: RunLayout, checkpoint: Path) -> None:
             f"{run.timelines} is not the history that {checkpoint} carries: a line was edited, moved or "
             f"taken out. Put back the checkpoint's {TIMELINES_COPY}, then start again"
         )
-
-
-def prove_target(run: RunLayout, step: int) -> None:
-    """Read every byte of the checkpoint that is gone back to; RollbackRefused when it is not whole."""
-    if step:
-        proof = prove_checkpoint(run.checkpoints / checkpoint_name(step))
-        if proof.verdict != "proven":
-            raise RollbackRefused(
-                f"the checkpoint of step {step} is {proof.verdict}: {proof.reason}; choose another one"
-            )
 
 
 def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:

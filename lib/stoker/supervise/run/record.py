@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
-from stoker.store.errors import DataError
 from stoker.store.parsing import require_version
-from stoker.store.record import read_record, write_record
 
 RunState = Literal["waiting", "running", "finished", "failed"]
 
@@ -152,20 +150,3 @@ def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> 
         f"run {record.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
         f"{pipeline.file}, or begin another run with another train.run"
     )
-
-
-def reset_record(path: Path, step: int, *, write: bool = False) -> RunRecord:
-    """run.json of a run that goes back to a step, written with `write`; for whoever holds its owner's lock.
-
-    DataError where there is none, or none that can be read.
-    """
-    try:
-        record = parse_record(read_record(path), path)
-    except FileNotFoundError as problem:
-        raise DataError(f"{path} is not there: the run has not begun") from problem
-    except ValueError as problem:
-        raise DataError(f"{path}: {problem}") from problem
-    record = record.gone_back(step)
-    if write:
-        write_record(path, record.body())
-    return record
