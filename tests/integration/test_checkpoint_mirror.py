@@ -278,9 +278,10 @@ def test_a_hung_and_killed_copy_leaves_nothing_wrong_and_is_gone_on_with(
     before = {file.name: file.read_bytes() for file in copy.iterdir()}
     temporary = copy.with_name(f".tmp-{copy.name}")
     copy.rename(temporary)
-    blocked = temporary / "optimizer-00001.safetensors"
+    (temporary / "optimizer-00001.safetensors").unlink()
+    blocked = next(one.mirror.glob("heldout-*.bin"))
     blocked.unlink()
-    os.mkfifo(blocked)  # whoever opens it to write hangs, as on a mount that does not answer
+    os.mkfifo(blocked)  # opening it to read hangs, as on a mount that does not answer
     first = one.train.start()
     second = None
     try:

@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.checkpoints.mirror.layout import (
-    Local,
     Mirrored,
     fallback,
-    leftovers,
     list_mirror,
-    mirror_name,
     superfluous,
     waiting,
 )
@@ -31,34 +28,30 @@ def there(timeline: int, *steps: int, run_id: str | None = "r") -> list[Mirrored
     return [Mirrored(timeline, step, f"{step:08x}", run_id=run_id) for step in steps]
 
 
-def local(timeline: int, *steps: int) -> list[Local]:
-    return [Local(f"step-{step:09d}", timeline, step, f"{step:08x}" + "0" * 56) for step in steps]
-
-
-def steps(found: list[Mirrored] | list[Local]) -> list[int]:
+def steps(found: list[Mirrored]) -> list[int]:
     return [one.step for one in found]
 
 
 def test_the_newest_proven_goes_first() -> None:
-    assert steps(waiting(local(1, 310, 320), [], HISTORY, LAST_TWO)) == [320, 310]
+    assert steps(waiting(there(1, 310, 320), [], HISTORY, LAST_TWO)) == [320, 310]
 
 
 def test_what_is_mirrored_or_lies_past_a_fork_does_not_wait() -> None:
-    proven = [*local(0, 290, 310), *local(1, 320)]
+    proven = [*there(0, 290, 310), *there(1, 320)]
     assert steps(waiting(proven, there(1, 320), HISTORY, LAST_TWO)) == [290]
 
 
 def test_a_copy_whose_checkpoint_json_is_no_help_is_made_again() -> None:
-    assert steps(waiting(local(1, 320), there(1, 320, run_id=None), HISTORY, LAST_TWO)) == [320]
+    assert steps(waiting(there(1, 320), there(1, 320, run_id=None), HISTORY, LAST_TWO)) == [320]
 
 
 def test_another_content_of_the_same_step_is_copied_beside_the_first() -> None:
     other = [Mirrored(1, 320, "ffffffff", run_id="r")]
-    assert steps(waiting(local(1, 320), other, HISTORY, LAST_TWO)) == [320]
+    assert steps(waiting(there(1, 320), other, HISTORY, LAST_TWO)) == [320]
 
 
 def test_what_the_mirrors_retention_would_drop_at_once_is_not_worth_the_way() -> None:
-    behind = local(1, 310, 320, 330)
+    behind = there(1, 310, 320, 330)
     assert steps(waiting(behind, there(1, 330), HISTORY, LAST_TWO)) == [320]
     milestone = RetentionPolicy(keep_last=2, keep_best=0, milestones=frozenset({310}))
     assert steps(waiting(behind, there(1, 330), HISTORY, milestone)) == [320, 310]
@@ -113,9 +106,9 @@ def test_the_fallback_is_newer_than_what_is_here_on_the_history_and_newest_first
 
 def test_a_look_finds_copies_by_name_and_says_what_checkpoint_json_says(tmp_path: Path) -> None:
     path = seal(tmp_path / "made", 20, timeline=1, val_loss=2.5)
-    digest = prove_checkpoint(path).digest
-    assert digest is not None
-    copy = tmp_path / "mirror" / mirror_name(1, 20, digest)
+    proof = prove_checkpoint(path)
+    assert proof.body is not None and proof.digest is not None
+    copy = tmp_path / "mirror" / Mirrored.of(proof.body.raw, proof.digest).name
     copy.parent.mkdir(parents=True)
     path.rename(copy)
     torn = tmp_path / "mirror" / "t0" / "step-000000010-00000000"
@@ -123,14 +116,10 @@ def test_a_look_finds_copies_by_name_and_says_what_checkpoint_json_says(tmp_path
     for stray in ("t0/.tmp-step-000000010-00000000", "t01/step-000000010-00000000", "t0/step-10-00000000"):
         (tmp_path / "mirror" / stray).mkdir(parents=True)
     found = {one.name: one for one in list_mirror(tmp_path / "mirror")}
-    assert set(found) == {f"t1/step-000000020-{digest[:8]}", "t0/step-000000010-00000000"}
-    whole = found[f"t1/step-000000020-{digest[:8]}"]
+    assert set(found) == {f"t1/step-000000020-{proof.digest[:8]}", "t0/step-000000010-00000000"}
+    whole = found[f"t1/step-000000020-{proof.digest[:8]}"]
     assert (whole.run_id, whole.val_loss) == ("ab" * 16, 2.5)
-    assert whole.bytes == sum(
-        file.stat().st_size for file in copy.iterdir() if file.name not in ("checkpoint.json", "SHA256SUMS")
-    )
     assert found["t0/step-000000010-00000000"].run_id is None
-    assert [path.name for path in leftovers(tmp_path / "mirror")] == [".tmp-step-000000010-00000000"]
     assert list_mirror(tmp_path / "nowhere") == []
 
 

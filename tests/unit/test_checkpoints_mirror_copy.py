@@ -11,9 +11,8 @@ import pytest
 
 from crash import Crash, CrashFound, check_crashes
 from stoker.checkpoints.mirror import copy as mirror_copy
-from stoker.checkpoints.mirror.copy import copy_checkpoint, fetch_checkpoint, give_up
-from stoker.checkpoints.mirror.file_copy import SourceBad, bring_heldout, bring_log
-from stoker.checkpoints.mirror.layout import list_mirror, require_ours
+from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file, fetch_checkpoint, give_up
+from stoker.checkpoints.mirror.layout import Mirrored, list_mirror, require_ours
 from stoker.checkpoints.mirror.mirror_worker import main
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading
@@ -57,8 +56,14 @@ class Place:
     def seal(self, step: int = 10, **changes: object) -> Path:
         return seal(self.checkpoints, step, files={"timelines.jsonl": b""}, **changes)
 
-    def copy(self, source: Path, digest: str | None = None) -> mirror_copy.Copied:
-        return copy_checkpoint(source, self.mirror, self.warm.trash, digest or digest_of(source), nothing)
+    def name(self, source: Path) -> str:
+        body = prove_checkpoint(source).body
+        assert body is not None
+        return Mirrored.of(body.raw, digest_of(source)).name
+
+    def copy(self, source: Path, name: str = "", digest: str = "") -> str | None:
+        digest, name = digest or digest_of(source), name or self.name(source)
+        return copy_checkpoint(source, self.mirror / name, digest, self.warm.trash, nothing)
 
     def fetch(self, name: str) -> mirror_copy.Fetched:
         return fetch_checkpoint(self.mirror / name, self.checkpoints, self.warm.trash, nothing)
@@ -80,21 +85,20 @@ def names(directory: Path) -> list[str]:
 
 def test_a_copy_is_the_same_proven_and_leaves_nothing_else(place: Place) -> None:
     source = place.seal()
-    copied = place.copy(source)
-    copy = place.mirror / copied.name
-    assert copied.name == f"t0/{STEP}-{digest_of(source)[:8]}"
-    assert tree(copy) == tree(source)
-    assert copied.bytes == sum(len(data) for data in tree(source).values())
-    assert names(copy.parent) == [copy.name]
-    assert place.copy(source).bytes == 0
+    for _ in range(2):
+        assert place.copy(source) is None
+        (one,) = list_mirror(place.mirror)
+        assert one.name == f"t0/{STEP}-{digest_of(source)[:8]}"
+        assert tree(place.mirror / one.name) == tree(source)
+        assert names(place.mirror / "t0") == [Path(one.name).name]
 
 
 def test_two_incarnations_of_a_step_lie_side_by_side(place: Place, tmp_path: Path) -> None:
     first, second = place.seal(), seal(tmp_path / "again", 10, loss=3.25)
     on_another = seal(tmp_path / "other", 10, timeline=1)
-    copies = {place.copy(path).name for path in (first, second, on_another)}
-    assert copies == {one.name for one in list_mirror(place.mirror)}
-    assert len(copies) == 3
+    for path in (first, second, on_another):
+        place.copy(path)
+    assert len(list_mirror(place.mirror)) == 3
 
 
 def test_an_interrupted_copy_goes_on_with_the_files_it_had_finished(place: Place) -> None:
@@ -103,13 +107,14 @@ def test_an_interrupted_copy_goes_on_with_the_files_it_had_finished(place: Place
     temporary = place.mirror / "t0" / f".tmp-{STEP}-{digest[:8]}"
     temporary.mkdir(parents=True)
     shutil.copy(source / "model-00001.safetensors", temporary)
+    finished = (temporary / "model-00001.safetensors").stat().st_ino
     (temporary / "optimizer-00001.safetensors").write_bytes(b"half")
     other = place.mirror / "t0" / ".tmp-step-000000005-00000000"
     other.mkdir()
-    copied = place.copy(source)
-    whole = sum(len(data) for data in tree(source).values())
-    assert copied.bytes == whole - (source / "model-00001.safetensors").stat().st_size
-    assert tree(place.mirror / copied.name) == tree(source)
+    place.copy(source)
+    copy = place.mirror / place.name(source)
+    assert (copy / "model-00001.safetensors").stat().st_ino == finished
+    assert tree(copy) == tree(source)
     assert names(place.mirror / "t0") == [f"{STEP}-{digest[:8]}"]
 
 
@@ -121,17 +126,19 @@ def test_a_finished_file_that_did_not_become_durable_is_found_and_written_again(
     (temporary / "model-00001.safetensors").write_bytes(bytes(size))
     with pytest.raises(StorageError, match="does not read as it was written"):
         place.copy(source)
-    assert tree(place.mirror / place.copy(source).name) == tree(source)
+    place.copy(source)
+    assert tree(place.mirror / place.name(source)) == tree(source)
 
 
 def test_a_wrong_copy_is_moved_aside_and_replaced(place: Place) -> None:
     source = place.seal()
-    copy = place.mirror / place.copy(source).name
+    place.copy(source)
+    copy = place.mirror / place.name(source)
     flip(copy / "trainer.json")
-    copied = place.copy(source)
+    set_aside = place.copy(source)
     assert tree(copy) == tree(source)
-    assert copied.set_aside is not None
-    assert Path(copied.set_aside).parent == place.warm.trash
+    assert set_aside is not None
+    assert Path(set_aside).parent == place.warm.trash
     place.copy(source)
     assert names(place.warm.trash) == []
 
@@ -139,56 +146,59 @@ def test_a_wrong_copy_is_moved_aside_and_replaced(place: Place) -> None:
 @pytest.mark.parametrize("name", ["checkpoint.json", "model-00001.safetensors"])
 def test_a_source_that_rotted_since_its_proof_is_not_copied(place: Place, name: str) -> None:
     source = place.seal()
-    digest = digest_of(source)
+    digest, copied = digest_of(source), place.name(source)
     flip(source / name)
     with pytest.raises(SourceBad, match=name):
-        place.copy(source, digest)
+        place.copy(source, copied, digest)
     assert list_mirror(place.mirror) == []
 
 
 def test_a_source_that_lacks_a_file_is_not_copied(place: Place) -> None:
     source = place.seal()
-    digest = digest_of(source)
+    digest, copied = digest_of(source), place.name(source)
     (source / "SHA256SUMS").unlink()
     with pytest.raises(SourceBad, match="SHA256SUMS is missing"):
-        place.copy(source, digest)
+        place.copy(source, copied, digest)
 
 
 def test_a_fetched_checkpoint_is_the_same_under_its_steps_name(place: Place) -> None:
     source = place.seal()
-    before, copied = tree(source), place.copy(source)
+    before, copied = tree(source), place.name(source)
+    place.copy(source)
     shutil.rmtree(source)
-    fetched = place.fetch(copied.name)
+    fetched = place.fetch(copied)
     assert fetched.state == "fetched"
     assert fetched.proof is not None
     assert fetched.proof.verdict == "proven"
     assert tree(place.checkpoints / STEP) == before
-    assert place.fetch(copied.name).state == "fetched"  # it is there already
+    assert place.fetch(copied).state == "fetched"  # it is there already
     assert names(place.checkpoints) == [STEP]
 
 
 def test_a_fetch_replaces_nothing(place: Place, tmp_path: Path) -> None:
-    copied = place.copy(seal(tmp_path / "other", 10, timeline=1))
+    other = seal(tmp_path / "other", 10, timeline=1)
+    place.copy(other)
     mine = place.seal()
     before = tree(mine)
     with pytest.raises(DataError, match="nothing is replaced"):
-        place.fetch(copied.name)
+        place.fetch(place.name(other))
     assert tree(mine) == before
 
 
 @pytest.mark.parametrize("name", ["model-00001.safetensors", "SHA256SUMS", "checkpoint.json"])
 def test_a_rotten_copy_is_convicted_and_never_fetched(place: Place, name: str) -> None:
     source = place.seal()
-    copied = place.copy(source)
+    place.copy(source)
+    copied = place.name(source)
     shutil.rmtree(source)
-    flip(place.mirror / copied.name / name)
-    fetched = place.fetch(copied.name)
+    flip(place.mirror / copied / name)
+    fetched = place.fetch(copied)
     assert fetched.state == "bad"
     assert fetched.reason
     assert names(place.checkpoints) == []
     assert list_mirror(place.mirror) == []
     assert len(names(place.warm.trash)) == 1
-    assert place.fetch(copied.name).state == "gone"
+    assert place.fetch(copied).state == "gone"
 
 
 def test_a_full_warm_says_so_with_the_numbers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +210,16 @@ def test_a_full_warm_says_so_with_the_numbers(place: Place, monkeypatch: pytest.
         found[4] = 0  # f_bavail
         return os.statvfs_result(found)
 
-    digest = digest_of(source)
     monkeypatch.setattr(os, "statvfs", full)
     with pytest.raises(StorageError, match=r"0 bytes free, \d+ needed"):
-        place.copy(source, digest)
+        place.copy(source)
 
 
 def test_what_is_given_up_goes_unless_it_is_being_read(place: Place) -> None:
-    copies = [place.copy(place.seal(step)).name for step in (10, 20)]
+    sources = [place.seal(step) for step in (10, 20)]
+    copies = [place.name(source) for source in sources]
+    for source in sources:
+        place.copy(source)
     with reading(place.mirror / copies[0]):
         assert give_up(place.mirror, copies, place.warm.trash) == [copies[1]]
     assert [one.name for one in list_mirror(place.mirror)] == [copies[0]]
@@ -215,17 +227,16 @@ def test_what_is_given_up_goes_unless_it_is_being_read(place: Place) -> None:
     assert (list_mirror(place.mirror), names(place.warm.trash)) == ([], [])
 
 
-def test_heldout_windows_are_brought_once_and_only_as_the_record_has_them(tmp_path: Path) -> None:
+def test_a_file_is_brought_whole_and_only_as_the_record_has_them(tmp_path: Path) -> None:
     source, target = tmp_path / "heldout.bin", tmp_path / "copy.bin"
     source.write_bytes(b"windows")
     with pytest.raises(SourceBad):
-        bring_heldout(source, target, "0" * 64)
-    sha256 = hashlib.sha256(b"windows").hexdigest()
-    assert bring_heldout(source, target, sha256) == "brought"
-    assert bring_heldout(source, target, sha256) == "there"
+        copy_file(source, target, nothing, "0" * 64)
+    assert copy_file(source, target, nothing, hashlib.sha256(b"windows").hexdigest())
+    assert target.read_bytes() == b"windows"
     source.unlink()
-    target.write_bytes(b"rotten!")
-    assert bring_heldout(source, target, sha256) == "missing"
+    assert not copy_file(source, target, nothing, "0" * 64)
+    assert names(tmp_path) == ["copy.bin"]
 
 
 class TestCrashes:
@@ -275,7 +286,7 @@ class TestCrashes:
             os.rename(temporary, target)  # noqa: PTH104 - recorded
 
         monkeypatch.setattr(mirror_copy, "publish_dir", rename_only)
-        monkeypatch.setattr("stoker.checkpoints.mirror.file_copy.os.fsync", lambda fd: None)
+        monkeypatch.setattr("stoker.store.direct.os.fsync", lambda fd: None)
         with pytest.raises(CrashFound):
             check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=300)
 
@@ -313,7 +324,7 @@ class TestCrashes:
             (root / "mirror" / "metrics-r.jsonl").write_bytes(b"{}\n")
 
         def bring(root: Path) -> None:
-            assert bring_log(root / "metrics.jsonl", root / "mirror" / "metrics-r.jsonl", nothing)
+            assert copy_file(root / "metrics.jsonl", root / "mirror" / "metrics-r.jsonl", nothing)
 
         def one_of_both(root: Path, crash: Crash) -> None:
             found = (root / "mirror" / "metrics-r.jsonl").read_bytes()
@@ -356,7 +367,8 @@ class TestWorker:
     def test_the_newest_copy_of_timelines_comes_with_the_list(self, place: Place) -> None:
         place.copy(place.seal())
         later = seal(place.checkpoints, 20, timeline=1, files={"timelines.jsonl": b"{}\n"})
-        newest = place.mirror / place.copy(later).name
+        place.copy(later)
+        newest = place.mirror / place.name(later)
         listed = self.do(place.task("list", run_id="ab" * 16))
         assert (len(listed["copies"]), listed["foreign"], listed["timelines"]) == (2, [], "{}\n")
         flip(newest / "timelines.jsonl")
@@ -386,22 +398,25 @@ class TestWorker:
         rows.write_bytes(b"{}\n")
         held = {"sha256": hashlib.sha256(b"windows").hexdigest(), "windows": 1}
         source = place.seal(run_record={"heldout": held})
+        copied = place.name(source)
         told = self.do(
             place.task(
                 "copy",
                 source=str(source),
+                name=place.name(source),
                 digest=digest_of(source),
                 heldout={"path": str(heldout), "sha256": held["sha256"]},
                 logs={"run_id": "ab" * 16, "paths": [str(rows), str(tmp_path / "none.jsonl")]},
             )
         )
+        assert told == {"set_aside": None}
         heldout.unlink()
         rows.unlink()
         shutil.rmtree(source)
         fetched = self.do(
             place.task(
                 "fetch",
-                name=told["name"],
+                name=copied,
                 checkpoints=str(place.checkpoints),
                 logs=[str(rows), str(tmp_path / "none.jsonl")],
             )
@@ -422,8 +437,8 @@ def test_a_copy_that_reads_differently_is_not_published(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = place.seal()
-    digest = digest_of(source)
+    copied, digest = place.name(source), digest_of(source)
     monkeypatch.setattr(mirror_copy, "prove_checkpoint", lambda *a, **k: Proof("unreadable", "EIO", False))
     with pytest.raises(StorageError, match="EIO"):
-        place.copy(source, digest)
+        place.copy(source, copied, digest)
     assert list_mirror(place.mirror) == []

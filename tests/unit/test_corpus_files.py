@@ -17,9 +17,9 @@ from stoker.corpus.quarantine.move import NO_ROOM, TOO_LARGE, quarantine
 from stoker.corpus.records.listing import Listing, read_listing, write_listing
 from stoker.corpus.records.receipts import Receipt, read_receipts, receipt_dir, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
-from stoker.corpus.staging import durable_copy as transfer
-from stoker.corpus.staging.durable_copy import DiskFullError
 from stoker.corpus.staging.preflight import preflight
+from stoker.store import durable_copy as transfer
+from stoker.store.durable_copy import DiskFullError
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record

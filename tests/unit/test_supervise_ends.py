@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.checkpoints.mirror.layout import Local, Mirrored
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process.process_id import ProcessId
 from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline, read_timelines
@@ -31,7 +31,7 @@ from support.pipelines import make_pipeline
 PROOF = do.ProveCheckpoint("step-000000030")
 SETS = do.ProveSets({"a": "ma", "b": "mb"})
 HELDOUT = do.CopyHeldout({"a": "ma"}, 400)
-LOCAL = Local("step-000000030", 0, 30, "ab" * 32)
+HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), PROOF.name, "ab" * 32
 COPY = Mirrored(0, 40, "00000040", run_id="r")
 FETCH = do.FetchCopy(COPY)
 LOOK, MUST = do.ListMirror(is_awaited=True), do.ListMirror(is_awaited=True, must=True)
@@ -63,8 +63,8 @@ def proof(verdict: str, **words: Any) -> dict[str, Any]:
          do.HeldoutCopied(Heldout("ab", 6, "uint16", 60))),
         (HELDOUT, {"sha256": "", "windows": 0, "dtype": "uint16", "tokens": 0}, do.HeldoutCopied()),
         (HELDOUT, None, do.HeldoutCopied(problem="…")),
-        (do.CopyToMirror(LOCAL), {"set_aside": None}, do.CopyMade(LOCAL)),
-        (do.CopyToMirror(LOCAL), {"source_bad": "x"}, do.SourceDiffers(LOCAL.name, "x")),
+        (do.CopyToMirror(HERE), {"set_aside": None}, do.CopyMade(HERE)),
+        (do.CopyToMirror(HERE), {"source_bad": "x"}, do.SourceDiffers(NAME, "x")),
         (do.PruneMirror(("t0/x",)), {"gone": ["t0/x"]}, do.CopiesPruned(("t0/x",))),
         (FETCH, {"state": "fetched", "proof": proof("proven", body={"step": 40}, digest="cd"), "logs": ["m"]},
          do.CopyFetched(FETCH, {"step": 40}, "cd", ("m",))),
@@ -95,15 +95,15 @@ class Warm:
         record = SimpleNamespace(identity=SimpleNamespace(run_id="r"))
         self.run = Run(
             pipeline,
-            RunState(phase=Phase.PROVING, proofs={LOCAL.name: "proven"}),
+            RunState(phase=Phase.PROVING, proofs={NAME: "proven"}),
             cast(Any, SimpleNamespace(record=record)),
             Checkpoints(pipeline),
             MirrorState(layout.mirror, pipeline.layout.quarantine),
             *cast(Any, (None, None, None)),
         )
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
-        self.run.checkpoints.path(LOCAL.name).mkdir()
-        self.run.checkpoints.proven(LOCAL.name, body, LOCAL.digest, 0.0)
+        self.run.checkpoints.path(NAME).mkdir()
+        self.run.checkpoints.proven(NAME, body, DIGEST, 0.0)
         self.words: list[tuple[str, dict[str, Any]]] = []
         self.failures = 0
         meters: Any = SimpleNamespace(mirror_failures=self)
@@ -160,12 +160,12 @@ def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(
 
 def test_what_goes_on_beside_everything_is_only_reported(warm: Warm) -> None:
     before = warm.run.state
-    assert warm.apply(do.MirrorFailed(do.CopyToMirror(LOCAL), "full")) == ["mirror_failed"]
+    assert warm.apply(do.MirrorFailed(do.CopyToMirror(HERE), "full")) == ["mirror_failed"]
     assert warm.run.state == before
 
 
 def test_a_checkpoint_here_that_differs_is_trusted_no_longer(warm: Warm) -> None:
-    assert warm.apply(do.SourceDiffers(LOCAL.name, "x")) == ["mirror_source_differs"]
+    assert warm.apply(do.SourceDiffers(NAME, "x")) == ["mirror_source_differs"]
     assert (warm.run.newest, warm.run.state.proofs) == (None, {})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoints.mirror.layout import Local, Mirrored
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import RetentionPolicy
@@ -47,14 +47,6 @@ def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path)
     assert there.to_look(20, ROLLED_BACK, has_rejected=False) == "no"
 
 
-def test_a_copy_that_was_begun_may_be_there(tmp_path: Path) -> None:
-    there = book(tmp_path)
-    there.begin(one(30))
-    assert book(tmp_path).to_look(20, FROM_THE_START, has_rejected=True) == "wait"
-    there.looked([], 0.0)
-    assert book(tmp_path).to_look(20, FROM_THE_START, has_rejected=True) == "try"
-
-
 def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
     there = book(tmp_path)
     there.looked([one(10)], 0.0)
@@ -65,12 +57,11 @@ def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
 def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) -> None:
     there = book(tmp_path)
     for step in (10, 20):
-        there.begin(one(step))
         there.copied(one(step))
     there.gone([one(10).name])
     after = book(tmp_path)
     assert after.copies == (one(20),)
-    assert (after.begun, after.is_fresh) == (None, False)
+    assert not after.is_fresh
 
 
 def test_a_damaged_record_counts_as_never_seen(tmp_path: Path) -> None:
@@ -79,7 +70,7 @@ def test_a_damaged_record_counts_as_never_seen(tmp_path: Path) -> None:
 
 
 KEEP = RetentionPolicy(2, None, frozenset())
-HERE = [Local(f"step-{step:09d}", 0, step, f"{step:08x}" + "0" * 56) for step in (10, 20)]
+HERE = [one(10), one(20)]
 
 
 def beside(mirror: MirrorState, now: float = 100.0) -> MirrorJob | None:
@@ -90,10 +81,10 @@ def test_it_looks_first_then_copies_the_newest_first_and_is_settled(tmp_path: Pa
     mirror = book(tmp_path)
     assert beside(mirror) == ListMirror()
     mirror.looked([], 100.0)
-    for local in (HERE[1], HERE[0]):
-        assert beside(mirror) == CopyToMirror(local)
+    for copy in (HERE[1], HERE[0]):
+        assert beside(mirror) == CopyToMirror(copy)
         assert not is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
-        mirror.copied(one(local.step))
+        mirror.copied(copy)
     assert beside(mirror) is None
     assert is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
     assert mirror.status(None, 5) == {
@@ -162,4 +153,4 @@ def test_a_name_that_was_moved_away_is_trusted_no_longer(shelf: Checkpoints, tmp
     shelf.forget_missing()
     assert shelf.newest is not None
     assert shelf.newest.step == 20
-    assert {local.step for local in shelf.local()} == {10, 20}
+    assert {copy.step for copy in shelf.to_mirror()} == {10, 20}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.workers.parent import WorkerExit
 from stoker.supervise import actions as do
@@ -106,17 +107,20 @@ def _list_task(run: Run, job: do.ListMirror) -> dict[str, Any]:
 
 
 def _listed(job: do.ListMirror, result: Result) -> do.Action:
-    copies = tuple(Mirrored(**copy) for copy in result["copies"])
+    copies = tuple(Mirrored.parse(copy) for copy in result["copies"])
     return do.MirrorListed(copies, tuple(result["foreign"]), result["timelines"], job.is_awaited)
 
 
 def _copy_task(run: Run, job: do.CopyToMirror) -> dict[str, Any]:
+    path = run.checkpoints.path(checkpoint_name(job.copy.step))
+    checkpoint = run.checkpoints.get(path.name)
     held = run.store.begun.heldout
     return _mirror_task(
         run,
         job,
-        source=str(run.checkpoints.path(job.local.name)),
-        digest=job.local.digest,
+        source=str(path),
+        name=job.copy.name,
+        digest=checkpoint.digest if checkpoint is not None else "",
         heldout={"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
         logs={"run_id": run.run_id(), "paths": run.logs()},
     )
@@ -124,8 +128,8 @@ def _copy_task(run: Run, job: do.CopyToMirror) -> dict[str, Any]:
 
 def _copied(job: do.CopyToMirror, result: Result) -> do.Action:
     if "source_bad" in result:
-        return do.SourceDiffers(job.local.name, result["source_bad"])
-    return do.CopyMade(job.local, result["set_aside"])
+        return do.SourceDiffers(checkpoint_name(job.copy.step), result["source_bad"])
+    return do.CopyMade(job.copy, result["set_aside"])
 
 
 def _fetch_task(run: Run, job: do.FetchCopy) -> dict[str, Any]:

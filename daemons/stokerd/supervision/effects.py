@@ -178,8 +178,6 @@ class Effects:
         if not self.workers.is_clear(job):
             self.apply(failed(job, HANGS))
             return
-        if isinstance(job, do.CopyToMirror) and run.mirror is not None:
-            run.mirror.begin(run.copy_of(job.local))
         self.workers.start(job, activity.module, activity.task(run, job), silent_s=activity.silent_s(job))
 
     def _stop_mirror(self) -> None:
@@ -194,7 +192,7 @@ class Effects:
             return
         mirror.tend_at = now + KEEP_S
         try:
-            seen = run.checkpoints.local(), run.accounts.history(), run.checkpoints.policy
+            seen = run.checkpoints.to_mirror(), run.accounts.history(), run.checkpoints.policy
             mirror.waiting = len(waiting(seen[0], mirror.copies, *seen[1:]))
             if MirrorJob.slot in self.workers.jobs:
                 return

@@ -107,9 +107,9 @@ class MirrorEffects:
     @apply.register
     def _copied(self, made: do.CopyMade) -> None:
         self.worked("copy")
-        copy, path = self.run.copy_of(made.local), f"checkpoints/{made.local.name}"
+        copy, path = made.copy, f"checkpoints/{checkpoint_name(made.copy.step)}"
         self.mirror.copied(copy)
-        self.events.record("checkpoint_mirrored", step=made.local.step, path=path, copy=copy.name)
+        self.events.record("checkpoint_mirrored", step=copy.step, path=path, copy=copy.name)
         if made.set_aside:
             words = {"copy": copy.name, "moved_to": made.set_aside}
             self.events.record("mirror_copy_bad", "warning", **words, replaced=True)
@@ -157,7 +157,7 @@ class MirrorEffects:
         self.worked("heldout")
         if restored.state == "brought":
             self.events.record("heldout_restored", "warning", source="mirror")
-        elif restored.state != "there":
+        else:
             message = f"the mirror's copy is {restored.state} too"
             self.events.record("heldout_lost", "error", message=message)
         self.run.change(is_heldout_seen=True, look_failures=0)

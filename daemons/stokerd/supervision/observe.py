@@ -57,6 +57,6 @@ def finished(run: Run, seen: Seen) -> Seen:
     is_judged = ProveCheckpoint.slot not in seen.jobs and not run.checkpoints.unproven(history, now)
     if run.mirror is None or run.store.record is None or run.mirror.trouble is not None:
         return replace(seen, is_settled=is_judged)
-    local, policy = run.checkpoints.local(), run.checkpoints.policy
+    local, policy = run.checkpoints.to_mirror(), run.checkpoints.policy
     is_mirrored = MirrorJob.slot not in seen.jobs and is_settled(run.mirror, local, history, policy, now)
     return replace(seen, is_settled=is_judged and is_mirrored)

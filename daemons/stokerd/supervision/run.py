@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.checkpoints.mirror.layout import MARK_HEX, Local, Mirrored
 from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
 from stoker.store.files import opened
@@ -61,11 +60,6 @@ class Run:
     def logs(self) -> list[str]:
         """What else of the run should outlive its disk: rows and launches, for the audit and a replay."""
         return [str(self.layout.metrics), str(self.layout.launches)]
-
-    def copy_of(self, local: Local) -> Mirrored:
-        """The copy of a checkpoint as the mirror will have it."""
-        mark = local.digest[:MARK_HEX]
-        return Mirrored(local.timeline, local.step, mark, local.bytes, self.run_id(), local.val_loss)
 
 
 def jitter() -> float:

@@ -85,5 +85,5 @@ class RunBoard:
         run, job = self.run, self.workers.jobs.get(MirrorJob.slot)
         if run.mirror is None:
             return None
-        copying = job.local.step if isinstance(job, CopyToMirror) else None
+        copying = job.copy.step if isinstance(job, CopyToMirror) else None
         return run.mirror.status(copying, self.workers.mirror_bytes)

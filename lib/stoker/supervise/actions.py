@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from stoker.checkpoints.mirror.layout import Local, Mirrored
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.supervise.health.exit_class import Exit
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
@@ -64,7 +64,7 @@ class ListMirror(MirrorJob):
 @dataclass(frozen=True)
 class CopyToMirror(MirrorJob):
     kind = "copy"
-    local: Local
+    copy: Mirrored
     is_awaited: bool = False
 
 
@@ -250,7 +250,7 @@ class MirrorListed(Action):
 
 @dataclass(frozen=True)
 class CopyMade(Action):
-    local: Local
+    copy: Mirrored
     set_aside: str | None = None
 
 
@@ -289,6 +289,6 @@ class CopyFetched(Action):
 
 @dataclass(frozen=True)
 class HeldoutRestored(Action):
-    """`state`: what became of heldout.bin: there, brought, missing or bad."""
+    """`state`: what became of heldout.bin: brought, missing or bad."""
 
     state: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from stoker.checkpoints.mirror.layout import Local, superfluous, waiting
+from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
 from stoker.checkpoints.retention import RetentionPolicy
 from stoker.checkpoints.select import History
 from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
@@ -12,7 +12,7 @@ from stoker.supervise.mirror.state import MirrorState
 
 
 def next_job(
-    mirror: MirrorState, local: Collection[Local], history: History, policy: RetentionPolicy, now: float
+    mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
 ) -> MirrorJob | None:
     """The job to start, None where nothing is to be done now; `local` are the proven checkpoints here."""
     if now < mirror.retry_at:
@@ -20,13 +20,13 @@ def next_job(
     if now >= mirror.look_at:
         return ListMirror()
     if queue := waiting(local, mirror.copies, history, policy):
-        return CopyToMirror(local=queue[0])
+        return CopyToMirror(queue[0])
     names = _unwanted(mirror, history, policy)
-    return PruneMirror(names=names) if names and now >= mirror.prune_at else None
+    return PruneMirror(names) if names and now >= mirror.prune_at else None
 
 
 def is_settled(
-    mirror: MirrorState, local: Collection[Local], history: History, policy: RetentionPolicy, now: float
+    mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
 ) -> bool:
     """Whether nothing is left to do, or nothing can be done now."""
     if mirror.trouble is not None:

@@ -6,61 +6,57 @@ proven it gets its name by one rename. What an interrupted copy to the mirror fi
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.checkpoints.format import BODY, TEMPORARY, checkpoint_name
-from stoker.checkpoints.mirror.file_copy import SourceBad, Tell, carry, parse_body, read_listed
-from stoker.checkpoints.mirror.layout import MARK_HEX, leftovers, mirror_name
-from stoker.checkpoints.proof import Proof, prove_checkpoint
+from stoker.checkpoints.format import BODY, SUMS, TEMPORARY, checkpoint_name, mark_of, read_body, step_of
+from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
 from stoker.checkpoints.reading import reading, unread
+from stoker.store.durable_copy import copy, insist_on_room
 from stoker.store.errors import DataError, StorageError, storage_errors
-from stoker.store.files import make_dir, move_durably, publish_dir, remove_tree, sweep_temporaries
+from stoker.store.files import (
+    fsync_dir,
+    make_dir,
+    move_durably,
+    publish_dir,
+    remove_tree,
+    sweep_temporaries,
+    temporary_beside,
+)
+from stoker.store.hashing import hash_file
 from stoker.store.names import inside, new_id
 
 
-@dataclass(frozen=True)
-class Copied:
-    """A copy stands, proven; `bytes` were written for it, `set_aside` says where a wrong one was moved."""
-
-    name: str
-    bytes: int
-    set_aside: str | None = None
+class SourceBad(DataError):
+    """What was to be copied is not what it should be."""
 
 
-def copy_checkpoint(source: Path, mirror: Path, trash: Path, digest: str, tell: Tell) -> Copied:
-    """Copy a proven checkpoint into a run's mirror; `digest` is its checkpoint.json's sha256.
+def copy_checkpoint(source: Path, target: Path, digest: str, trash: Path, tell: Progress) -> str | None:
+    """Copy a proven checkpoint to its place in a run's mirror; returns where a wrong copy was moved.
 
-    A target that is there and proven is enough; a wrong one is moved aside into the trash and replaced.
-    Raises SourceBad when the source is not what was proven, StorageError (warm full or failing, the copy
-    reads differently) and DataError when another checkpoint bears its name.
+    `digest` is its checkpoint.json's sha256. A target that is there and proven is enough; a wrong one is
+    moved into the trash and replaced. Raises SourceBad when the source is not what was proven, StorageError
+    (warm full or failing, the copy reads differently) and DataError when another checkpoint bears its name.
     """
+    mirror = target.parent.parent
+    temporary = target.parent / f".tmp-{target.name}"  # a name of its own: the next try finds it
+    set_aside = None
     with reading(source):
-        data = read_listed(source, BODY)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise SourceBad(f"{BODY} is not the one that was proven")
-        body = parse_body(data)
-        name = mirror_name(body.timeline, body.step, digest)
-        target = mirror / name
-        temporary = target.parent / f".tmp-{target.name}"  # a name of its own: the next try finds it
         sweep(mirror, trash, sparing=temporary)
-        set_aside = None
         if os.path.lexists(target):
             proof = _judged(target, tell)
             if proof.digest == digest:
-                return Copied(name, 0)
+                return None
             if proof.verdict == "proven":
                 raise DataError(f"{target} is another checkpoint, and is whole; move it away")
             set_aside = str(move_aside(target, trash))
-        make_dir(temporary)
-        written = carry(source, temporary, tell)
-        _proven_copy(temporary, digest, tell)
+        _proven_copy(source, temporary, digest, tell)
         publish_dir(temporary, target)
-    return Copied(name, written, set_aside)
+    return set_aside
 
 
 @dataclass(frozen=True)
@@ -76,53 +72,105 @@ class Fetched:
     set_aside: str | None = None
 
 
-def fetch_checkpoint(copy: Path, checkpoints: Path, trash: Path, tell: Tell) -> Fetched:
+def fetch_checkpoint(copied: Path, checkpoints: Path, trash: Path, tell: Progress) -> Fetched:
     """Bring a mirrored checkpoint back into `checkpoints` under the name of its step, proven there.
 
     A step that is there already and is the same checkpoint is enough. Raises StorageError where either disk
     cannot be read or written now, DataError when another checkpoint has the step's name.
     """
-    if not copy.is_dir():
-        return Fetched("gone", f"{copy} is not there")
+    if not copied.is_dir():
+        return Fetched("gone", f"{copied} is not there")
     try:
-        with reading(copy):
-            return _fetch(copy, checkpoints, tell)
+        with reading(copied):
+            return Fetched("fetched", proof=_fetch(copied, checkpoints, tell))
     except SourceBad as difference:
-        proof = _judged(copy, tell)
-        if proof.verdict == "proven":  # it read differently once
-            raise StorageError(f"{copy}: {difference}, and then it is proven; tried again") from difference
-        return Fetched("bad", proof.reason, set_aside=str(move_aside(copy, trash)))
+        return Fetched("bad", str(difference), set_aside=str(move_aside(copied, trash)))
 
 
-def _fetch(copy: Path, checkpoints: Path, tell: Tell) -> Fetched:
-    data = read_listed(copy, BODY)
-    digest = hashlib.sha256(data).hexdigest()
-    if digest[:MARK_HEX] != copy.name[-MARK_HEX:]:
-        raise SourceBad(f"{BODY} is not the one its name speaks of")
-    target = checkpoints / checkpoint_name(parse_body(data).step)
+def _fetch(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
+    step, mark = step_of(copied.name), mark_of(copied.name)
+    assert step is not None and mark is not None, copied
+    target = checkpoints / checkpoint_name(step)
     if os.path.lexists(target):
         proof = prove_checkpoint(target, progress=tell)
-        if proof.digest != digest:
-            raise DataError(f"{target} is there and is not {copy} ({proof.verdict}); nothing is replaced")
-        return Fetched("fetched", proof=proof)
-    temporary = checkpoints / f"{TEMPORARY}fetched-{target.name.removeprefix('step-')}"
+        if not _is(proof, mark):
+            raise DataError(f"{target} is there and is not {copied} ({proof.verdict}); nothing is replaced")
+        return proof
+    temporary = checkpoints / f"{TEMPORARY}fetched-{step:09d}"
     remove_tree(temporary)
-    make_dir(temporary)
     try:
-        carry(copy, temporary, tell)
-        proof = _proven_copy(temporary, digest, tell)
+        proof = _proven_copy(copied, temporary, mark, tell)
         publish_dir(temporary, target)
     except BaseException:
         remove_tree(temporary)
         raise
-    return Fetched("fetched", proof=proof)
+    return proof
 
 
-def move_aside(copy: Path, trash: Path) -> Path:
+def _proven_copy(source: Path, into: Path, digest: str, tell: Progress) -> Proof:
+    """Copy a checkpoint's files into a directory, and prove them; `digest` may be its first digits only.
+
+    What does not prove is removed. Then the source is proven: SourceBad where that is wrong, else
+    StorageError, and the whole is tried again.
+    """
+    make_dir(into)
+    try:
+        _copy_files(source, into, tell)
+        proof = prove_checkpoint(into, progress=tell)
+        if _is(proof, digest):
+            return proof
+        if proof.verdict != "unreadable":
+            remove_tree(into)
+        why = f"{into} does not read as it was written ({proof.verdict}: {proof.reason}); check the disk"
+    except (DataError, FileNotFoundError) as problem:
+        why = f"{source} cannot be copied to {into}: {problem}"
+    original = _judged(source, tell)
+    if not _is(original, digest):
+        raise SourceBad(original.reason or f"{source}: {BODY} is not the one that was proven")
+    raise StorageError(why, errno.EIO)
+
+
+def _copy_files(source: Path, into: Path, tell: Progress) -> None:
+    """Copy every listed file that is not there in full length; a proof will say what became durable."""
+    with storage_errors(f"copy {source} to", into):
+        names = [*sorted(read_body((source / BODY).read_bytes(), source / BODY).files), BODY, SUMS]
+        sizes = {name: inside(source, name).stat().st_size for name in names}
+        there = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(into)}
+        missing = [name for name in names if there.get(name) != sizes[name]]
+        insist_on_room(into, sum(sizes[name] for name in missing), 0)
+        for name in missing:
+            (into / name).unlink(missing_ok=True)
+            copy(source / name, into / name, tell)
+
+
+def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> bool:
+    """Make `target` a copy of a file as it is now, read back where its hash is given; False without a source.
+
+    Raises SourceBad where the source has another hash, StorageError where either disk fails.
+    """
+    temporary = temporary_beside(target)
+    try:
+        with storage_errors(f"copy {source} to", target):
+            copy(source, temporary, tell)
+            if sha256 and hash_file(temporary).sha256 != sha256:
+                if hash_file(source).sha256 != sha256:
+                    raise SourceBad(f"{source} has not the sha256 {sha256[:16]} that is on record")
+                raise StorageError(f"{temporary} reads differently from what was written", errno.EIO)
+            temporary.rename(target)
+            fsync_dir(target.parent)
+    except FileNotFoundError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def move_aside(copied: Path, trash: Path) -> Path:
     """Take a copy's name away by one rename; what is in the trash is removed by `sweep`."""
     make_dir(trash)
-    place = trash / f"{_trash_prefix(copy.parent.parent)}{copy.parent.name}-{copy.name}-{new_id()}"
-    move_durably(copy, place)
+    place = trash / f"{_trash_prefix(copied.parent.parent)}{copied.parent.name}-{copied.name}-{new_id()}"
+    move_durably(copied, place)
     return place
 
 
@@ -130,11 +178,11 @@ def give_up(mirror: Path, names: list[str], trash: Path) -> list[str]:
     """Remove copies that nobody reads; returns the names that went. Raises StorageError."""
     gone = []
     for name in names:
-        copy = inside(mirror, name)
+        copied = inside(mirror, name)
         try:
-            with storage_errors("remove", copy), unread(copy) as free:
+            with storage_errors("remove", copied), unread(copied) as free:
                 if free:
-                    move_aside(copy, trash)
+                    move_aside(copied, trash)
                     gone.append(name)
         except FileNotFoundError:
             gone.append(name)
@@ -142,38 +190,26 @@ def give_up(mirror: Path, names: list[str], trash: Path) -> list[str]:
     return gone
 
 
-def sweep(mirror: Path, trash: Path, sparing: Path | None = None) -> list[str]:
+def sweep(mirror: Path, trash: Path, sparing: Path | None = None) -> None:
     """Remove what interrupted copies and removals of this run left; `sparing` is the copy to go on with."""
-    left = [path for path in leftovers(mirror) if path != sparing]
-    if trash.is_dir():
-        left += sorted(trash.glob(f"{_trash_prefix(mirror)}t*"))
-    for path in left:
-        remove_tree(path)
+    for path in (*mirror.glob(f"t*/{TEMPORARY}*"), *trash.glob(f"{_trash_prefix(mirror)}t*")):
+        if path != sparing:
+            remove_tree(path)
     if mirror.is_dir():
         sweep_temporaries(mirror)
-    return [str(path) for path in left]
 
 
 def _trash_prefix(mirror: Path) -> str:
     return f"checkpoint-{mirror.name}-"
 
 
-def _proven_copy(temporary: Path, digest: str, tell: Tell) -> Proof:
-    """Prove what was written; what is not as it should be is removed and the whole is tried again."""
-    proof = prove_checkpoint(temporary, progress=tell)
-    if proof.digest == digest:
-        return proof
-    if proof.verdict != "unreadable":
-        remove_tree(temporary)
-    raise StorageError(
-        f"{temporary} does not read as it was written ({proof.verdict}: {proof.reason}); check the disk",
-        errno.EIO,
-    )
+def _is(proof: Proof, digest: str) -> bool:
+    return proof.digest is not None and proof.digest.startswith(digest)
 
 
-def _judged(copy: Path, tell: Tell) -> Proof:
+def _judged(path: Path, tell: Progress) -> Proof:
     """The proof of what bears a name; StorageError where it cannot be known now."""
-    proof = prove_checkpoint(copy, progress=tell)
+    proof = prove_checkpoint(path, progress=tell)
     if proof.verdict == "unreadable":
-        raise StorageError(f"{copy}: {proof.reason}", errno.EIO)
+        raise StorageError(f"{path}: {proof.reason}", errno.EIO)
     return proof

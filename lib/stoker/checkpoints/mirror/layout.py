@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from stoker.checkpoints.format import BODY, TEMPORARY, checkpoint_name, read_body
+from stoker.checkpoints.format import BODY, checkpoint_name, read_body
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
 from stoker.checkpoints.select import History, counts
 from stoker.kit.lock import read_contents
@@ -24,8 +25,7 @@ from stoker.store.errors import DataError, UnavailableError, UnknownFormat, stor
 from stoker.store.layout import WarmLayout
 
 MARK_HEX = 8
-_TIMELINE = re.compile(r"t(0|[1-9]\d*)")
-_NAME = re.compile(r"(step-(\d{9,}))-([0-9a-f]{8})")
+_NAME = re.compile(r"t(0|[1-9]\d*)/step-(\d{9}|[1-9]\d{9,})-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,30 @@ class Mirrored:
     timeline: int
     step: int
     mark: str
-    bytes: int = 0
     run_id: str | None = None
     val_loss: float | None = None
+
+    @staticmethod
+    def of(raw: Mapping[str, Any], digest: str) -> Mirrored:
+        """The copy of a checkpoint, from its checkpoint.json and the sha256 of that."""
+        loss = raw.get("val_loss")
+        return Mirrored(
+            raw["timeline"],
+            raw["step"],
+            digest[:MARK_HEX],
+            str(raw.get("run_id")),
+            float(loss) if isinstance(loss, int | float) else None,
+        )
+
+    @staticmethod
+    def parse(body: Mapping[str, Any]) -> Mirrored:
+        """A copy as mirror.json or the worker's answer has it."""
+        return Mirrored(body["timeline"], body["step"], body["mark"], body["run_id"], body["val_loss"])
 
     @property
     def name(self) -> str:
         """Its path below the run's mirror."""
-        return mirror_name(self.timeline, self.step, self.mark)
-
-
-@dataclass(frozen=True)
-class Local:
-    """A checkpoint that is proven on the state disk; `digest` is checkpoint.json's sha256."""
-
-    name: str
-    timeline: int
-    step: int
-    digest: str
-    val_loss: float | None = None
-    bytes: int = 0
-
-
-def mirror_name(timeline: int, step: int, digest: str) -> str:
-    """The path of a copy below the run's mirror."""
-    return f"t{timeline}/{checkpoint_name(step)}-{digest[:MARK_HEX]}"
+        return f"t{self.timeline}/{checkpoint_name(self.step)}-{self.mark}"
 
 
 def heldout_name(sha256: str) -> str:
@@ -99,39 +98,24 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
 
 def list_mirror(root: Path) -> list[Mirrored]:
     """Every copy in a run's mirror, in no order; a missing mirror has none. Raises OSError."""
-    found = []
-    for folder, timeline in _timelines(root):
-        for entry in os.scandir(folder):
-            match = _NAME.fullmatch(entry.name)
-            if match and match[1] == checkpoint_name(int(match[2])) and entry.is_dir(follow_symlinks=False):
-                found.append(_look(Path(entry.path), timeline, int(match[2]), match[3]))
-    return found
-
-
-def leftovers(root: Path) -> list[Path]:
-    """What interrupted copies left in a run's mirror."""
-    return [
-        Path(entry.path)
-        for folder, _ in _timelines(root)
-        for entry in os.scandir(folder)
-        if entry.name.startswith(TEMPORARY)
-    ]
+    try:
+        folders = [folder.name for folder in os.scandir(root) if folder.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    names = (f"{folder}/{entry.name}" for folder in folders for entry in os.scandir(root / folder))
+    matches = map(_NAME.fullmatch, names)
+    return [_look(root, int(match[1]), int(match[2]), match[3]) for match in matches if match]
 
 
 def waiting(
-    local: Iterable[Local], there: Collection[Mirrored], history: History, policy: RetentionPolicy
-) -> list[Local]:
-    """The proven checkpoints of this history still to be copied, newest first.
+    local: Iterable[Mirrored], there: Collection[Mirrored], history: History, policy: RetentionPolicy
+) -> list[Mirrored]:
+    """The copies of proven checkpoints of this history still to be made, newest first.
 
     One that the mirror's retention would give up at once is not worth the way.
     """
     have = {one.name for one in there if one.run_id is not None}
-    wanted = [
-        one
-        for one in local
-        if counts(one.timeline, one.step, history)
-        and mirror_name(one.timeline, one.step, one.digest) not in have
-    ]
+    wanted = [one for one in local if counts(one.timeline, one.step, history) and one.name not in have]
     losses = _on_history(there, history) | {one.step: one.val_loss for one in wanted}
     gone = set(prune([Kept(step, True, loss) for step, loss in losses.items()], policy))
     return sorted((one for one in wanted if one.step not in gone), key=lambda one: -one.step)
@@ -169,26 +153,10 @@ def _on_history(there: Iterable[Mirrored], history: History) -> dict[int, float 
     return {one.step: one.val_loss for one in usable}
 
 
-def _timelines(root: Path) -> list[tuple[str, int]]:
+def _look(root: Path, timeline: int, step: int, mark: str) -> Mirrored:
+    bare = Mirrored(timeline, step, mark)
     try:
-        entries = list(os.scandir(root))
-    except FileNotFoundError:
-        return []
-    folders = {entry.name: entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
-    return [(path, int(name[1:])) for name, path in folders.items() if _TIMELINE.fullmatch(name)]
-
-
-def _look(path: Path, timeline: int, step: int, mark: str) -> Mirrored:
-    try:
-        body = read_body((path / BODY).read_bytes())
+        body = read_body((root / bare.name / BODY).read_bytes())
     except (FileNotFoundError, DataError, UnknownFormat):
-        return Mirrored(timeline, step, mark)
-    loss = body.raw.get("val_loss")
-    return Mirrored(
-        timeline,
-        step,
-        mark,
-        bytes=body.bytes,
-        run_id=str(body.raw.get("run_id")),
-        val_loss=float(loss) if isinstance(loss, int | float) else None,
-    )
+        return bare
+    return replace(Mirrored.of(body.raw, mark), timeline=timeline, step=step)

@@ -4,16 +4,15 @@ Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected
 before, so that an empty folder in warm's place is no mirror. By verb:
 
 list   {"run_id": str or null}
-       -> {"copies": [{"timeline", "step", "mark", "bytes", "run_id", "val_loss"}, ...], "foreign": [run ids],
+       -> {"copies": [{"timeline", "step", "mark", "run_id", "val_loss"}, ...], "foreign": [run ids],
            "timelines": the newest copy of timelines.jsonl, small files proven, or null}
-copy   {"source", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
-       -> {"name", "bytes", "set_aside"}, or {"source_bad": reason}
+copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
+       -> {"set_aside"}, or {"source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
        -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
            "logs": those that were brought}
-heldout {"path", "sha256"}  -> {"heldout"}
+heldout {"path", "sha256"}  -> {"heldout": "brought", "missing" or "bad"}
 prune  {"names": [...]}     -> {"gone": [...]}
-"heldout" is what became of heldout.bin: "there" (already), "brought", "missing" or "bad".
 
 {"kind": "progress", "bytes"} for each 64 MB keeps quiet deadlines away. Ends with 69 when warm is not there
 or is another pipeline's, 74 when it cannot be read or written now.
@@ -21,14 +20,14 @@ or is another pipeline's, 74 when it cannot be read or written now.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import TIMELINES_COPY
-from stoker.checkpoints.mirror.copy import copy_checkpoint, fetch_checkpoint, give_up
-from stoker.checkpoints.mirror.file_copy import PORTION_BYTES, SourceBad, bring_heldout, bring_log
+from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file, fetch_checkpoint, give_up
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
 from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
@@ -36,7 +35,10 @@ from stoker.checkpoints.read_progress import in_portions
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.errors import storage_errors
 from stoker.store.files import make_dir
+from stoker.store.hashing import hash_file
 from stoker.store.layout import WarmLayout
+
+PORTION_BYTES = 64 << 20
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -73,14 +75,17 @@ def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
 
 def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
     make_dir(mirror)
-    held = task["heldout"]
     # Before the checkpoint: where its copy is, there is all that goes with it.
     for path in map(Path, task["logs"]["paths"]):
-        bring_log(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
-    if held is not None:
-        _bring_heldout(Path(held["path"]), mirror / heldout_name(held["sha256"]), held["sha256"])
+        copy_file(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
+    if (held := task["heldout"]) is not None:
+        target = mirror / heldout_name(held["sha256"])
+        if not target.exists() or hash_file(target).sha256 != held["sha256"]:
+            with contextlib.suppress(SourceBad):  # the launch that reads it says so
+                copy_file(Path(held["path"]), target, tell, held["sha256"])
     try:
-        return asdict(copy_checkpoint(Path(task["source"]), mirror, trash, task["digest"], tell))
+        source, target = Path(task["source"]), mirror / task["name"]
+        return {"set_aside": copy_checkpoint(source, target, task["digest"], trash, tell)}
     except SourceBad as problem:
         return {"source_bad": str(problem)}
 
@@ -92,20 +97,17 @@ def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -
         return {**told, "proof": None, "logs": []}
     run_id = str(fetched.proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
-    brought = [str(path) for path in lost if bring_log(mirror / log_name(path, run_id), path, tell)]
+    brought = [str(path) for path in lost if copy_file(mirror / log_name(path, run_id), path, tell)]
     return {**told, "proof": as_message(fetched.proof), "logs": brought}
 
 
-def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
-    copy = mirror / heldout_name(task["sha256"])
-    return {"heldout": _bring_heldout(copy, Path(task["path"]), task["sha256"])}
-
-
-def _bring_heldout(source: Path, target: Path, sha256: str) -> str:
+def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, tell: Progress) -> dict[str, Any]:
+    copied = mirror / heldout_name(task["sha256"])
     try:
-        return bring_heldout(source, target, sha256)
+        is_brought = copy_file(copied, Path(task["path"]), tell, task["sha256"])
     except SourceBad:
-        return "bad"
+        return {"heldout": "bad"}
+    return {"heldout": "brought" if is_brought else "missing"}
 
 
 def _prune(task: Mapping[str, Any], mirror: Path, trash: Path, _tell: Progress) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.quarantine.directory import REASON, bytes_of, mark
-from stoker.corpus.staging.durable_copy import Progress, move
+from stoker.store.durable_copy import Progress, move
 from stoker.store.errors import FULL, DataError, StorageError
 from stoker.store.files import make_dir, remove_durably
 from stoker.store.names import utc_now

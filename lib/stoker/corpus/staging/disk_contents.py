@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.staging.durable_copy import NOTE, PART
 from stoker.observe.ledger import Disk
+from stoker.store.durable_copy import NOTE, PART
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 

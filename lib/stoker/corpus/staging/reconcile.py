@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.staging.disk_contents import HotSeen, WarmSeen
-from stoker.corpus.staging.durable_copy import NOTE, PART
+from stoker.store.durable_copy import NOTE, PART
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.names import record_name
 

@@ -20,12 +20,12 @@ from typing import Any
 import xxhash
 
 from stoker.corpus.staging.disk_contents import insist_on
-from stoker.corpus.staging.durable_copy import DiskFullError
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Brought, Wanted, bring, drop_partial, why_away
 from stoker.kit.throttle import paced
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.beneath import below, file_beneath
+from stoker.store.durable_copy import DiskFullError
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, unlink_durably
 from stoker.store.hashing import hash_file

@@ -17,8 +17,8 @@ from typing import Literal
 
 import xxhash
 
-from stoker.corpus.staging.durable_copy import CHUNK, NOTE, PART, DiskFullError, insist_on_room
 from stoker.store.direct import ALIGNMENT, DirectReader, DirectWriter, aligned_buffer
+from stoker.store.durable_copy import CHUNK, NOTE, PART, DiskFullError, insist_on_room
 from stoker.store.errors import FULL
 from stoker.store.files import fsync_dir, move_durably, opened, unlink_durably
 from stoker.store.hashing import hash_file

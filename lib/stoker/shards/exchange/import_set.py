@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.corpus.staging.durable_copy import insist_on_room
 from stoker.shards.exchange.array_writer import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Progress, Stream, Survey, Tokens, conclude, pieces, survey
@@ -34,6 +33,7 @@ from stoker.shards.format.manifest import (
     sums_text,
 )
 from stoker.shards.format.proof import prove_set
+from stoker.store.durable_copy import insist_on_room
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
 from stoker.store.hashing import hash_file

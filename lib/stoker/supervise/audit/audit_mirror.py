@@ -56,7 +56,7 @@ def _on_record(path: Path) -> set[str]:
         copies = read_record(path)["copies"]
     except FileNotFoundError:
         return set()
-    return {Mirrored(**copy).name for copy in copies}
+    return {Mirrored.parse(copy).name for copy in copies}
 
 
 def _heldout(mirror: Path, record: Mapping[str, Any]) -> Iterator[str]:

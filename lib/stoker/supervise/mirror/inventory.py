@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.mirror.layout import Local
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
 from stoker.checkpoints.select import History, candidates, find_checkpoints
@@ -94,20 +94,9 @@ class Checkpoints:
         new = (name for name in found if name not in self._proven)
         return next((name for name in new if self._retry_at.get(name, now) <= now), "")
 
-    def local(self) -> list[Local]:
-        """The proven ones, as the mirror wants to know them."""
-        return [
-            Local(
-                one.path.name,
-                int(one.body["timeline"]),
-                one.step,
-                one.digest,
-                one.body.get("val_loss"),
-                sum(int(file["size"]) for file in one.body["files"].values()),
-            )
-            for one in self._proven.values()
-            if one.digest and one.path.exists()
-        ]
+    def to_mirror(self) -> list[Mirrored]:
+        """The copies of the proven ones."""
+        return [Mirrored.of(one.body, one.digest) for one in self._proven.values() if one.path.exists()]
 
     def forget(self, name: str) -> None:
         """Trust one no longer: it is proven again."""

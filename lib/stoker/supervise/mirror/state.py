@@ -22,27 +22,17 @@ LOOK_AGAIN_S = 3600.0  # warm may be cleared by hand
 COMPLAINT_S = 600.0
 PRUNE_AGAIN_S = 30.0  # what is left then is being read
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
-BESIDE = ("copy", "prune")  # work beside training: only the same work ends trouble with it
 
 
 class MirrorState:
-    """The copies by the last look, and the trouble with warm; times are monotonic seconds.
-
-    `begun` is a copy that was started and of which no end was heard: it may be there.
-    """
+    """The copies by the last look, and the trouble with warm; times are monotonic seconds."""
 
     def __init__(self, path: Path, quarantine: Path) -> None:
         self._path = path
-        self.has_record = False  # a look has succeeded, in this daemon's life or before
-        self.is_fresh = False  # one has in this daemon's life
-        self.begun: Mirrored | None = None
-        self._copies: dict[str, Mirrored] = {}
         body = read_or_set_aside(path, quarantine)
-        if body is not None:
-            self.has_record = True
-            found = [Mirrored(**copy) for copy in body["copies"]]
-            self.begun = Mirrored(**body["begun"]) if body["begun"] else None
-            self._copies = {one.name: one for one in found}
+        self.has_record = body is not None  # a look has succeeded, in this daemon's life or before
+        self.is_fresh = False  # one has in this daemon's life
+        self.copies = tuple(Mirrored.parse(copy) for copy in body["copies"]) if body else ()
         self.proven: set[str] = set()  # names of copies that were proven in this daemon's life
         self.trouble: str | None = None  # why the last try at `trouble_doing` failed
         self.trouble_doing = ""
@@ -51,28 +41,20 @@ class MirrorState:
         self.tend_at = self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
-    @property
-    def copies(self) -> tuple[Mirrored, ...]:
-        return tuple(self._copies.values())
-
     def looked(self, found: Iterable[Mirrored], now: float) -> None:
         """Take in a look that succeeded."""
         self.is_fresh, self.look_at = True, now + LOOK_AGAIN_S
-        self._change({one.name: one for one in found})
-
-    def begin(self, one: Mirrored) -> None:
-        """Record, before it is done, that a copy is begun."""
-        self._change(self._copies, begun=one)
+        self._change(found)
 
     def copied(self, one: Mirrored) -> None:
         """Take in a copy that was proven."""
         self.proven.add(one.name)
-        self._change({**self._copies, one.name: one})
+        self._change([*(other for other in self.copies if other.name != one.name), one])
 
     def gone(self, names: Iterable[str]) -> None:
         """Take in that these copies are no longer there."""
         left = set(names)
-        self._change({name: one for name, one in self._copies.items() if name not in left})
+        self._change(one for one in self.copies if one.name not in left)
 
     def failed(self, doing: str, reason: str, now: float) -> bool:
         """Take in a failure: all is tried again, later and later; True when it is worth an event."""
@@ -84,11 +66,8 @@ class MirrorState:
         return is_worth
 
     def worked(self, doing: str) -> bool:
-        """Take in that something was done on warm; True when that ends the trouble.
-
-        Where a copy failed, a look that succeeds does not.
-        """
-        if self.trouble is None or (self.trouble_doing in BESIDE and doing != self.trouble_doing):
+        """Take in that something was done on warm; True when that ends the trouble: the same had failed."""
+        if self.trouble is None or self.trouble_doing != doing:
             return False
         self.trouble, self.retry_at = None, 0.0
         self._backoff.reset()
@@ -106,8 +85,7 @@ class MirrorState:
         a look is worth a moment. `has_rejected`: a newer one was proven wrong here just now.
         """
         step = -1 if here is None else here
-        possible = [*self.copies, *([self.begun] if self.begun else [])]
-        if fallback(possible, history, step) or (here is None and not self.has_record):
+        if fallback(self.copies, history, step) or (here is None and not self.has_record):
             return "wait"
         return "try" if has_rejected or not self.is_fresh else "no"
 
@@ -116,21 +94,15 @@ class MirrorState:
         newest = max(self.copies, key=lambda one: (one.timeline, one.step), default=None)
         return {
             "step": newest.step if newest else None,
-            "copies": len(self._copies),
+            "copies": len(self.copies),
             "waiting": self.waiting,
             "copying": copying,
             "copying_bytes": copied_bytes if copying is not None else 0,
             "trouble": self.trouble,
         }
 
-    def _change(self, copies: dict[str, Mirrored], begun: Mirrored | None = None) -> None:
-        if self.has_record and (copies, begun) == (self._copies, self.begun):
-            return
-        ordered = sorted(copies.values(), key=lambda one: (one.timeline, one.step, one.mark))
-        written = {
-            "v": 1,
-            "copies": [asdict(one) for one in ordered],
-            "begun": asdict(begun) if begun else None,
-        }
-        write_record(self._path, written)
-        self._copies, self.begun, self.has_record = copies, begun, True
+    def _change(self, copies: Iterable[Mirrored]) -> None:
+        found = tuple(sorted(copies, key=lambda one: (one.timeline, one.step, one.mark)))
+        if not self.has_record or found != self.copies:
+            write_record(self._path, {"v": 1, "copies": [asdict(one) for one in found]})
+        self.copies, self.has_record = found, True
