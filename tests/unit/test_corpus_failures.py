@@ -8,21 +8,18 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.schedule.memory_steps import (
-    CLIMB_AFTER,
     CLIMB_AFTER_S,
     READ_ROWS,
     REST_S,
     SMALLEST,
     Attempt,
-    Burden,
     Ladder,
-    heavier,
-    is_blamed,
 )
 from stoker.corpus.schedule.outcome import FULL_BYTES, SCARCE_BYTES, Evidence, judge
-from stoker.corpus.staging.disk_full import ENOUGH_BYTES, LOOK_S, Full
+from stoker.corpus.staging.disk_full import ENOUGH_BYTES, has_room
 from stoker.kit.workers.parent import WorkerExit
 from stoker.observe.headroom import MemoryFacts, MemoryWatch
+from stoker.observe.ledger import Disk
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -81,17 +78,11 @@ def test_what_began_on_an_earlier_rung_says_nothing_about_this_one() -> None:
 
 def test_the_ladder_goes_up_slowly() -> None:
     ladder = Ladder(step=2, since=100.0)
-    for _ in range(CLIMB_AFTER - 1):
-        ladder = ladder.succeeded(101.0)
-        assert ladder.step == 2
-    assert ladder.succeeded(101.0) == Ladder(step=1, since=101.0)
-    assert Ladder(step=2, since=100.0).succeeded(100.0 + CLIMB_AFTER_S).step == 1
+    assert ladder.succeeded(99.0 + CLIMB_AFTER_S) == ladder
+    up = ladder.succeeded(100.0 + CLIMB_AFTER_S)
+    assert up == Ladder(step=1, since=100.0 + CLIMB_AFTER_S)
+    assert up.succeeded(101.0 + CLIMB_AFTER_S) == up, "one rung at a time"
     assert Ladder().succeeded(1e9) == Ladder()
-
-
-def test_a_failure_makes_the_count_begin_anew() -> None:
-    ladder = Ladder(step=1, successes=5).down(0, 4, 1.0)
-    assert (ladder.step, ladder.successes) == (1, 0)
 
 
 def test_a_pause_ends_with_headroom_and_not_at_once() -> None:
@@ -115,35 +106,14 @@ def test_a_pause_ends_with_headroom_and_not_at_once() -> None:
 def test_a_file_is_blamed_only_alone_in_the_smallest_batches_with_memory_to_spare(
     attempt: Attempt, blamed: bool
 ) -> None:
-    assert is_blamed(attempt, GIB) is blamed
+    assert attempt.is_blamed(GIB) is blamed
 
 
-def test_a_heavy_file_is_read_in_smaller_batches_and_at_last_alone() -> None:
-    burden, seen = Burden(), []
-    for _ in range(3):
-        burden = heavier(burden, Attempt(burden.rows, burden.alone, 0))
-        seen.append((READ_ROWS[burden.rows], burden.alone))
-    assert seen == [(60, False), (15, False), (15, True)]
-    assert heavier(Burden(2), Attempt(0, False, 0)) == Burden(2), "an older attempt takes nothing back"
-
-
-@pytest.mark.parametrize(
-    ("free", "after_s", "may"),
-    [
-        (None, 10.0, False),
-        (ENOUGH_BYTES - 1, 10.0, False),
-        (ENOUGH_BYTES, 10.0, True),
-        (ENOUGH_BYTES, LOOK_S / 2, False),
-        (GIB, LOOK_S, True),
-    ],
-)
-def test_writers_go_on_when_statvfs_shows_room(free: int | None, after_s: float, may: bool) -> None:
-    assert Full(100.0, "full").may_try(free, 1000 * GIB, 100.0 + after_s) is may
-
-
-def test_on_a_small_disk_little_is_room_enough_and_failing_again_does_not_make_it_wait_longer() -> None:
-    assert Full(100.0, "full").may_try(2 * MIB, 64 * MIB, 103.0)
-    assert Full(200.0, "full", times=51).may_try(2 * MIB, 64 * MIB, 203.0)
+def test_writers_go_on_when_statvfs_shows_room_and_on_a_small_disk_little_is_enough() -> None:
+    for free, is_enough in ((ENOUGH_BYTES - 1, False), (ENOUGH_BYTES, True), (GIB, True)):
+        assert has_room(Disk(1, 1000 * GIB, free)) is is_enough
+    assert has_room(Disk(1, 64 * MIB, 2 * MIB))
+    assert not has_room(None), "nothing is known of it now"
 
 
 def test_a_kill_counts_from_any_of_those_who_count_and_only_since(tmp_path: Path) -> None:

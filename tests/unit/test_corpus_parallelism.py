@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,42 +12,20 @@ import pytest
 from stoker.corpus.schedule.parallelism import (
     AHEAD_S,
     REST_S,
-    VOTES,
-    Bounds,
-    Change,
-    Lane,
-    Lanes,
+    SETTLE_S,
+    SHORT_S,
     Measure,
-    begin,
-    decide,
+    Number,
+    builders_way,
+    copies_way,
 )
 from stoker.observe.pressure import Pressure, PressureGauge
 
 MIB = 1 << 20
-BOUNDS = Bounds(builders=8, copies=8, builder_bytes=320 * MIB)
-LOOK_S = 2.0
+BUILDER_BYTES = 320 * MIB
+LOOK_S = 6.0
 CALM = Pressure(cpus=8, idle_cpus=4.0, cpu_some=0.0, io_some=0.0, memory_some=0.0)
 BUSY = Measure(CALM, headroom_bytes=1 << 34, queued=3, waiting=5, building=4, copying=2)
-
-
-def lanes(builders: int = 4, copies: int = 2) -> Lanes:
-    return Lanes(Lane(builders), Lane(copies))
-
-
-def watch(
-    state: Lanes, looks: int, measure: Measure, *, since: float = 1000.0, bounds: Bounds = BOUNDS
-) -> tuple[Lanes, list[Change]]:
-    """So many looks at the same thing, with as much at work as is wanted."""
-    told: list[Change] = []
-    for look in range(looks):
-        now = replace(
-            measure,
-            building=min(measure.building, state.builders.wanted),
-            copying=min(measure.copying, state.copies.wanted),
-        )
-        state, changes = decide(state, now, bounds, since + look * LOOK_S)
-        told += changes
-    return state, told
 
 
 def under(**changes: Any) -> Measure:
@@ -80,90 +57,64 @@ def under(**changes: Any) -> Measure:
     ],
 )
 def test_what_is_measured_says_which_way_the_numbers_go(measure: Measure, builders: int, copies: int) -> None:
-    state, told = watch(lanes(), VOTES, measure)
-    assert (state.builders.wanted, state.copies.wanted) == (builders, copies)
-    assert all(change.reason and abs(change.after - change.before) == 1 for change in told)
+    (for_builders, why), (for_copies, also) = builders_way(measure, BUILDER_BYTES, 4), copies_way(measure, 2)
+    assert (4 + for_builders, 2 + for_copies) == (builders, copies)
+    assert (bool(why), bool(also)) == (for_builders != 0, for_copies != 0)
 
 
-def test_one_odd_measure_changes_nothing_and_neither_do_two() -> None:
-    state, told = watch(lanes(), VOTES - 1, under())
-    state, more = watch(state, 1, under(idle_cpus=0.0))
-    state, last = watch(state, VOTES - 1, under())
-    assert told + more + last == []
-    assert state.builders.wanted == 4
+def test_a_number_changes_by_one_then_rests_and_stays_within_its_bounds() -> None:
+    number = Number(4).step(1, 8, 100.0, at_once=False)
+    assert number.wanted == 5
+    assert number.step(1, 8, 99.0 + REST_S, at_once=True) == number
+    assert number.step(1, 8, 100.0 + REST_S, at_once=False).wanted == 6
+    assert number.step(1, 5, 1e6, at_once=True) == number
+    assert Number(1).step(-1, 8, 100.0, at_once=False) == Number(1)
+    assert Number(4).step(0, 8, 100.0, at_once=False) == Number(4)
 
 
-def test_no_number_leaves_its_bounds() -> None:
-    low, told = watch(lanes(1, 1), 50, under(headroom_bytes=0, io_some=0.9))
-    assert (low.builders.wanted, low.copies.wanted, told) == (1, 1, [])
-    high, _ = watch(lanes(8, 8), 50, under(building=8, copying=8))
-    assert high.builders.wanted == 8
-    assert watch(lanes(8, 8), 50, under(building=8, copying=8, queued=0))[0].copies.wanted == 8
-
-
-def test_a_start_takes_every_cpu_that_memory_allows() -> None:
-    assert begin(BOUNDS, 1 << 40, 2) == lanes(8, 2)
-    assert begin(BOUNDS, 1000 * MIB, 2).builders.wanted == 3
-    assert begin(BOUNDS, 0, 2).builders.wanted == 1
-
-
-def test_a_change_rests_before_the_next_and_what_was_taken_back_rests_longer_each_time() -> None:
-    state, _ = watch(lanes(), VOTES, under(), since=0.0)
-    assert watch(state, int(REST_S / LOOK_S) - 2, under(building=5), since=8.0)[1] == []
-    rises: list[float] = []
-    now, state = 0.0, lanes()
-    while now < 3600:  # memory is short whenever there are five
-        five = state.builders.wanted == 5
-        measure = under(building=5, headroom_bytes=50 * MIB if five else 1 << 34)
-        state, told = watch(state, 1, measure, since=now)
-        rises += [now for change in told if change.after == 5]
-        now += LOOK_S
-    gaps = [later - earlier for earlier, later in itertools.pairwise(rises)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 10 * gaps[0] / 2
-    assert len(rises) < 14
+def test_after_a_step_down_it_rises_late_unless_a_trainer_is_about_to_wait() -> None:
+    down = Number(4).step(-1, 8, 100.0, at_once=False)
+    assert down.wanted == 3
+    assert down.step(1, 8, 99.0 + SETTLE_S, at_once=False) == down
+    assert down.step(1, 8, 100.0 + SETTLE_S, at_once=False).wanted == 4
+    assert down.step(1, 8, 100.0 + REST_S, at_once=True).wanted == 4
 
 
 class Machine:
     """A machine with so many CPUs: a trainer that takes some of them, builders one each."""
 
     def __init__(self, cpus: int, trainer_cpus: Callable[[float], float], rate: float = 0.4) -> None:
-        self.cpus, self.trainer_cpus, self.rate = cpus, trainer_cpus, rate
-        self.ahead_s: float | None = 0.0
-        self.bounds = Bounds(cpus, 8, 320 * MIB)
+        self.cpus, self.trainer_cpus, self.rate, self.ahead_s = cpus, trainer_cpus, rate, 0.0
 
-    def run(self, hours: float) -> tuple[Lanes, list[tuple[float, Change]]]:
-        state, told, now = begin(self.bounds, 1 << 40, 2), [], 0.0
+    def run(self, hours: float) -> tuple[Number, int]:
+        """The number of builders after so many hours, and how often it changed."""
+        number, changes, now = Number(self.cpus), 0, 0.0
         while now < hours * 3600:
-            trainer = self.trainer_cpus(now)
-            wish = trainer + state.builders.wanted
+            wish = self.trainer_cpus(now) + number.wanted
             some = min(1.0, max(0.0, wish / self.cpus - 0.8))
-            assert self.ahead_s is not None
             # A builder makes data for `rate` seconds of training in a second; the trainer uses one up.
-            self.ahead_s = max(0.0, self.ahead_s + LOOK_S * (state.builders.wanted * self.rate - 1))
+            self.ahead_s = max(0.0, self.ahead_s + LOOK_S * (number.wanted * self.rate - 1))
             pressure = Pressure(self.cpus, max(0.0, self.cpus - wish), some, 0.0, 0.0)
-            measure = Measure(
-                pressure, 1 << 40, 8, 100, state.builders.wanted, state.copies.wanted, self.ahead_s
-            )
-            state, changes = decide(state, measure, self.bounds, now)
-            told += [(now, change) for change in changes]
+            measure = Measure(pressure, 1 << 40, 8, 100, number.wanted, 2, self.ahead_s)
+            way, _ = builders_way(measure, BUILDER_BYTES, number.wanted)
+            before, is_hungry = number, self.ahead_s < SHORT_S
+            number = number.step(way, self.cpus, now, at_once=is_hungry)
+            changes += number != before
             now += LOOK_S
-        return state, told
+        return number, changes
 
 
 def test_beside_a_trainer_that_takes_half_the_machine_builders_give_way_once_and_stay_there() -> None:
     machine = Machine(8, lambda now: 6.0)
-    state, told = machine.run(24)
-    assert machine.ahead_s is not None
+    number, changes = machine.run(24)
     assert machine.ahead_s > AHEAD_S / 2  # nobody starved it
-    assert 1 <= state.builders.wanted < 8
-    assert len(told) <= 24
+    assert 1 <= number.wanted < 8
+    assert changes <= 48
 
 
 def test_numbers_do_not_swing_with_a_load_that_does() -> None:
     machine = Machine(8, lambda now: 6.0 if int(now / 300) % 2 else 0.5)  # validation, then training
-    _, told = machine.run(24)
-    assert len(told) < 100  # the load itself changes 288 times
+    assert machine.run(24)[1] < 144  # half as often as the load
 
 
 def fake_proc(proc: Path, *, ticks: list[tuple[int, int]], waited: dict[str, int], cgroup: str = "") -> None:

@@ -91,7 +91,7 @@ def test_a_file_of_other_content_is_disputed_and_starts_over(shard: Shard) -> No
     [
         (at(reached=(1, 0)), ["worker_recycled"], 0),
         (at(), ["worker_recycled", "write building", "build_failed"], 1),
-        (at(attempt=LAST), ["worker_recycled", "write building", "build_failed"], 0),
+        (at(attempt=LAST), ["worker_recycled", "write building", "build_failed"], SMALLEST),
     ],
 )
 def test_a_recycled_worker_that_never_came_further_reads_less_at_a_time(
@@ -123,6 +123,8 @@ class TestMemory:
         crowded = Attempt(SMALLEST, alone=False, headroom_bytes=1 << 40)
         built(shard, kind, work=at(attempt=crowded))
         assert memory.attempt("a", others=False).alone
+        built(shard, kind, work=at(attempt=Attempt(0, alone=False, headroom_bytes=0)))
+        assert memory.attempt("a", others=False).alone, "an older attempt takes nothing back"
         assert memory.held_back(None) == ["a"]
         assert "source_waits_for_memory" in shard.events.words
 

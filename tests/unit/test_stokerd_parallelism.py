@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.corpus.schedule.parallelism import VOTES
 from stoker.corpus.staging.disk_contents import HotSeen, look_at_hot
 from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
 from stoker.corpus.staging.size_estimate import Estimate, Workload
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.pressure import Pressure, PressureGauge
 from stoker.store.layout import HotLayout
-from stokerd.sharding.facts.parallelism import Parallelism
+from stokerd.sharding.facts.parallelism import LOOK_EVERY_S, Parallelism
 from stokerd.sharding.state import BuildWork
 from support.shard_state import Clock, MakeShard
 
@@ -48,7 +47,7 @@ class Loop:
 
     def look(self, times: int) -> None:
         for _ in range(times):
-            self.clock.now += 2.0
+            self.clock.now += LOOK_EVERY_S
             self.shard.apply(self.parallelism.look(self.state))
 
     @property
@@ -58,9 +57,9 @@ class Loop:
 
 def test_a_number_that_changes_is_told_with_its_reason_and_shown(make_shard: MakeShard, clock: Clock) -> None:
     loop = Loop(make_shard, clock, workers="auto", copies="auto")
-    assert loop.limits == (4, 2)
+    assert loop.limits == (4, 2), "a builder a CPU at the start"
     loop.machine.now = replace(CALM, idle_cpus=0.0, memory_some=0.9)
-    loop.look(VOTES + 1)  # the first look only begins to measure
+    loop.look(2)  # the first look only begins to measure
     assert loop.limits == (3, 2)
     ((word, told),) = loop.shard.events.all
     assert (word, told["what"], told["from"], told["to"]) == ("parallelism_changed", "builders", 4, 3)
@@ -75,6 +74,15 @@ def test_a_number_in_the_file_stays_whatever_is_measured(make_shard: MakeShard, 
     loop.look(50)
     assert loop.limits == (4, 3)
     assert loop.shard.events.all == []
+
+
+def test_a_start_takes_every_cpu_that_memory_allows(make_shard: MakeShard, clock: Clock) -> None:
+    loop = Loop(make_shard, clock, workers="auto", copies="auto")
+    soft = loop.shard.pipeline.shard.memory.soft
+    for headroom, builders in ((1 << 40, 4), (2 * soft, 2), (0, 1)):
+        loop.state.pauses.memory.facts = MemoryFacts(headroom)
+        Parallelism(loop.shard.context, loop.state, loop.machine)
+        assert loop.limits[0] == builders
 
 
 def test_an_idle_loop_is_not_woken_to_measure(make_shard: MakeShard, clock: Clock) -> None:

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.disk_full import LOOK_S
 from stoker.store.errors import StorageError, UnavailableError
-from stokerd.sharding.facts.pauses import ONCE_WAITS_S, TRIES_ONCE
+from stokerd.sharding.facts.pauses import ONCE_WAITS_S
 from stokerd.sharding.state import SourceWork
 from support.shard_state import MIB, Clock, MakeShard, Shard
 
@@ -53,22 +54,6 @@ class TestFullDisk:
         shard.state.pauses.disk_works("hot")
         assert shard.events.words == ["disk_full"] and waits(shard)
 
-    def test_a_disk_is_measured_every_few_seconds_while_it_is_waited_for(
-        self, warm_shard: Shard, clock: Clock
-    ) -> None:
-        find_full(warm_shard, "sync")
-        state, measures = warm_shard.state, 0
-        assert state.warm is not None
-        for _ in range(10):
-            state.pauses.look(state)
-            if not state.warm.is_measured:
-                measures += 1
-                warm_shard.measure("warm", free=0)
-            clock.now += 1.0
-        assert measures >= 3
-        assert state.hot.is_measured, "nothing waits for that one"
-        assert state.pauses.due <= clock.now + 5
-
     def test_an_unmeasured_disk_is_not_written_to(self, shard: Shard, clock: Clock) -> None:
         find_full(shard)
         shard.measure(free=900 * MIB)
@@ -77,13 +62,28 @@ class TestFullDisk:
         shard.state.hot.measure_soon()
         assert waits(shard)
 
-    def test_once_gives_up_after_some_tries(self, make_shard: MakeShard) -> None:
+    def test_once_gives_up_where_writes_fail_although_there_seems_to_be_room(
+        self, make_shard: MakeShard, clock: Clock
+    ) -> None:
         shard = make_shard(once=True)
         shard.look()
-        for _ in range(TRIES_ONCE - 1):
-            find_full(shard)
-        with pytest.raises(StorageError):
-            find_full(shard)
+        with pytest.raises(StorageError, match="hot is full"):
+            for _ in range(int(ONCE_WAITS_S / LOOK_S) + 2):
+                find_full(shard)
+                shard.measure(free=500 * MIB)
+                shard.state.pauses.look(shard.state)
+                clock.now += LOOK_S
+                assert not waits(shard), "trying is the only way to know"
+
+    def test_once_goes_on_where_room_came_and_nothing_wrote_there_since(
+        self, make_shard: MakeShard, clock: Clock
+    ) -> None:
+        shard = make_shard(once=True)
+        shard.look()
+        find_full(shard)
+        clock.now += ONCE_WAITS_S + 1
+        shard.measure(free=500 * MIB)
+        shard.state.pauses.look(shard.state)
 
     def test_once_gives_up_when_no_room_comes(self, make_shard: MakeShard, clock: Clock) -> None:
         shard = make_shard(once=True)
@@ -131,9 +131,11 @@ class TestSourceAway:
         assert shard.state.pauses.until("stage", shard.state) == math.inf
         assert "hangs" in shard.state.pauses.source_trouble(shard.state)
 
-    def test_once_gives_up_at_last(self, make_shard: MakeShard) -> None:
+    def test_once_gives_up_at_last(self, make_shard: MakeShard, clock: Clock) -> None:
         shard = make_shard(once=True)
         shard.source()
         with pytest.raises(UnavailableError, match="mount it"):
             for _ in range(9):
                 self.stage(shard, AWAY)
+                clock.now += 5.0
+                shard.state.pauses.look(shard.state)

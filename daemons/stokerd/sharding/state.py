@@ -341,7 +341,7 @@ class State:
             paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
         if records.files.names is not None:  # the tokenizer's files are brought whatever the list says
             paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
-        return paths + list(self.pauses.memory.held_back(alone)) + held_back(self)
+        return paths + self.pauses.memory.held_back(alone) + held_back(self)
 
     def _urgent(self, situation: Situation) -> frozenset[str]:
         """The paths of sets that a run waits for and that have to be made again."""
@@ -369,5 +369,5 @@ class State:
     def next_due(self) -> float:
         """When something falls due that wakes nobody up, on the monotonic clock."""
         now = time.monotonic()
-        dues = (*self.retries.not_before.values(), self.placement.due, self.pauses.due)
+        dues = (*self.retries.not_before.values(), self.placement.due)
         return min((due for due in dues if due > now), default=float("inf"))

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.memory_steps import READ_ROWS
+from stoker.corpus.schedule.memory_steps import READ_ROWS, SMALLEST
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
@@ -108,7 +108,7 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
         case "recycled":  # a fresh worker goes on at once; one that never came further reads less at a time
             yield event("worker_recycled", "debug", path=source.path, further=is_further)
             if not is_further:
-                memory.recycled_in_vain(source.path, job.facts.attempt)
+                memory.read_less(source.path, min(SMALLEST, job.facts.attempt.rows + 1))
                 reason = "its worker outgrew shard.memory.soft before it could commit"
                 yield from try_again(state, job, source, reason)
         case "outgrown":

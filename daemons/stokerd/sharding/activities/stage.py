@@ -45,12 +45,12 @@ def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Eff
     state.hot.measure_soon()
     status = result.get("status")
     if status == "unavailable":
-        state.pauses.source_failed(state, str(result["reason"]))
+        state.pauses.source_failed(str(result["reason"]))
     elif outcome.kind in ("silent", "stalled"):
         words = f"bringing {job.subject} to hot: {outcome.reason}; does its file system answer?"
-        state.pauses.source_failed(state, words)
+        state.pauses.source_failed(words)
     elif result:
-        state.pauses.source_answered(state)
+        state.pauses.source_answered()
     if result.get("resumed"):
         yield event("stage_resumed", path=job.subject, bytes=result["resumed"])
     match status:
