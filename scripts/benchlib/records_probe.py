@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import stokerd.sharding.loop  # noqa: F401 - what the daemon has loaded before it reads a record
 from stoker.config.load import load_pipeline
-from stoker.corpus.records.index import Catalog, KeySet
-from stoker.corpus.records.receipts import Receipt, receipt_dir, write_receipt
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.schedule.decide import decide, differs
@@ -35,14 +35,14 @@ def main(file: Path) -> None:
     sources = Catalog(timed(figures, "read_sources_s", lambda: read_sources(layout, dataset)))
     gc.collect()
     figures["bytes_a_source"] = (rss() - empty) / len(sources)
-    shelf = receipt_dir(layout, dataset, patient=True)
+    shelf = RecordDir(layout.receipts, dataset, Receipt.from_record, patient=True)
     held = rss()
     receipts = timed(figures, "read_receipts_s", lambda: read_all(shelf))
     gc.collect()
     figures["bytes_a_receipt"] = (rss() - held) / len(receipts)
 
     key = next(str(one.key) for one in sources.values() if one.key)
-    published = KeySet(str(one.key)[:16] for one in sources.values() if one.key)
+    published = {str(one.key)[:16] for one in sources.values() if one.key}
     limits = Limits(1, 1, 1, 8, 10**15, "never")
     unlike: set[str] = set()
 

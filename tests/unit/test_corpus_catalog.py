@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.corpus.records.books import Books
-from stoker.corpus.records.index import OPEN, Catalog, KeySet
+from stoker.corpus.records.index import OPEN, Catalog
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceState
 
 PATHS = ("a", "b", "c", "d", "e")
@@ -73,8 +73,8 @@ def test_whatever_changes_it_says_what_one_made_anew_would(changes: list[Source 
         }
     assert set(kept.ended) == {path for path, one in kept.items() if one.state in TERMINAL}
     assert sorted(kept.unsettled) == sorted(anew.unsettled)
-    keys = KeySet(key_of(content)[:16] for content in CONTENTS)
-    assert kept.unowned(keys) == anew.unowned(keys)
+    keys = {key_of(content)[:16] for content in CONTENTS}
+    assert kept.left_behind(keys) == anew.left_behind(keys)
     assert kept.open_with(keys, key_of) == anew.open_with(keys, key_of)
     for content in CONTENTS:
         same = sorted(path for path, one in kept.items() if one.sha256 == content)
@@ -86,18 +86,15 @@ def test_whatever_changes_it_says_what_one_made_anew_would(changes: list[Source 
         assert kept.open_with([key_of(content)[:16]], key_of) == open_
 
 
-def test_what_lies_on_a_disk_is_held_against_the_records_anew_after_either_changed() -> None:
-    here = Source("d", "a", 1, CONTENTS[0], "proven", key="a" * 64)
-    catalog, keys = Catalog({"a": here}), KeySet(["a" * 16, "b" * 16])
-    assert catalog.unowned(keys) == ["b" * 16]
-    keys.discard("b" * 16)
-    assert catalog.unowned(keys) == []
+def test_what_lies_on_a_disk_is_held_against_the_records() -> None:
+    here = Source("d", "a", 1, CONTENTS[0], "proven", key=key_of(CONTENTS[0]))
+    key = str(here.key)[:16]
+    catalog = Catalog({"a": here})
+    assert (catalog.open_with({key}, key_of), catalog.left_behind({key})) == ([], [])
     catalog.put(replace(here, evicted=True))
-    assert catalog.left_behind(keys) == ["a"]
+    assert (catalog.left_behind({key}), catalog.left_behind({"b" * 16})) == (["a"], [])
     catalog.put(replace(here, state="seen", key=None))
-    assert (catalog.left_behind(keys), catalog.unowned(keys)) == ([], ["a" * 16])
-    keys.drop({"a" * 16})
-    assert catalog.unowned(keys) == []
+    assert (catalog.open_with({key, "b" * 16}, key_of), catalog.left_behind({key})) == (["a"], [])
 
 
 @given(body=books())

@@ -15,7 +15,7 @@ from stoker.corpus.quarantine import move as quarantine_room
 from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.quarantine.move import NO_ROOM, TOO_LARGE, quarantine
 from stoker.corpus.records.listing import Listing, read_listing, write_listing
-from stoker.corpus.records.receipts import Receipt, read_receipts, receipt_dir, write_receipt
+from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.corpus.staging.preflight import preflight
 from stoker.store import durable_copy as transfer
@@ -67,14 +67,6 @@ class TestRecords:
         write_record(layout.receipt("d", "x"), {**RECEIPT.to_record(), "path": "x", "v": 2})
         with pytest.raises(UnknownFormat, match="version 2"):
             read_receipts(layout, "d")
-
-    def test_a_shelf_parses_only_what_changed(self, layout: StateLayout) -> None:
-        write_receipt(layout, RECEIPT)
-        shelf = receipt_dir(layout, "d")
-        first = shelf.read()["a/b.parquet"]
-        assert shelf.read()["a/b.parquet"] is first
-        write_receipt(layout, RECEIPT)
-        assert shelf.read()["a/b.parquet"] is not first
 
 
 def plain_table(rows: int = 4, **columns: pa.Array) -> pa.Table:

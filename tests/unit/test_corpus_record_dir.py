@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stoker.corpus.records import record_dir as shelf_room
+from stoker.corpus.records import record_dir
 from stoker.corpus.records.listing import Listing, listing_reader, write_listing
-from stoker.corpus.records.receipts import Receipt, receipt_dir, write_receipt
+from stoker.corpus.records.receipts import Receipt, write_receipt
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, parse_record
@@ -30,13 +33,13 @@ def layout(tmp_path: Path) -> StateLayout:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the records that were opened."""
     names: list[str] = []
-    read = shelf_room._read
+    read = record_dir._read
 
     def noting(folder: int, name: str) -> tuple[bytes, int]:
         names.append(name)
         return read(folder, name)
 
-    monkeypatch.setattr(shelf_room, "_read", noting)
+    monkeypatch.setattr(record_dir, "_read", noting)
     return names
 
 
@@ -48,116 +51,125 @@ def put(layout: StateLayout, *paths: str, **changes: object) -> None:
 def at_rest(layout: StateLayout) -> None:
     """As if the folder had not changed for a while."""
     about = layout.receipts.stat()
-    os.utime(layout.receipts, ns=(about.st_atime_ns, about.st_mtime_ns - shelf_room.SECONDS_NS * 2))
+    os.utime(layout.receipts, ns=(about.st_atime_ns, about.st_mtime_ns - record_dir.SECONDS_NS * 2))
 
 
-def test_records_come_change_and_go_in_path_order(layout: StateLayout) -> None:
-    shelf = receipt_dir(layout, "d")
-    assert shelf.read() == {}
+def test_records_come_change_and_go(layout: StateLayout) -> None:
+    records = RecordDir(layout.receipts, "d", Receipt.from_record)
+    assert records.read() == {}
     put(layout, "b", "c")
     write_receipt(layout, replace(PLAIN, dataset="other", path="z"))
-    assert list(shelf.read()) == ["b", "c"]
-    assert shelf.take_changed() == {"b", "c"}
+    assert set(records.read()) == {"b", "c"}
+    assert records.take_changed() == {"b", "c"}
     put(layout, "a")
     put(layout, "c", etag="new")
-    found = shelf.read()
-    assert list(found) == ["a", "b", "c"]
-    assert (found["c"].etag, shelf.take_changed()) == ("new", {"a", "c"})
+    found = records.read()
+    assert set(found) == {"a", "b", "c"}
+    assert (found["c"].etag, records.take_changed()) == ("new", {"a", "c"})
     layout.receipt("d", "b").unlink()
-    assert list(shelf.read()) == ["a", "c"]
-    assert shelf.take_changed() >= {"b"}
+    assert set(records.read()) == {"a", "c"}
+    assert records.take_changed() == {"b"}
     for file in layout.receipts.glob("*.json"):
         file.unlink()
     (layout.receipts / "listings").rmdir()
     layout.receipts.rmdir()
-    assert shelf.read() == {}
+    assert records.read() == {}
+    assert records.take_changed() == {"a", "c"}
 
 
 def test_a_folder_at_rest_is_not_looked_through(layout: StateLayout, opened: list[str]) -> None:
     put(layout, "a", "b")
-    shelf = receipt_dir(layout, "d")
-    shelf.read()
+    records = RecordDir(layout.receipts, "d", Receipt.from_record)
+    records.read()
     at_rest(layout)
-    shelf.read()
-    assert (len(opened), shelf.due) == (2, None)
+    records.read()
+    assert (len(opened), records.due) == (2, math.inf)
     file = layout.receipt("d", "a")
     file.write_bytes(b"{}")  # in place, as no writer of records does: the folder does not show it
-    assert set(shelf.read()) == {"a", "b"}
+    assert set(records.read()) == {"a", "b"}
     put(layout, "c")
-    assert set(shelf.read()) == {"b", "c"}
-    assert shelf.due is not None, "another change within the same tick of the clock would not show"
+    assert set(records.read()) == {"b", "c"}
+    assert records.due < math.inf, "another change within the same tick of the clock would not show"
 
 
-def test_a_record_that_was_damaged_is_told_and_comes_back_when_it_is_mended(layout: StateLayout) -> None:
+def test_a_damaged_record_is_reported_and_comes_back_when_it_is_mended(layout: StateLayout) -> None:
     put(layout, "a", "b")
-    shelf = receipt_dir(layout, "d")
-    before = shelf.read()["b"]
+    records = RecordDir(layout.receipts, "d", Receipt.from_record)
+    before = records.read()["b"]
     file = layout.receipt("d", "a")
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b'"size":5', b'"size":6'))
-    told: list[Path] = []
-    assert shelf.read(lambda path, error: told.append(path)) == {"b": before}
-    assert set(told) == {file}
+    reported: list[Path] = []
+    assert records.read(lambda path, error: reported.append(path)) == {"b": before}
+    assert reported == [file]
     file.write_bytes(whole)
-    assert set(shelf.read()) == {"a", "b"}
+    assert set(records.read()) == {"a", "b"}
 
 
 class TestPatience:
-    @pytest.fixture(autouse=True)
-    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shelf_room, "MANY", 1)
-        monkeypatch.setattr(shelf_room, "PART_S", 0.0)
+    @pytest.fixture
+    def patient(self, layout: StateLayout, monkeypatch: pytest.MonkeyPatch) -> RecordDir[Receipt]:
+        monkeypatch.setattr(record_dir, "MANY", 1)
+        return RecordDir(layout.receipts, "d", Receipt.from_record, patient=True)
 
-    def test_a_record_with_its_old_inode_is_seen_after_a_few_looks(
-        self, layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+    def test_a_record_with_its_old_inode_is_seen_at_the_next_full_look(
+        self, layout: StateLayout, patient: RecordDir[Receipt], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(shelf_room, "LOOK_SHARE", 1e9)
-        put(layout, *"abcdefgh")
-        shelf = receipt_dir(layout, "d", patient=True)
-        shelf.read()
-        with layout.receipt("d", "c").open("r+b") as file:  # as if replaced twice: the same inode again
-            file.seek(0)
+        monkeypatch.setattr(record_dir, "LOOK_SHARE", 1e9)
+        monkeypatch.setattr(record_dir, "TICK_NS", 0)
+        put(layout, *"ab")
+        patient.read()
+        with layout.receipt("d", "a").open("r+b") as file:  # as if replaced twice: the same inode again
             file.write(b"[")
-        put(layout, "i")
-        for _ in range(shelf_room.PARTS):
-            assert shelf.due is not None
-            shelf.read()
-        assert set(shelf.read()) == set("abdefghi")
+        put(layout, "c")
+        assert set(patient.read()) == set("abc")
+        assert time.monotonic() < patient._full_look < time.monotonic() + record_dir.FULL_LOOK_S
+        patient._full_look = time.monotonic()
+        assert set(patient.read()) == set("bc")
+        at_rest(layout)
+        for full_look in (math.inf, 0.0):
+            patient._full_look = full_look
+            patient.read()
+        assert patient.due == math.inf
 
-    def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(self, layout: StateLayout) -> None:
-        put(layout, "a")
-        shelf = receipt_dir(layout, "d", patient=True)
-        shelf.read()
-        shelf._look_s = 1000.0  # so long took the last look
-        put(layout, "b")
-        assert set(shelf.read()) == {"a"}
-        assert shelf.due is not None
-        shelf._look_s = 0.0
-        assert set(shelf.read()) == {"a", "b"}
-
-    def test_thousands_are_read_slice_by_slice_and_what_is_asked_for_at_once(
-        self, layout: StateLayout, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(
+        self, layout: StateLayout, patient: RecordDir[Receipt]
     ) -> None:
-        monkeypatch.setattr(shelf_room, "SLICE", 2)
+        put(layout, "a")
+        patient.read()
+        patient._next_look = time.monotonic() + 1000.0  # as if the last look had taken long
+        put(layout, "b")
+        assert set(patient.read()) == {"a"}
+        assert patient.due == patient._next_look
+        patient._next_look = 0.0
+        assert set(patient.read()) == {"a", "b"}
+
+    def test_thousands_are_read_slice_by_slice_and_one_that_is_asked_for_at_once(
+        self,
+        layout: StateLayout,
+        patient: RecordDir[Receipt],
+        opened: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(record_dir, "SLICE", 2)
         put(layout, *"gfedcba")
-        shelf = receipt_dir(layout, "d", patient=True)
-        found = shelf.read()
-        assert (len(found), shelf.behind, len(opened)) == (2, True, 2)
-        assert shelf.due is not None
+        found = patient.read()
+        assert (len(found), patient.behind, len(opened)) == (2, True, 2)
+        assert patient.due < time.monotonic()
         missing = next(path for path in "abcdefg" if path not in found)
         asked = found.get(missing)
         assert asked is not None
         assert (found[missing], found.get("z"), len(opened)) == (asked, None, 3)
-        while shelf.behind:
-            found = shelf.read()
-        assert list(found) == [*"abcdefg"]
+        while patient.behind:
+            found = patient.read()
+        assert set(found) == set("abcdefg")
         assert found[missing] is asked, "it was not read twice"
-        assert (len(opened), shelf.take_changed()) == (7, set("abcdefg"))
+        assert (len(opened), patient.take_changed()) == (7, set("abcdefg"))
         with pytest.raises(KeyError):
             found["z"]
         put(layout, "a", etag="new")
-        while shelf.read()["a"].etag != "new":
-            continue
+        patient._next_look = 0.0
+        assert patient.read()["a"].etag == "new"
         assert len(opened) == 8
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stoker.corpus.records.listing import listing_reader
-from stoker.corpus.records.receipts import receipt_dir
+from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.request_box import RequestBox
@@ -25,7 +26,7 @@ class Inputs:
 
     def __init__(self, context: DaemonContext) -> None:
         layout, dataset = context.layout, context.pipeline.dataset.name
-        self._receipts = receipt_dir(layout, dataset, patient=True)
+        self._receipts = RecordDir(layout.receipts, dataset, Receipt.from_record, patient=True)
         self._listing = listing_reader(layout, dataset)
         self._box = RequestBox(layout, STAGE_SHARD, context.events)
 
@@ -57,4 +58,4 @@ class Inputs:
 
     @property
     def due(self) -> float:
-        return float("inf") if self._receipts.due is None else self._receipts.due
+        return self._receipts.due

@@ -298,7 +298,7 @@ class State:
         key = named.name.removeprefix(TEMPORARY).removesuffix(".lock")[:KEY16]
         owner, key_of = self.sources.of_key(key), self.records.pinning.key_of()
         paths = [] if owner is None else list(self.sources.with_content(self.sources[owner].sha256))
-        return paths + ([] if key_of is None else self.sources.open_with((key,), key_of))
+        return paths + ([] if key_of is None else self.sources.open_with({key}, key_of))
 
     # Decision inputs
 
@@ -348,7 +348,7 @@ class State:
         keys, key_of = self.placement.urgent(), situation.key_of
         if not keys or key_of is None:
             return frozenset()
-        return frozenset(self.sources.open_with((key[:KEY16] for key in keys), key_of))
+        return frozenset(self.sources.open_with({key[:KEY16] for key in keys}, key_of))
 
     def warm_contents(self) -> WarmContents:
         """What lies on warm, what is wanted back, and what warm has room for."""

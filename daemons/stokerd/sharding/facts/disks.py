@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.records.index import KeySet
 from stoker.corpus.records.sources import Source
 from stoker.corpus.staging.disk_full import Place
 from stoker.observe.ledger import Disk as DiskSize
@@ -24,7 +23,7 @@ class Disk:
     def __init__(self, place: Place, root: Path) -> None:
         self.place, self.root = place, root
         self.lister, self.sweeper = f"/{place}-lister", f"/{place}-sweep"  # never a source's path
-        self.published = KeySet()
+        self.published: set[str] = set()
         self.size: DiskSize | None = None
         self.mark: Mapping[str, Any] = {}  # by what workers know that it is this disk
         self.is_writable = True
@@ -95,9 +94,9 @@ class Disk:
 
     def looked(self, published: tuple[str, ...]) -> None:
         """The records agree with a look; the first tells all that lies there, later ones what is gone."""
-        self.published.drop(self._published_before - set(published))
+        self.published -= self._published_before - set(published)
         if not self.is_agreed:
-            self.published = KeySet(published)
+            self.published = set(published)
         self._believed, self._published_before = {}, frozenset()  # with many sources they take room
         self.is_agreed = True
 

@@ -15,39 +15,8 @@ from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceSta
 from stoker.corpus.records.sums import Sums
 
 OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
-KEPT_CLAIMS = 8
 KEY16 = 16  # digits of a shard set's key that its directory is called by
 KeyOf = Callable[[str], str]
-Claims = tuple[list[str], list[str]]
-
-
-class KeySet(set[str]):
-    """The first 16 digits of the keys of the shard sets on a disk; `changes` tells two states of it apart."""
-
-    _count = 0
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        super().__init__(keys)
-        self._touch()
-
-    def _touch(self) -> None:
-        KeySet._count += 1
-        self.changes = KeySet._count
-
-    def add(self, key: str) -> None:
-        """Take it in."""
-        super().add(key)
-        self._touch()
-
-    def discard(self, key: object) -> None:
-        """Take it out."""
-        super().discard(key)
-        self._touch()
-
-    def drop(self, keys: Iterable[str]) -> None:
-        """Take these out."""
-        super().difference_update(keys)
-        self._touch()
 
 
 class Catalog(dict[str, Source]):
@@ -73,7 +42,7 @@ class Catalog(dict[str, Source]):
         self._owned: dict[str, str] = {}  # path by the first digits of its set's key
         self._key_of: KeyOf | None = None
         self._open: dict[str, str] = {}  # content by the first digits of its key, of what has no set yet
-        self._claims: dict[int, tuple[int, Claims]] = {}
+        self._evicted: dict[str, str] = {}  # path by the first digits of its set's key
         for source in () if sources is None else sources.values():
             self._enter(source)
         self.waiting = sorted(self._states["seen"])
@@ -133,45 +102,19 @@ class Catalog(dict[str, Source]):
         """The path whose published set has a key with these first digits."""
         return self._owned.get(key16)
 
-    def unowned(self, keys: Set[str]) -> list[str]:
-        """Those of the keys (first digits) that are no published source's."""
-        return self._claimed(keys)[0]
-
     def left_behind(self, keys: Set[str]) -> list[str]:
-        """The paths of sets among these that by their record are on warm only."""
-        return self._claimed(keys)[1]
+        """The paths of those of these sets (first digits of keys) that by their record are on warm only."""
+        return sorted(self._evicted[key] for key in self._evicted.keys() & keys)
 
-    def _claimed(self, keys: Set[str]) -> Claims:
-        """Both of the above; looked for again only after a source or the keys changed."""
-        stamp = keys.changes if isinstance(keys, KeySet) else None
-        known = None if stamp is None else self._claims.get(stamp)
-        if known is not None and known[0] == self.changes:
-            return known[1]
-        unowned: list[str] = []
-        left: list[str] = []
-        for key in keys:
-            path = self._owned.get(key)
-            if path is None:
-                unowned.append(key)
-            elif self[path].evicted:
-                left.append(path)
-        claims = sorted(unowned), sorted(left)
-        if stamp is not None:
-            if len(self._claims) > KEPT_CLAIMS:
-                self._claims.clear()
-            self._claims[stamp] = self.changes, claims
-        return claims
-
-    def open_with(self, keys: Iterable[str], key_of: KeyOf) -> list[str]:
+    def open_with(self, keys: Set[str], key_of: KeyOf) -> list[str]:
         """The paths without a set whose set would be called by one of these, in listing order."""
-        keys = list(keys)
         if not keys:
             return []
         if self._key_of is not key_of:
             self._key_of = key_of
             opened = self.in_state(*OPEN)
             self._open = {key_of(source.sha256)[:KEY16]: source.sha256 for source in opened}
-        found = (self.with_content(self._open[key]) for key in keys if key in self._open)
+        found = (self.with_content(self._open[key]) for key in self._open.keys() & keys)
         unowned = (paths for paths in found if all(self[path].state not in PUBLISHED for path in paths))
         return sorted(path for paths in unowned for path in paths if self[path].state in OPEN)
 
@@ -195,6 +138,8 @@ class Catalog(dict[str, Source]):
         if state in PUBLISHED:
             if source.key is not None:
                 self._owned.setdefault(source.key[:KEY16], path)
+                if source.evicted:
+                    self._evicted[source.key[:KEY16]] = path
             if source.evicting:
                 self.evicting[path] = None
             if source.hot and not source.on_warm:
@@ -219,6 +164,8 @@ class Catalog(dict[str, Source]):
         self.formers.pop(path, None)
         self.imported.pop(path, None)
         key = str(source.key)[:KEY16]
+        if self._evicted.get(key) == path:
+            del self._evicted[key]
         if self._owned.get(key) == path:
             del self._owned[key]
             heirs = (other for other in others if self[other].key == source.key)

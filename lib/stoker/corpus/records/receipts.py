@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from stoker.corpus.records.record_dir import Damaged, RecordDir
+from stoker.corpus.records.record_dir import Damaged, read_records
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 
@@ -78,14 +78,9 @@ class Receipt:
         return {"v": 1, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
-def receipt_dir(layout: StateLayout, dataset: str, *, patient: bool = False) -> RecordDir[Receipt]:
-    """The receipts of one dataset, for a reader that looks again and again."""
-    return RecordDir(layout.receipts, dataset, Receipt.from_record, patient=patient)
-
-
 def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:
     """Every receipt of the dataset by path; damaged records are left out and handed to `damaged`."""
-    return receipt_dir(layout, dataset).read(damaged)
+    return read_records(layout.receipts, dataset, Receipt.from_record, damaged)
 
 
 def write_receipt(layout: StateLayout, receipt: Receipt) -> None:

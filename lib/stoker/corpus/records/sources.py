@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from stoker.corpus.records.books import Books
-from stoker.corpus.records.record_dir import Damaged, RecordDir
+from stoker.corpus.records.record_dir import Damaged, read_records
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, read_record, write_record
@@ -172,7 +172,7 @@ def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
     """Every source of the dataset by path; damaged records are left out and handed to `damaged`."""
-    return RecordDir(layout.sources, dataset, Source.from_record).read(damaged)
+    return read_records(layout.sources, dataset, Source.from_record, damaged)
 
 
 def write_source(layout: StateLayout, source: Source) -> None:

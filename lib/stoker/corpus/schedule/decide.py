@@ -153,7 +153,7 @@ def _proofs(situation: Situation, now: float) -> tuple[Start, ...]:
     if key_of is None:
         return ()
     asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
-    unowned = catalog.open_with(catalog.unowned(situation.published), key_of)
+    unowned = catalog.open_with(situation.published, key_of)
     claimed = in_hand(situation)  # by a path that has the same content: two would own one set
     unowned = [path for path in unowned if catalog[path].sha256 not in claimed]
     chosen: dict[str, str] = {}

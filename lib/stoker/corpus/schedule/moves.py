@@ -56,11 +56,12 @@ def recallable(situation: Situation, warm: WarmContents) -> frozenset[str]:
     if situation.key_of is None or not warm.answers:
         return frozenset()
     catalog, key_of = situation.sources, situation.key_of
-    keys = (key for key in catalog.unowned(warm.published) if key not in situation.published)
     return frozenset(
         path
-        for path in catalog.open_with(keys, key_of)
-        if catalog[path].state == "seen" and key_of(catalog[path].sha256) not in warm.rotten
+        for path in catalog.open_with(warm.published, key_of)
+        if catalog[path].state == "seen"
+        and not situation.is_published(catalog[path])
+        and key_of(catalog[path].sha256) not in warm.rotten
     )
 
 

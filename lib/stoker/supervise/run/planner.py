@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,7 +30,6 @@ from stoker.store.record import RecordDamaged
 from stoker.supervise.run.gates import DataInView
 from stoker.supervise.run.hold_clock import HoldClock
 
-SETTLED_NS = 1_000_000_000  # a folder's time stamp stands still for some milliseconds while it changes
 MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
 RETRY_S = 60.0  # before a set that could not be proven is read once more
 
@@ -71,8 +69,6 @@ class Planner:
         self._trust_the_plan()
         self._refused: dict[str, float] = {}  # key -> when it may be tried again
         self._clock = HoldClock(RunLayout(plan.parent).waiting, layout.quarantine)
-        self._known: dict[str, Source] = {}
-        self._stamp = -1  # of the folder of records, when they were read last and it was at rest
         self.why = ""
 
     @property
@@ -135,7 +131,7 @@ class Planner:
         hopeful = self._decide(pin, outlook, policy, now, hopeful=True)
         self._named = hopeful.sets
         again = {key for key, due in self._refused.items() if due <= now}
-        sources = self._known.values() if again else ()
+        sources = self._sources().values() if again else ()
         known = ((one.key, one.manifest_sha256) for one in sources if one.key in again)
         return {
             key: digest
@@ -227,16 +223,10 @@ class Planner:
         return decision.entries
 
     def _sources(self) -> dict[str, Source]:
-        """The source records by path; what they say to have left hot is not trusted any more.
-
-        A record changes by a rename, which shows in its folder: 50,000 of them are not looked at for nothing.
-        """
-        stamp = self._layout.sources.stat().st_mtime_ns
-        if stamp == self._stamp:
-            return self._known
-        settled = time.time_ns() - stamp > SETTLED_NS
-        self._known = sources = self._records.read()
-        self._stamp = stamp if settled else -1
+        """The source records by path; what they say to have left hot is not trusted any more."""
+        sources = self._records.read()
+        if not self._records.take_changed():
+            return sources
         self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
         for key in [key for key in self._proven if key not in self._hot]:
             del self._proven[key]
