@@ -168,7 +168,7 @@ def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_ba
         wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
         wait_until(lambda: data.sources()[one.path].evicted, 60.0, "the set whose copy was made again")
     assert lost[0]["path"] == one.path
-    assert "sha256 of train-00000.bin differs" in lost[0]["reason"]
+    assert "train-00000.bin: its sha256 differs" in lost[0]["reason"]
     assert is_proven(warm_set(data, one), one)
 
 

@@ -42,7 +42,7 @@ if "stoker.shards.build.tokenizer_worker" in sys.orig_argv[1:4]:
     halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
 if sys.orig_argv[2:3] == ["import"]:
     from stoker.shards.exchange import import_set
-    for word, function in (("claimed", "insist_on_room"), ("sealed", "_seal"), ("published", "publish_dir")):
+    for word, function in (("copied", "_copy"), ("claimed", "_note"), ("published", "publish_dir")):
         halt_after(import_set, function, lambda call, *arguments, word=word, **named: word)
 if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
     from stoker.kit.workers.child import Report

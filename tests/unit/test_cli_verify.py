@@ -112,7 +112,7 @@ def test_any_directory_above_shard_sets_stands_for_all_of_them(
     (published,) = (tmp_path / "shards" / "prose").iterdir()
     for above in (published, tmp_path / "shards" / "prose", tmp_path / "shards", tmp_path):
         assert exit_code(["verify", "shards", str(above)]) == 1
-        assert lines_of(capsys) == [f"{published}: invalid: SHA256SUMS is missing"]
+        assert lines_of(capsys) == [f"{published}: invalid: SHA256SUMS: missing"]
 
 
 def test_a_set_that_was_emptied_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_claim import claim
 from stoker.shards.exchange.import_set import import_place
-from stoker.shards.exchange.import_tokens import Survey
+from stoker.shards.format.manifest import Manifest
 from stokerd.sharding.record_actions import LOST, give_up_lost_imports
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
@@ -180,8 +180,8 @@ def with_import(site: Site, where: str | None) -> list[int]:
     )
     seen: list[Source] = []
 
-    def take(content: Survey) -> str:
-        seen.append(Source("prose", "import/web", content.size, content.sha256, imported=True))
+    def take(made: Manifest) -> str:
+        seen.append(Source("prose", "import/web", made.source_size, made.source_sha256, imported=True))
         return "import/web"
 
     done = import_place(task, take, lambda done: None)
@@ -237,4 +237,4 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
 def test_a_name_that_a_file_may_have_is_not_taken(tmp_path: Path) -> None:
     """Given a file of the dataset called import/web, an import of a folder web is called otherwise."""
     made = claim({}, {"import/web"}, dataset="prose", name="web", size=1, sha256="ab" * 32)
-    assert made.source.path == "import/web-abababab"
+    assert made.path == "import/web-abababab"

@@ -171,7 +171,7 @@ def test_a_document_dropped_in_an_index_that_keeps_its_size_is_found_without_dee
     middle = len(ends) // 16 * 8 + 24
     index.write_bytes(ends[:middle] + ends[middle - 8 : middle] + ends[middle + 8 :])
     assert len(index.read_bytes()) == len(ends)
-    only(site.audit(), f"{index}: sha256 ")
+    only(site.audit(), f"{index}: its sha256 differs")
 
 
 def test_a_link_in_the_place_of_a_data_file_is_found(site: Site) -> None:
@@ -179,13 +179,13 @@ def test_a_link_in_the_place_of_a_data_file_is_found(site: Site) -> None:
     tokens.rename(site.home / "elsewhere")
     tokens.symlink_to(site.home / "elsewhere")
     only(site.audit(), f"{tokens}: not a regular file")
-    assert prove_set(site.set_of()).reason == "train-00000.bin is not a regular file"
+    assert prove_set(site.set_of()).reason == "train-00000.bin: not a regular file"
 
 
 def test_a_line_too_many_in_the_sums_is_found(site: Site) -> None:
     sums = site.set_of() / "SHA256SUMS"
     sums.write_text(sums.read_text() + "0" * 64 + "  zzz\n")
-    only(site.audit(), f"{sums}: names zzz")
+    only(site.audit(), f"{sums}: it and manifest.json disagree on zzz")
 
 
 def test_two_swapped_token_files_are_named(site: Site) -> None:
@@ -210,7 +210,7 @@ def test_one_flipped_bit_is_found_by_a_deep_audit(site: Site) -> None:
     data[0] ^= 1
     path.write_bytes(data)
     assert site.audit().findings == ()
-    only(site.audit(deep=True), "sha256 of train-00000.bin differs")
+    only(site.audit(deep=True), "train-00000.bin: its sha256 differs")
 
 
 def test_an_edited_book_in_a_record_names_the_figure(site: Site) -> None:
@@ -467,7 +467,7 @@ class TestWithWarm:
         data[len(data) // 2] ^= 1
         (copied / "train-00000.bin").write_bytes(data)
         assert site.audit().findings == ()  # it is not read in a quick one
-        only(site.audit(deep=True), "sha256 of train-00000.bin differs")
+        only(site.audit(deep=True), "train-00000.bin: its sha256 differs")
         shutil.rmtree(copied)
         only(site.audit(), "missing, the record of a.parquet says that its copy was proven")
 

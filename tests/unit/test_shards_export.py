@@ -103,10 +103,8 @@ def test_documents_come_back_from_load_from_disk(made: Path, tmp_path: Path) -> 
 def test_no_column_has_offsets_over_more_than_a_batch(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given bounds of 500 tokens and 7 documents, no batch holds more: at 2**31 values all is the same."""
+    """Given pieces of 500 tokens, no batch holds many more: at 2**31 values all is the same."""
     monkeypatch.setattr(export_sets, "PIECE_TOKENS", 500)
-    monkeypatch.setattr(export_arrow, "PIECE_TOKENS", 500)
-    monkeypatch.setattr(export_arrow, "BATCH_DOCUMENTS", 7)
     for options in (["--rows", "64"], ["--documents"]):
         out = tmp_path / options[0][2:]
         assert export("hf-arrow", made, out, *options, "--split", "train") == 0
@@ -115,9 +113,8 @@ def test_no_column_has_offsets_over_more_than_a_batch(
         assert len(batches) > 20
         for batch in batches:
             column = batch.column(0)
-            assert len(column.flatten()) < 500 + 64 or len(column) == 1
+            assert len(column.flatten()) < 2 * 500 or len(column) == 1
             if options == ["--documents"]:
-                assert len(column) <= 7
                 assert column.offsets[0].as_py() == 0
                 assert column.offsets[-1].as_py() == len(column.values)
             else:

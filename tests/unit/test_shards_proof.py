@@ -18,8 +18,7 @@ import pytest
 import stoker.shards.format.proof
 from stoker.cli.main import exit_code
 from stoker.shards.build.build_worker import main
-from stoker.shards.format.inspection import inspect_set
-from stoker.shards.format.proof import prove_set
+from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import canonical_json
 from stoker.store.hashing import FileHash, hash_file
@@ -147,7 +146,7 @@ def test_a_newer_manifest_is_no_verdict_unless_its_sum_is_wrong(shard_set: Path)
     manifest = shard_set / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"v":2', b'"v":3'))
     assert prove_set(shard_set).verdict in ("invalid", "unreadable")
-    assert "its sha256 is not the one" in prove_set(shard_set).reason
+    assert "its sha256 of manifest.json is another" in prove_set(shard_set).reason
     assert any(finding.startswith("SHA256SUMS") for finding in inspect_set(shard_set).findings)
 
 
@@ -257,7 +256,9 @@ def test_a_wrong_hash_seen_through_the_cache_convicts_nothing(
     shard_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        stoker.shards.format.proof, "hash_file", lambda path, **_: replace(hash_file(path), cached=True)
+        stoker.shards.format.proof,
+        "hash_file",
+        lambda path, **named: replace(hash_file(path, **named), cached=True),
     )
     assert (prove_set(shard_set).verdict, prove_set(shard_set).cached) == ("proven", True)
     path = shard_set / "train-00000.bin"

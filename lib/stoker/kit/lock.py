@@ -8,13 +8,13 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stoker.kit.process.process_id import ProcessId
-from stoker.store.errors import LockHeld, StorageError
+from stoker.store.errors import LockHeld, StorageError, storage_errors
 from stoker.store.names import utc_now
 from stoker.store.parsing import parse_json
 
@@ -99,6 +99,21 @@ class Lock:
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, data, 0)
             os.ftruncate(self._descriptor, len(data))
+
+
+@contextlib.contextmanager
+def hold_directory(directory: Path, held: str) -> Iterator[None]:
+    """Keep every other process that holds directories off this one; raises LockHeld, which says `held`."""
+    with storage_errors("open", directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeld(held) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _try(path: Path) -> int | None:

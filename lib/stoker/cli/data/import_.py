@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.corpus.records.pin import DatasetPin
     from stoker.corpus.records.sources import Source
     from stoker.shards.exchange.import_set import ImportTask
-    from stoker.shards.exchange.import_tokens import Survey
+    from stoker.shards.format.manifest import Manifest
 
 EXIT_REFUSED, EXIT_FAILED = 65, 74
 
@@ -135,11 +135,11 @@ def _outcome(pipeline: Pipeline, place: Path, stated: str | None, *, trusted: bo
 
 
 def _import(pipeline: Pipeline, pin: DatasetPin, task: ImportTask) -> dict[str, Any]:
-    """Put it on record, import it, then record what was published."""
+    """Copy it, put it on record, publish it, then record what was published."""
     from stoker.corpus.records.books import Books
     from stoker.corpus.records.listing import read_listing
     from stoker.corpus.records.pin import write_pin
-    from stoker.corpus.records.sources import read_sources, write_source
+    from stoker.corpus.records.sources import PUBLISHED, read_sources, write_source
     from stoker.shards.exchange.import_claim import claim
     from stoker.shards.exchange.import_set import import_place
     from stoker.shards.format.heartbeat import heartbeat
@@ -150,15 +150,15 @@ def _import(pipeline: Pipeline, pin: DatasetPin, task: ImportTask) -> dict[str, 
         raise UnavailableError(f"{pipeline.hot}: not the disk that was used before; mount it, then try again")
     claimed: list[Source] = []
 
-    def put_on_record(content: Survey) -> str | None:
+    def put_on_record(manifest: Manifest) -> str | None:
         taken = frozenset() if listing is None else frozenset(listing.paths)
-        size, sha256 = content.size, content.sha256
-        made = claim(sources, taken, dataset=dataset, name=task.place.name, size=size, sha256=sha256)
-        claimed.append(made.source)
-        if made.twin:
+        size, sha256 = manifest.source_size, manifest.source_sha256
+        source = claim(sources, taken, dataset=dataset, name=task.place.name, size=size, sha256=sha256)
+        claimed.append(source)
+        if source.state in PUBLISHED:
             return None
-        write_source(layout, made.source)
-        return made.source.path
+        write_source(layout, source)
+        return source.path
 
     make_dir(pipeline.hot)
     with Lock.acquire(hot.owner_lock, purpose=pipeline.owner):

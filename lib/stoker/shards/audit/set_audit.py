@@ -10,9 +10,8 @@ from typing import Any
 from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import Source
 from stoker.shards.format.identity import BuildParameters
-from stoker.shards.format.inspection import inspect_set
 from stoker.shards.format.manifest import MANIFEST, Manifest
-from stoker.shards.format.proof import prove_set
+from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.store.errors import StokerError
 from stoker.store.hashing import hash_file
 
@@ -38,6 +37,7 @@ def audit_set(
         return SetAudit(None, False, (f"{directory}: cannot be read: {error}",))
     where = directory / MANIFEST
     findings = [f"{directory / finding}" for finding in found.findings]
+    findings += [f"{directory / name}: in no list of this set" for name in found.unknown]
     if found.manifest_sha256 is not None and found.manifest_sha256 != source.manifest_sha256:
         says = f"the record of {source.path} says {str(source.manifest_sha256)[:16]}"
         findings.append(f"{where}: sha256 {found.manifest_sha256[:16]}, {says}")

@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stoker.shards.exchange.array_writer import Sink
-from stoker.shards.exchange.export_out import write_json
-from stoker.shards.exchange.export_sets import PIECE_TOKENS, Numbers, OfferedSet
-from stoker.store.errors import DataError
+from stoker.shards.exchange.export_out import Sink, write_json
+from stoker.shards.exchange.export_sets import Numbers, OfferedSet
 from stoker.store.files import canonical_json, make_dir
 
 COLUMN = "input_ids"
 FILE_TOKENS = 1 << 28  # after so many a new file begins: 512 MiB, or 1 GiB of four bytes each
-BATCH_DOCUMENTS = 10_000
-MOST_IN_A_DOCUMENT = 2**31 - 1  # offsets within a batch are int32
 
 Progress = Callable[[int], None]
 
@@ -72,9 +68,9 @@ def _write_split(
 
 def _rows(sets: Sequence[OfferedSet], split: str, length: int) -> Iterator[pa.Array]:
     """The split in rows of tokens; what does not fill a last one is left out."""
-    rest: Numbers | None = None
+    rest: Numbers = np.empty(0, sets[0].manifest.dtype)
     for piece in (piece for one in sets for piece in one.pieces(split)):
-        values = piece if rest is None else np.concatenate([rest, piece])
+        values = np.concatenate([rest, piece])
         whole = values.size - values.size % length
         if whole:
             yield pa.FixedSizeListArray.from_arrays(pa.array(values[:whole]), length)
@@ -83,13 +79,9 @@ def _rows(sets: Sequence[OfferedSet], split: str, length: int) -> Iterator[pa.Ar
 
 def _documents(sets: Sequence[OfferedSet], split: str) -> Iterator[pa.Array]:
     for one in sets:
-        for tokens, ends in one.documents(split, PIECE_TOKENS, BATCH_DOCUMENTS):
-            if tokens.size > MOST_IN_A_DOCUMENT:
-                raise DataError(
-                    f"{one.places[0]}: a document of {tokens.size:,} tokens is too long for a row; use --rows"
-                )
-            offsets = np.concatenate([[0], ends]).astype(np.int32)
-            yield pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))
+        for tokens, ends in one.documents(split):
+            offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+            yield pa.ListArray.from_arrays(offsets, pa.array(tokens))
 
 
 def _write_notes(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.shards.exchange.array_writer import Sink
+from stoker.shards.exchange.export_out import Sink
 from stoker.shards.exchange.export_sets import OfferedSet
 
 UINT32_NOTE = "nanoGPT's train.py reads uint16: in a copy of it, write np.uint32 in both calls of np.memmap"

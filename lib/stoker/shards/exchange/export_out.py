@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
+import hashlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stoker.config.units import format_bytes
-from stoker.shards.exchange.array_writer import Sink
-from stoker.store.errors import LockHeld, StorageError, UsageError, storage_errors
-from stoker.store.files import TEMPORARY, canonical_json, make_dir, opened, publish_dir, remove_tree
+from stoker.kit.lock import hold_directory
+from stoker.store.errors import StorageError, UsageError, storage_errors
+from stoker.store.files import (
+    FILE_MODE,
+    TEMPORARY,
+    canonical_json,
+    make_dir,
+    publish_dir,
+    remove_durably,
+    remove_tree,
+    write_all,
+    write_atomic,
+)
+
+
+class Sink(io.FileIO):
+    """A new file that is written from front to end; `sha256` is of all it was given, `size` in bytes."""
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors("create", path):
+            super().__init__(path, "xb", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
+        self.path, self.size = path, 0
+        self._digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Write all of it; raises StorageError."""
+        view = memoryview(data).cast("B")
+        with storage_errors("write", self.path):
+            write_all(self.fileno(), view)
+        self._digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -28,17 +61,18 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
         raise UsageError(f"{target} exists; name a directory that is to be made, or remove this one")
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is not there; make it, or name another place")
+    found = os.statvfs(target.parent)
+    if (free := found.f_bavail * found.f_frsize) < needed:
+        raise StorageError(
+            f"{target.parent}: {format_bytes(free)} free, the export takes {format_bytes(needed)}; "
+            "free some space, or name another disk"
+        )
     building = target.with_name(f"{TEMPORARY}{target.name}")
     make_dir(building)
-    with storage_errors("open", building), opened(building, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LockHeld(f"another export to {target} is at work; wait for it, or stop it") from error
+    with hold_directory(building, f"another export to {target} is at work; wait for it, or stop it"):
         try:
             for left in building.iterdir():
-                remove_tree(left) if left.is_dir() else left.unlink()
-            _insist_on_room(building, needed)
+                remove_durably(left)
             yield building
             publish_dir(building, target)
         except FileExistsError:
@@ -48,18 +82,6 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
                 remove_tree(building)
 
 
-def _insist_on_room(place: Path, needed: int) -> None:
-    found = os.statvfs(place)
-    free = found.f_bavail * found.f_frsize
-    if free < needed:
-        raise StorageError(
-            f"{place.parent}: {format_bytes(free)} free, the export takes {format_bytes(needed)}; "
-            "free some space, or name another disk",
-            errno.ENOSPC,
-        )
-
-
 def write_json(path: Path, body: Any) -> None:
-    """Write a small file of JSON; raises StorageError."""
-    with Sink(path) as sink:
-        sink.write(canonical_json(body) + b"\n")
+    """Write a small file of JSON, durable once its directory is published; raises StorageError."""
+    write_atomic(path, canonical_json(body) + b"\n", durable=False)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.shards.format.inspection import inspect_set
 from stoker.shards.format.manifest import MANIFEST, Manifest, beside
+from stoker.shards.format.proof import SET_NAME, inspect_set
 from stoker.store.errors import DataError, UnavailableError, UsageError, storage_errors
 
 PIECE_TOKENS = 1 << 20  # read, and handed on, at once
-UNLISTED = "in no list of this set"  # a finding that says nothing against the set
-_SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory, even one that was emptied
 _SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 Numbers = npt.NDArray[Any]
@@ -46,12 +42,9 @@ class OfferedSet:
                 f"{' and '.join(map(str, places))}: not there; see that the disk is mounted"
             )
         found = inspect_set(place)
-        wrong = [str(place / finding) for finding in found.findings if not finding.endswith(UNLISTED)]
-        name = place.resolve().name
-        if found.manifest is not None and _SET_NAME.fullmatch(name) and found.manifest.key[:16] != name:
-            wrong.append(f"{place}: it holds the shard set {found.manifest.key[:16]}")
-        if found.manifest is None or found.manifest_sha256 is None or wrong:
-            raise DataError(f"{'; '.join(wrong)}: no whole shard set; restore it")
+        if found.manifest is None or found.manifest_sha256 is None or found.findings:
+            wrong = "; ".join(str(place / finding) for finding in found.findings)
+            raise DataError(f"{wrong}: no whole shard set; restore it")
         return cls(places, found.manifest, found.manifest_sha256)
 
     def tokens(self, split: str) -> int:
@@ -60,81 +53,41 @@ class OfferedSet:
 
     def pieces(self, split: str) -> Iterator[Numbers]:
         """The tokens of a split, some at a time; raises DataError where they are others than it says."""
-        for name, file in self.manifest.bins(split):
-            with SetFile(self, name, self.manifest.dtype) as reader:
-                for first in range(0, file.tokens or 0, PIECE_TOKENS):
-                    yield reader.take(min(PIECE_TOKENS, (file.tokens or 0) - first))
+        for name, _ in self.manifest.bins(split):
+            yield from self._numbers(name, self.manifest.dtype)
 
-    def documents(self, split: str, most_tokens: int, most: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Tokens of the next documents, and their ends in them: so many at most, or one alone."""
-        for name, file in self.manifest.bins(split):
-            with (
-                SetFile(self, name, self.manifest.dtype) as tokens,
-                SetFile(self, beside(name, "idx"), "uint64") as index,
-            ):
-                begin, left = 0, file.documents or 0
-                while left:
-                    ends = index.take(min(most, left)).astype(np.int64)
-                    left -= ends.size
-                    if np.any(np.diff(ends, prepend=begin) < 0):
-                        raise DataError(f"{index.path}: document ends do not rise; restore this set")
-                    while ends.size:
-                        fit = int(np.searchsorted(ends, begin + most_tokens, side="right")) or 1
-                        yield tokens.take(int(ends[fit - 1]) - begin), ends[:fit] - begin
-                        begin, ends = int(ends[fit - 1]), ends[fit:]
+    def documents(self, split: str) -> Iterator[tuple[Numbers, Numbers]]:
+        """Tokens of the next documents, a piece or one document of them, and their ends in them."""
+        for name, _ in self.manifest.bins(split):
+            ends = np.concatenate(list(self._numbers(beside(name, "idx"), "uint64")) or [np.empty(0)])
+            ends, begin, rest = ends.astype(np.int64), 0, np.empty(0, self.manifest.dtype)
+            for piece in self._numbers(name, self.manifest.dtype):
+                held = np.concatenate([rest, piece])
+                whole = ends[: np.searchsorted(ends, begin + held.size, side="right")]
+                if whole.size:
+                    length = int(whole[-1]) - begin
+                    yield held[:length], whole - begin
+                    begin, ends, held = int(whole[-1]), ends[whole.size :], held[length:]
+                rest = held
 
-
-class SetFile:
-    """One data file of a set, read once from its front; leaving it proves what was read.
-
-    Raises DataError for another content than the manifest tells, StorageError where it cannot be read.
-    """
-
-    def __init__(self, one: OfferedSet, name: str, kind: str) -> None:
-        self._told, self._dtype = one.manifest.files[name], np.dtype(kind).newbyteorder("<")
-        self._digest = hashlib.sha256()
+    def _numbers(self, name: str, kind: str) -> Iterator[Numbers]:
+        """A data file from its front; raises DataError for another content than the manifest tells."""
         # It may have moved to the next place meanwhile.
-        self.path = next(
-            (place / name for place in one.places if (place / name).exists()), one.places[0] / name
-        )
+        path = next((place / name for place in self.places if (place / name).exists()), self.places[0] / name)
+        digest, told = hashlib.sha256(), self.manifest.files[name]
         try:
-            with storage_errors("open", self.path):
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise DataError(f"{self.path}: missing; restore this shard set") from None
-
-    def take(self, count: int) -> Numbers:
-        """The next numbers."""
-        data = bytearray(count * self._dtype.itemsize)
-        view = memoryview(data)
-        with storage_errors("read", self.path):
-            while view and (more := os.readv(self._descriptor, [view])):
-                view = view[more:]
-        if view:
-            raise self._wrong("it is shorter")
-        self._digest.update(data)
-        return np.frombuffer(data, self._dtype)
-
-    def __enter__(self) -> SetFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None and os.read(self._descriptor, 1):
-                raise self._wrong("it is longer")
-            if kind is None and self._digest.hexdigest() != self._told.sha256:
-                raise self._wrong("its sha256 is another")
-        finally:
-            os.close(self._descriptor)
-
-    def _wrong(self, what: str) -> DataError:
-        return DataError(
-            f"{self.path}: {what} than {MANIFEST} says ({self._told.size} bytes, {self._told.sha256[:16]}): "
-            "nothing is exported of a shard set that is not whole; see `stoker verify shards "
-            f"{self.path.parent}`, and restore it"
-        )
+            with storage_errors("read", path), path.open("rb") as stream:
+                while data := stream.read(PIECE_TOKENS * np.dtype(kind).itemsize):
+                    digest.update(data)
+                    yield np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
+        except (FileNotFoundError, ValueError) as error:  # gone, or torn within a number
+            raise DataError(f"{path}: {error}; restore this shard set") from error
+        if digest.hexdigest() != told.sha256:
+            raise DataError(
+                f"{path}: its content is not what {MANIFEST} says ({told.size} bytes, {told.sha256[:16]}): "
+                "nothing is exported of a shard set that is not whole; see `stoker verify shards "
+                f"{path.parent}`, and restore it"
+            )
 
 
 def find_sets(path: Path) -> list[Path]:
@@ -145,7 +98,7 @@ def find_sets(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; a shard set is one")
     entries = sorted(path.iterdir())
-    if _SET_NAME.fullmatch(path.resolve().name) or any(_SET_FILE.fullmatch(entry.name) for entry in entries):
+    if SET_NAME.fullmatch(path.resolve().name) or any(_SET_FILE.fullmatch(entry.name) for entry in entries):
         return [path]
     below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return [found for entry in below for found in find_sets(entry)]
@@ -153,11 +106,10 @@ def find_sets(path: Path) -> list[Path]:
 
 def agree(sets: Sequence[OfferedSet]) -> None:
     """Raise DataError unless the sets' tokens can stand in one stream: of one build, and none twice."""
-    by_key: dict[str, OfferedSet] = {}
+    first, by_key = sets[0], dict[str, OfferedSet]()
     for one in sets:
         if (twin := by_key.setdefault(one.manifest.key, one)) is not one:
             raise DataError(f"{one.places[0]} is the same shard set as {twin.places[0]}; name it once")
-        first = sets[0]
         for what in ("tokenizer_sha256", "build_id"):
             mine, theirs = getattr(one.manifest, what), getattr(first.manifest, what)
             if mine != theirs:

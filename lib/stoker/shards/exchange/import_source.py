@@ -25,7 +25,6 @@ PREDECESSOR_MANIFEST, EXPORT_NOTE = "manifest.json", "meta.json"
 HEADER_BYTES = 1024
 # (magic, version): token type. Those of llm.c, which others took over: for GPT-2 and for Llama 3.
 HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-MOST_NOTE_BYTES = 64 << 20
 LEAST_HASH_DIGITS = 16
 
 _SPLIT = re.compile(r"(?<![a-z])(train|val)(?![a-z])")
@@ -38,12 +37,14 @@ class ImportRefused(DataError):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """One file: `dtype` of its tokens behind `offset` bytes; a sha256 where somebody vouches for one."""
+    """One file: `dtype` of its tokens behind `offset` bytes; a sha256 where its place notes one."""
 
     path: Path
     split: str
     dtype: str
     tokens: int
+    size: int
+    mtime_ns: int
     offset: int = 0
     sha256: str | None = None
 
@@ -125,13 +126,14 @@ def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
     match = _PREDECESSOR_FILE.fullmatch(name)
     if match is None or match[1] != split:
         raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: {told!r} is no name of a shard of {split}")
-    size = _size(place / name)
+    found = _stat(place / name)
+    size = found.st_size
     dtype = next((dtype for dtype, width in TOKEN_BYTES.items() if size == tokens * width), None)
     if dtype is None:
         raise ImportRefused(
             f"{place / name}: {size} bytes cannot hold the {tokens} tokens that the manifest says"
         )
-    return TokenFile(place / name, split, dtype, tokens)
+    return TokenFile(place / name, split, dtype, tokens, size, found.st_mtime_ns)
 
 
 def _nanogpt(place: Path, names: list[str], dtype: str) -> Found:
@@ -153,10 +155,11 @@ def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
     splits = set(_SPLIT.findall(path.name.lower()))
     if not path.name.endswith(".bin") or len(splits) != 1:
         raise ImportRefused(f"{path}: neither train nor val is in its name; call it train.bin, say")
-    split, size = splits.pop(), _size(path)
+    split, found = splits.pop(), _stat(path)
+    size = found.st_size
     header = _header(path, size)
     if header is not None:
-        return TokenFile(path, split, *header, offset=HEADER_BYTES)
+        return TokenFile(path, split, *header, size, found.st_mtime_ns, offset=HEADER_BYTES)
     tokens, rest = divmod(size, TOKEN_BYTES[dtype])
     if rest:
         raise ImportRefused(
@@ -164,7 +167,7 @@ def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
         )
     if told and (told.get("size"), told.get("tokens")) != (size, tokens):
         raise ImportRefused(f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {told}")
-    return TokenFile(path, split, dtype, tokens, sha256=told.get("sha256"))
+    return TokenFile(path, split, dtype, tokens, size, found.st_mtime_ns, sha256=told.get("sha256"))
 
 
 def _header(path: Path, size: int) -> tuple[str, int] | None:
@@ -186,8 +189,7 @@ def _header(path: Path, size: int) -> tuple[str, int] | None:
 
 def _note(path: Path) -> dict[str, Any]:
     """A JSON object beside the tokens."""
-    if (size := _size(path)) > MOST_NOTE_BYTES:
-        raise ImportRefused(f"{path}: {size} bytes, which is no note of a few shards")
+    _stat(path)
     with storage_errors("read", path):
         data = path.read_bytes()
     try:
@@ -199,8 +201,8 @@ def _note(path: Path) -> dict[str, Any]:
     return body
 
 
-def _size(path: Path) -> int:
-    """A regular file's size: a link may lead anywhere, and has done so."""
+def _stat(path: Path) -> os.stat_result:
+    """What is known of a regular file: a link may lead anywhere, and has done so."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -208,4 +210,4 @@ def _size(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
         raise ImportRefused(f"{path}: {kind}; put the file itself there")
-    return found.st_size
+    return found

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import mmap
 import os
 from pathlib import Path
 from typing import Any
 
-_ALIGNMENT = 4096
+from stoker.store.direct import DirectReader
+
 _BUFFER_BYTES = 1 << 20
 
 
 class PastCacheFile(io.RawIOBase):
-    """Read-only; by O_DIRECT, or after dropping the file's cached pages where that is refused (`cached`).
-
-    Each read fills what was asked for unless the file ends. Raises OSError.
-    """
+    """Read-only; each read fills what was asked for unless the file ends. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.cached = False
-        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # page-aligned, as O_DIRECT demands
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-            self.cached = True
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        self._size = os.fstat(self._descriptor).st_size
+        self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))  # page-aligned, as O_DIRECT demands
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._reader = DirectReader(self._descriptor)
         self._position = 0
 
     def readable(self) -> bool:
@@ -44,25 +33,18 @@ class PastCacheFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = base + offset
+        size = os.fstat(self._descriptor).st_size
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: size}[whence] + offset
         return self._position
 
     def readinto(self, target: Any) -> int:
         """Fill target from the current position; returns the bytes read, fewer only at the file's end."""
         view = memoryview(target).cast("B")
-        done = 0
-        while done < len(view):
-            start = self._position - self._position % _ALIGNMENT
-            lead = self._position - start
-            got = os.preadv(self._descriptor, [self._buffer], start) - lead
-            if got <= 0:
-                break
-            taken = min(got, len(view) - done)
-            view[done : done + taken] = self._buffer[lead : lead + taken]
-            done += taken
-            self._position += taken
-        return done
+        begin = self._reader.done = self._position
+        for chunk in self._reader.chunks(self._buffer, begin + len(view)):
+            view[self._position - begin : self._reader.done - begin] = chunk
+            self._position = self._reader.done
+        return self._position - begin
 
     def close(self) -> None:
         if not self.closed:

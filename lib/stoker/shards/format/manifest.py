@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.store.errors import DataError
-from stoker.store.files import canonical_json
+from stoker.store.files import canonical_json, write_atomic
 from stoker.store.parsing import parse_json, require_version
 
 MANIFEST = "manifest.json"
@@ -303,6 +303,15 @@ def data_name(split: str, number: int, kind: str) -> str:
 def sums_text(hashes: Mapping[str, str]) -> bytes:
     """SHA256SUMS for `sha256sum -c`: every name with its hash, sorted by name."""
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items())).encode()
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write manifest and sums, durably and the sums last; raises ManifestInvalid, StorageError."""
+    data = manifest.to_bytes()
+    Manifest.parse(data)  # what a reader would refuse is not written
+    write_atomic(directory / MANIFEST, data)
+    hashes = {name: file.sha256 for name, file in manifest.files.items()} | {MANIFEST: manifest.sha256}
+    write_atomic(directory / SUMS, sums_text(hashes))
 
 
 def parse_sums(data: bytes) -> dict[str, str]:

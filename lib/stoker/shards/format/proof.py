@@ -1,39 +1,52 @@
-"""The proof of a shard set: everything it says of itself, compared with what is read past the cache.
+"""What a shard set says of itself, compared with what is read: quickly, or as a proof past the page cache.
 
-Three verdicts. `invalid` convicts, so it is never given on what the page cache says alone, nor where a read
-failed: that is `unreadable`, and means stop and look, not throw away.
+A proof has three verdicts. `invalid` convicts, so it is never given on what the page cache says alone, nor
+where a read failed: that is `unreadable`, and means stop and look, not throw away.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import operator
+import os
+import re
 import stat
-from collections.abc import Callable, Mapping
+import sys
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from stoker.shards.format.direct_file import PastCacheFile
 from stoker.shards.format.manifest import (
     BUILD_NOTE,
     MANIFEST,
+    OFFSET_BYTES,
     SPLITS,
     SUMS,
+    TOKEN_BYTES,
+    DataFile,
     Manifest,
     ManifestInvalid,
+    beside,
     parse_sums,
 )
-from stoker.shards.format.row_numbers import Flaw, ends_flaw, row_flaw
-from stoker.store.hashing import FileHash, hash_file
+from stoker.store.errors import UnknownFormat
+from stoker.store.files import opened
+from stoker.store.hashing import hash_file
 
 Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]
 
+SAMPLES = 32  # document ends that a quick look compares with the tokens of each file
+SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory: the beginning of its key
+
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found. `reason` names file and figure, empty when proven; `unknown` are files no one listed.
+    """The verdict on a set. `reason` names file and figure, empty when proven; `unknown`: files in no list.
 
     `cached`: the file system let nothing be read past its cache; then a wrong hash is `unreadable`.
     """
@@ -41,112 +54,212 @@ class Proof:
     verdict: Verdict
     reason: str
     cached: bool
-    manifest_sha256: str | None
-    manifest: Manifest | None
+    manifest_sha256: str | None = None
+    manifest: Manifest | None = None
     unknown: tuple[str, ...] = ()
 
 
-class _Invalid(Exception):
-    """Something disagrees; the message says what. `hashed`: seen only by reading content."""
+@dataclass(frozen=True)
+class Inspection:
+    """A quick look at a set: its manifest (None where unusable), and each finding as "file: figure"."""
 
-    def __init__(self, reason: str, *, hashed: bool = False) -> None:
-        super().__init__(reason)
-        self.hashed = hashed
+    manifest: Manifest | None
+    manifest_sha256: str | None
+    findings: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
 def prove_set(path: Path, *, key: str | None = None, progress: Progress | None = None) -> Proof:
     """Prove the shard set in a directory, against the key it should have if one is given.
 
-    Reads every byte of it; `progress` is told the bytes read. Raises nothing for a set that is bad or cannot
-    be read: that is the verdict. Only a format version that is not known here is none: UnknownFormat.
+    Reads every byte of it; `progress` gets the bytes read. A set that is bad or cannot be read is a verdict,
+    not an error. Only a format version that is not known here raises: UnknownFormat.
     """
-    examination = _Examination(path, progress)
+    walk = _Walk(path, progress, deep=True)
     try:
-        return examination.prove(key)
-    except _Invalid as finding:
-        cached = examination.cached
-        if finding.hashed and cached:
-            return Proof("unreadable", f"{finding}; read through the page cache only", True, None, None)
-        return Proof("invalid", str(finding), cached, None, None)
+        finding = next(walk.findings(key), None)
     except OSError as error:
-        return Proof("unreadable", str(error), examination.cached, None, None)
+        return Proof("unreadable", str(error), walk.cached)
+    if finding is None:
+        return Proof("proven", "", walk.cached, walk.manifest_sha256, walk.manifest, walk.unknown)
+    if finding.by_content and walk.cached:
+        return Proof("unreadable", f"{finding.text}; read through the page cache only", walk.cached)
+    return Proof("invalid", finding.text, walk.cached)
 
 
-class _Examination:
-    def __init__(self, path: Path, progress: Progress | None) -> None:
-        self.path = path
-        self.progress = progress
+def inspect_set(path: Path) -> Inspection:
+    """Compare everything but the tokens, of which only sampled document ends are read.
+
+    Raises OSError; UnknownFormat where its manifest, true to its sum, is of a version that is not known here.
+    """
+    walk = _Walk(path, None, deep=False)
+    findings = tuple(finding.text for finding in walk.findings(None))
+    return Inspection(walk.manifest, walk.manifest_sha256, findings, walk.unknown)
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """One thing that disagrees; `by_content` where only bytes that were read say so."""
+
+    text: str
+    by_content: bool = True
+
+
+class _Walk:
+    """One walk over a set's files; what it has read stays in its fields."""
+
+    def __init__(self, path: Path, progress: Progress | None, *, deep: bool) -> None:
+        self.path, self.progress, self.deep = path, progress, deep
         self.cached = False
+        self.manifest: Manifest | None = None
+        self.manifest_sha256: str | None = None
+        self.unknown: tuple[str, ...] = ()
 
-    def prove(self, key: str | None) -> Proof:
+    def findings(self, key: str | None) -> Iterator[_Finding]:
+        """Everything that disagrees, what is cheap to see first; raises OSError, UnknownFormat."""
         names = {entry.name for entry in self.path.iterdir()}
-        sums = self._sums(self._small(SUMS, names))
-        data = self._small(MANIFEST, names)
-        manifest_sha256 = hashlib.sha256(data).hexdigest()
-        if sums.get(MANIFEST) != manifest_sha256:
-            raise _Invalid(f"{MANIFEST}: its sha256 is not the one in {SUMS}", hashed=True)
+        for name in (SUMS, MANIFEST):
+            if name not in names:
+                yield _Finding(f"{name}: missing", by_content=False)
+        sums: dict[str, str] | None = None
+        if SUMS in names:
+            try:
+                sums = parse_sums(self._small(SUMS))
+            except ManifestInvalid as error:
+                yield _Finding(f"{SUMS}: {error}")
+        if MANIFEST not in names:
+            return
+        data = self._small(MANIFEST)
+        self.manifest_sha256 = hashlib.sha256(data).hexdigest()
+        is_listed = sums is not None and sums.get(MANIFEST) == self.manifest_sha256
+        if sums is not None and not is_listed:
+            yield _Finding(f"{SUMS}: its sha256 of {MANIFEST} is another")
         try:
-            manifest = Manifest.parse(data, self.path / MANIFEST)
-        except ManifestInvalid as error:
-            raise _Invalid(f"{MANIFEST}: {error}", hashed=True) from error
-        if key is not None and manifest.key != key:
-            raise _Invalid(f"{MANIFEST}: key {manifest.key[:16]}… is not {key[:16]}…")
-        listed = {name: file.sha256 for name, file in manifest.files.items()}
-        if sums != {**listed, MANIFEST: manifest_sha256}:
-            differing = sorted(set(sums.items()) ^ {*listed.items(), (MANIFEST, manifest_sha256)})
-            raise _Invalid(f"{SUMS} and {MANIFEST} disagree on {differing[0][0]}", hashed=True)
-        self._sizes(manifest, names)
-        self._numbers(manifest, ends_flaw)
-        self._hashes(listed)
-        self._numbers(manifest, row_flaw)
-        unknown = tuple(sorted(names - set(sums) - {SUMS, BUILD_NOTE}))
-        return Proof("proven", "", self.cached, manifest_sha256, manifest, unknown)
+            self.manifest = Manifest.parse(data, self.path / MANIFEST)
+        except (ManifestInvalid, UnknownFormat) as error:
+            if isinstance(error, UnknownFormat) and is_listed:
+                raise
+            yield _Finding(f"{MANIFEST}: {error}")
+            return
+        listed = {name: file.sha256 for name, file in self.manifest.files.items()}
+        self.unknown = tuple(sorted(names - set(listed) - {MANIFEST, SUMS, BUILD_NOTE}))
+        wanted = key or (self.path.resolve().name if SET_NAME.fullmatch(self.path.resolve().name) else "")
+        if not self.manifest.key.startswith(wanted):
+            text = f"{MANIFEST}: the key begins {self.manifest.key[:16]}, not {wanted[:16]}"
+            yield _Finding(text, by_content=False)
+        if sums is not None:
+            said = {name: sha256 for name, sha256 in sums.items() if name != MANIFEST}
+            for name in sorted({name for name, _ in said.items() ^ listed.items()}):
+                yield _Finding(f"{SUMS}: it and {MANIFEST} disagree on {name}")
+        yield from self._file_findings(self.manifest, names)
 
-    def _small(self, name: str, names: set[str]) -> bytes:
-        """A small file's bytes, which are then known to be what lies on disk."""
-        if name not in names:
-            raise _Invalid(f"{name} is missing")
+    def _file_findings(self, manifest: Manifest, names: set[str]) -> Iterator[_Finding]:
+        sound = set()
+        for name, file in manifest.files.items():
+            if flaw := self._flaw(name, file) if name in names else f"{name}: missing":
+                yield _Finding(flaw, by_content=False)
+            else:
+                sound.add(name)
+        for split in SPLITS:
+            rows = _Rising(-1)
+            for name, _ in manifest.bins(split):
+                if beside(name, "idx") in sound:
+                    yield from self._end_findings(name, manifest, sampled=not self.deep and name in sound)
+                if beside(name, "row") in sound:
+                    rows = _Rising(rows.last)
+                    yield from self._row_findings(beside(name, "row"), manifest, rows)
+                if self.deep and name in sound and (flaw := self._content_flaw(name, manifest)):
+                    yield _Finding(flaw)
+
+    def _end_findings(self, name: str, manifest: Manifest, *, sampled: bool) -> Iterator[_Finding]:
+        index, ends, tokens = beside(name, "idx"), _Rising(0), manifest.files[name].tokens
+        flaw = self._content_flaw(index, manifest, ends) or ends.flaw(f"{index}: document ends")
+        if not flaw and ends.last != tokens:
+            flaw = f"{index}: ends at token {ends.last}, the manifest says {tokens}"
+        if flaw:
+            yield _Finding(flaw)
+        elif sampled:
+            yield from self._sampled(name, manifest)
+
+    def _row_findings(self, name: str, manifest: Manifest, rows: _Rising) -> Iterator[_Finding]:
+        flaw = self._content_flaw(name, manifest, rows) or rows.flaw(f"{name}: row numbers")
+        source_rows = manifest.books.to_mapping()["rows"]
+        if not flaw and rows.last >= source_rows:
+            flaw = f"{name}: row {rows.last}, the source has {source_rows} rows"
+        if flaw:
+            yield _Finding(flaw)
+
+    def _flaw(self, name: str, file: DataFile) -> str:
+        found = (self.path / name).lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return f"{name}: not a regular file"
+        if found.st_size != file.size:
+            return f"{name}: {found.st_size} bytes, the manifest says {file.size}"
+        return ""
+
+    def _content_flaw(self, name: str, manifest: Manifest, numbers: _Rising | None = None) -> str:
+        found = hash_file(self.path / name, past_cache=self.deep, progress=self.progress, also=numbers)
+        self.cached |= found.cached
+        return "" if found.sha256 == manifest.files[name].sha256 else f"{name}: its sha256 differs"
+
+    def _sampled(self, name: str, manifest: Manifest) -> Iterator[_Finding]:
+        """Whether end-of-text is where sampled document ends say: other tokens have none there."""
+        width, documents = TOKEN_BYTES[manifest.dtype], manifest.files[name].documents or 0
+        before = manifest.imported is not None and manifest.imported.end_of_text == "before"
+        # What was imported may end within a document.
+        boundaries = documents if manifest.imported is None else max(0, documents - 1)
+        index = beside(name, "idx")
+        with opened(self.path / name, os.O_RDONLY) as tokens, opened(self.path / index, os.O_RDONLY) as ends:
+            for document in sorted({number * boundaries // SAMPLES for number in range(SAMPLES)}):
+                end = _number(ends, document, OFFSET_BYTES)
+                if boundaries and _number(tokens, end if before else end - 1, width) != manifest.eot:
+                    yield _Finding(
+                        f"{name}: document {document} does not end at token {end}, where {index} says"
+                    )
+                    return
+
+    def _small(self, name: str) -> bytes:
+        """A small file's bytes; a proof knows that they are what lies on disk."""
         data = (self.path / name).read_bytes()
-        on_disk = self._hash(name)
-        if on_disk.sha256 != hashlib.sha256(data).hexdigest():
-            raise OSError(errno.EAGAIN, "the page cache and the disk disagree", name)
+        if self.deep:
+            on_disk = hash_file(self.path / name, progress=self.progress)
+            self.cached |= on_disk.cached
+            if on_disk.sha256 != hashlib.sha256(data).hexdigest():
+                raise OSError(errno.EAGAIN, "the page cache and the disk disagree", name)
         return data
 
-    @staticmethod
-    def _sums(data: bytes) -> Mapping[str, str]:
-        try:
-            return parse_sums(data)
-        except ManifestInvalid as error:
-            raise _Invalid(f"{SUMS}: {error}", hashed=True) from error
 
-    def _sizes(self, manifest: Manifest, names: set[str]) -> None:
-        for name, file in manifest.files.items():
-            if name not in names:
-                raise _Invalid(f"{name} is missing")
-            found = (self.path / name).lstat()
-            if not stat.S_ISREG(found.st_mode):
-                raise _Invalid(f"{name} is not a regular file")
-            if found.st_size != file.size:
-                raise _Invalid(f"{name}: {found.st_size} bytes, the manifest says {file.size}")
+class _Rising:
+    """Takes in a file of numbers and says whether each is above the one before it; `last` comes first.
 
-    def _numbers(self, manifest: Manifest, flaw_of: Callable[..., Flaw | None]) -> None:
-        # Read once more than for their hashes: 8 bytes a document, whose tokens take a thousand or so.
-        for split in SPLITS:
-            if (flaw := flaw_of(manifest, split, self._past_cache)) is not None:
-                raise _Invalid(f"{flaw[0]}: {flaw[1]}", hashed=True)
+    No document is without a token, so its end is above the one before. Documents stand in the order of the
+    source, so their row numbers rise over all files of a split.
+    """
 
-    def _past_cache(self, name: str) -> PastCacheFile:
-        file = PastCacheFile(self.path / name)
-        self.cached |= file.cached
-        return file
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self._taken, self._fault = 0, -1
+        self._rest = b""
 
-    def _hashes(self, listed: Mapping[str, str]) -> None:
-        for name, sha256 in sorted(listed.items()):
-            found = self._hash(name)
-            if found.sha256 != sha256:
-                raise _Invalid(f"sha256 of {name} differs", hashed=True)
+    def update(self, data: memoryview) -> None:
+        """Take in more bytes."""
+        held = self._rest + bytes(data)
+        whole = len(held) - len(held) % OFFSET_BYTES
+        self._rest = held[whole:]
+        numbers = array("Q", held[:whole])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        if not numbers:
+            return
+        rising = numbers[0] > self.last and all(map(operator.lt, numbers, islice(numbers, 1, None)))
+        if not rising and self._fault < 0:
+            self._fault = self._taken
+        self._taken, self.last = self._taken + len(numbers), numbers[-1]
 
-    def _hash(self, name: str) -> FileHash:
-        found = hash_file(self.path / name, progress=self.progress)
-        self.cached |= found.cached
-        return found
+    def flaw(self, what: str) -> str:
+        """Near which document they do not rise, empty where they do everywhere."""
+        return "" if self._fault < 0 else f"{what} do not rise from document {self._fault} on"
+
+
+def _number(descriptor: int, place: int, width: int) -> int:
+    return int.from_bytes(os.pread(descriptor, width, place * width), "little")
