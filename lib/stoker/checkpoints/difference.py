@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from stoker.checkpoints.format import CheckpointBody
@@ -23,6 +25,12 @@ class Place:
     shape: tuple[int, ...]
     first: int
     last: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes, piece by piece."""
+        with self.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for begin in range(self.first, self.last, CHUNK_BYTES):
+                yield data[begin : min(begin + CHUNK_BYTES, self.last)]
 
 
 def tensor_places(directory: Path, body: CheckpointBody) -> dict[str, Place]:
@@ -44,44 +52,26 @@ def differences(one: Mapping[str, Place], other: Mapping[str, Place]) -> Iterato
         here, there = one[name], other[name]
         if (here.dtype, here.shape) != (there.dtype, there.shape):
             yield f"{name}: {here.dtype} {list(here.shape)} and {there.dtype} {list(there.shape)}"
-        elif (at := _first_difference(here, there)) is not None:
-            element = at * _elements(here) // (here.last - here.first)
-            yield f"{name}: the bits differ from element {element} of {_elements(here)} on"
+            continue
+        pairs = enumerate(zip(here.chunks(), there.chunks(), strict=True))
+        if found := next(((number, *pair) for number, pair in pairs if pair[0] != pair[1]), None):
+            number, mine, theirs = found
+            at = number * CHUNK_BYTES + next(i for i, byte in enumerate(mine) if byte != theirs[i])
+            elements = prod(here.shape)
+            element = at * elements // (here.last - here.first)
+            yield f"{name}: the bits differ from element {element} of {elements} on"
 
 
 def _places(file: Path) -> Iterator[tuple[str, Place]]:
     try:
         with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header = parse_json(stream.read(size))
-            for name, told in header.items():
+            begin = 8 + int.from_bytes(stream.read(8), "little")
+            for name, entry in parse_json(stream.read(begin - 8)).items():
                 if name != "__metadata__":
-                    first, last = told["data_offsets"]
-                    begin = 8 + size
-                    yield name, Place(file, told["dtype"], tuple(told["shape"]), begin + first, begin + last)
+                    first, last = entry["data_offsets"]
+                    yield (
+                        name,
+                        Place(file, entry["dtype"], tuple(entry["shape"]), begin + first, begin + last),
+                    )
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise DataError(f"{file}: no safetensors file: {problem!r}") from problem
-
-
-def _first_difference(one: Place, other: Place) -> int | None:
-    """The offset of the first byte that differs; None where none does."""
-    size = one.last - one.first
-    if not size:
-        return None
-    with one.file.open("rb") as here, other.file.open("rb") as there:
-        here.seek(one.first)
-        there.seek(other.first)
-        for begin in range(0, size, CHUNK_BYTES):
-            wanted = min(CHUNK_BYTES, size - begin)
-            mine, theirs = here.read(wanted), there.read(wanted)
-            if mine != theirs:
-                pairs = enumerate(zip(mine, theirs, strict=False))
-                return begin + next((at for at, (left, right) in pairs if left != right), 0)
-    return None
-
-
-def _elements(place: Place) -> int:
-    count = 1
-    for extent in place.shape:
-        count *= extent
-    return max(1, count)

@@ -6,7 +6,7 @@ begins where a launch brought other settings, or where a rollback took the run t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,14 +26,14 @@ class Phase:
 
 
 def phases(
-    launches: Sequence[Launched], timelines: Timelines, *, timeline: int, to: int, stops: Iterable[int] = ()
+    launches: Sequence[Launched], timelines: Timelines, *, timeline: int, to: int, stop: int | None = None
 ) -> list[Phase]:
-    """The phases of a timeline's history up to step `to`, which end at each of the `stops` too.
+    """The phases of a timeline's history up to step `to`; one of them ends at `stop`.
 
     Raises DataError for a step that no launch on record made.
     """
     forks = [upto for _, upto in ancestry(timelines, timeline) if upto is not None]
-    begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks)}
+    begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks), (stop or 0) + 1}
     makers, made = Makers(launches, timelines, timeline), list[Phase]()
     for first in sorted(step for step in begins if 1 <= step <= to):
         launch = makers.of(first)
@@ -43,25 +43,18 @@ def phases(
                 "damaged, or the run began before there was one"
             )
         phase = Phase(first, to, launch.timeline, launch.settings)
-        if made and (made[-1].timeline, made[-1].settings) == (phase.timeline, phase.settings):
+        is_same = made and (made[-1].timeline, made[-1].settings) == (phase.timeline, phase.settings)
+        if is_same and first - 1 != stop:
             continue
         if made:
             made[-1] = replace(made[-1], last=first - 1)
         made.append(phase)
-    return [part for phase in made for part in _cut(phase, sorted(set(stops)))]
+    return made
 
 
 def phase_of(parts: Sequence[Phase], step: int) -> Phase | None:
     """The phase that makes a step; None behind the last."""
     return next((part for part in parts if part.first <= step <= part.last), None)
-
-
-def _cut(phase: Phase, stops: Sequence[int]) -> Iterator[Phase]:
-    for stop in stops:
-        if phase.first <= stop < phase.last:
-            yield replace(phase, last=stop)
-            phase = replace(phase, first=stop + 1)
-    yield phase
 
 
 def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

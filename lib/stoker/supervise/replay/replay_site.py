@@ -11,16 +11,14 @@ All is taken at the beginning, so that the pipeline may go on, roll back and pru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.select import Found, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
-from stoker.plan.log import Plan, Segment, read_plan
-from stoker.plan.positions import Position
+from stoker.plan.log import Plan, read_plan
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
-from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record
 from stoker.supervise.replay.replay import Phase, phases
@@ -42,7 +40,7 @@ class Site:
         self.base = recorded / "launch.json"
         self.machine = recorded / "trainer.json"  # of one of its checkpoints: what it was computed with
         # The recorded checkpoint to compare with, None when there is none as early.
-        self.compared = recorded / str(told["checkpoint"]) if told.get("checkpoint") else None
+        self.compared = recorded / COMPARED if told.get("compared_step") is not None else None
         self.to, self.timeline = int(told.get("to", 0)), int(told.get("timeline", 0))
 
     def plan(self) -> Plan:
@@ -53,16 +51,10 @@ class Site:
 
     def phases(self) -> list[Phase]:
         """What is to be trained; it stops where the recorded checkpoint stands."""
-        stops = [] if self.compared is None else [int(self.told["compared_step"])]
         launches = read_launches(self.run.launches)[0]
-        return phases(launches, self.timelines(), timeline=self.timeline, to=self.to, stops=stops)
-
-    def sets_from(self, plan: Plan, position: Position | None = None) -> list[tuple[str, str]]:
-        """Key and manifest sha256 of every set that is read from a position on, up to the last step."""
-        last = self.told["last_entry"]
-        entries = plan.entries[position.entry if position else 0 : None if last is None else int(last) + 1]
-        found = dict(pair for entry in entries if isinstance(entry, Segment) for pair in entry.sets)
-        return list(found.items())
+        return phases(
+            launches, self.timelines(), timeline=self.timeline, to=self.to, stop=self.told["compared_step"]
+        )
 
     def finish(self, verdict: Mapping[str, Any]) -> None:
         """Write down what was found; the directory is no unfinished replay any more."""
@@ -75,25 +67,23 @@ def own_checkpoints(site: Site) -> Iterator[Found]:
     yield from candidates(find_checkpoints(site.run.checkpoints), history)
 
 
-def link_sets(site: Site, pipeline: Pipeline, keys: Iterable[tuple[str, str]]) -> list[str]:
-    """Point every link at a directory that holds the set the plan names: hot's, else warm's copy.
+def link_sets(site: Site, pipeline: Pipeline) -> list[str]:
+    """Point a link for each set of the plan at a directory that holds it: hot's, else warm's copy.
 
-    Returns the first 16 digits of the keys whose link was changed. DataError for a set that is nowhere.
+    Returns the first 16 digits of the keys whose link was changed. A set that is nowhere, or is not the one
+    that the plan names, has none: the trainer that wants to read it says so.
     """
     site.shards.mkdir(exist_ok=True)
     disks = [disk for disk in (pipeline.hot_layout, pipeline.warm_layout) if disk is not None]
     places = [disk.shards(str(site.told["dataset"])) for disk in disks]
     changed = []
-    for key, digest in keys:
+    for key, digest in dict(pair for entry in site.plan().segments for pair in entry.sets).items():
         link = site.shards / key[:16]
         if link.is_symlink() and _holds(link, digest):
             continue
         found = next((place / key[:16] for place in places if _holds(place / key[:16], digest)), None)
         if found is None:
-            raise DataError(
-                f"shard set {key[:16]} is not where it should be ({' nor '.join(map(str, places))}), or is "
-                "not the one that the plan names; when `stoker status` shows that it is back, run this again"
-            )
+            continue
         fresh = site.shards / f".{key[:16]}"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(found)

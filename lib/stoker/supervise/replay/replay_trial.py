@@ -15,7 +15,6 @@ from stoker.checkpoints.select import Found
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
-from stoker.plan.positions import Position
 from stoker.store import errors
 from stoker.store.errors import DataError, StokerError, StorageError, UnavailableError
 from stoker.store.names import new_id
@@ -29,7 +28,6 @@ from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environm
 
 KEPT = 2  # checkpoints of the replay's own
 SEAL_EVERY_S = 600.0  # what a stopped replay loses at most
-LOOK_S = 30.0  # at the links to sets that may have left hot
 TURN_S = 0.5
 
 Say = Callable[[str], None]
@@ -57,7 +55,6 @@ class Trial:
         self.say, self.progress = say, progress
         self.phases = site.phases()
         self.base = read_record(site.base)
-        self.plan = site.plan()
         self._proven: set[str] = set()
 
     def run(self) -> None:
@@ -65,24 +62,20 @@ class Trial:
         sweep_leftovers(self.site.run.checkpoints)
         waiter = Waiter()
         waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        retried_at = -1
+        error: StokerError | None = None
         with contextlib.closing(waiter):
             while (step := self.newest_step()) < self.site.to:
+                is_moved = bool(link_sets(self.site, self.pipeline))
+                # What it read may have left hot for warm meanwhile: that costs the steps since the last seal.
+                if error is not None and not (is_moved and isinstance(error, DataError)):
+                    raise error
                 phase = phase_of(self.phases, step + 1)
                 assert phase is not None  # the phases reach to the last step
-                self.relink()
                 end, view = self.launch(phase, step, waiter)
                 if waiter.received:
                     raise Stopped
-                if end.code == 0:
-                    if self.newest_step() > step:
-                        continue
-                    ends = f"{self.site.run.plan} ends; was it cut?"
-                    raise DataError(f"the trainer ended at step {step} of {phase.last}: {ends}")
-                # What it read may have left hot for warm meanwhile: that costs the steps since the last seal.
-                if end.code != DataError.exit_code or step == retried_at or not self.relink():
-                    raise self.failure(end, view)
-                retried_at = step
+                has_ended_well = end.code == 0 and self.newest_step() > step
+                error = None if has_ended_well else failure(end, view)
 
     def newest_step(self) -> int:
         """The step of the newest checkpoint of the replay's own that is proven whole; 0 without one."""
@@ -102,16 +95,6 @@ class Trial:
             remove_checkpoint(found.path)
         return None
 
-    def relink(self, position: Position | None = None) -> list[str]:
-        """Let every link that is still needed lead to its set; returns those that were moved."""
-        changed = link_sets(self.site, self.pipeline, self.site.sets_from(self.plan, position))
-        hot = self.pipeline.hot
-        if on_warm := [key for key in changed if hot not in (self.site.shards / key).readlink().parents]:
-            self.say(
-                f"shard sets {', '.join(on_warm[:3])} left the hot disk ({len(on_warm)}): read from warm"
-            )
-        return changed
-
     def launch(self, phase: Phase, step: int, waiter: Waiter) -> tuple[GuardedEnd, TrainerView]:
         """One launch from the newest checkpoint to the phase's end; its end and its last words."""
         newest = self.newest() if step else None
@@ -121,7 +104,7 @@ class Trial:
             resume_from=newest.path if newest else None,
             resume_step=step,
             notify_socket=self.socket,
-            until=None if phase.last == self.site.to and self.site.told["exhausted"] else phase.last,
+            until=phase.last,
         )
         write_record(self.site.run.launch, self.body(launch, phase))
         self.say(f"steps {step + 1:,} to {phase.last:,} on timeline {phase.timeline}")
@@ -148,11 +131,11 @@ class Trial:
         view = TrainerView.started(launch.launch, time.monotonic())
         waiter.add_fd(inbox.fileno(), "trainer")
         waiter.add_fd(trainer.fileno(), "guard")
-        stopping, look_at = False, time.monotonic() + LOOK_S
+        is_stopping = False
         while (end := trainer.poll()) is None:
             waiter.wait(TURN_S)
-            if waiter.received and not stopping:  # it may have come before this launch
-                stopping = True
+            if waiter.received and not is_stopping:  # it may have come before this launch
+                is_stopping = True
                 self.say("stopping: the trainer is asked to save")
                 trainer.stop()
             for datagram in inbox.drain():
@@ -161,11 +144,6 @@ class Trial:
                     if "checkpoint" in said:
                         self.prune()
             self.progress(view)
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + LOOK_S
-                # On its way between disks: the trainer says if it matters.
-                with contextlib.suppress(DataError):
-                    self.relink(Position(*view.position) if view.position else None)
         return end, view
 
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
@@ -190,12 +168,11 @@ class Trial:
             if found.step != compared:
                 remove_checkpoint(found.path)
 
-    def failure(self, end: GuardedEnd, view: TrainerView) -> StokerError:
-        """How a launch ended otherwise than it should, as an error with its exit code."""
-        again = "; the same command goes on from its newest checkpoint"
-        if end.signum is not None:
-            return UnavailableError(f"the trainer was killed by {signal.Signals(end.signum).name}{again}")
-        if end.code is None:
-            return UnavailableError(f"the trainer's guard was lost{again}")
-        error = next((error for error in KNOWN if error.exit_code == end.code), StokerError)
-        return error(f"the trainer failed: {view.error or f'exit code {end.code}'}{again}")
+
+def failure(end: GuardedEnd, view: TrainerView) -> StokerError:
+    """How a launch ended otherwise than it should, as an error with its exit code."""
+    why = view.error or f"exit code {end.code}"
+    if end.code is None:
+        why = "its guard was lost" if end.signum is None else f"killed by {signal.Signals(end.signum).name}"
+    error = next((error for error in KNOWN if error.exit_code == end.code), UnavailableError)
+    return error(f"the trainer failed: {why}; the same command goes on from its newest checkpoint")
