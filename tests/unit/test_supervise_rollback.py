@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,7 @@ from stoker.supervise.rollback.decide import (
     skipped_windows,
 )
 from stoker.supervise.rollback.lost_sets import require_lost
+from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
 
@@ -42,7 +42,7 @@ ROOMY = Quarantine(keep_checkpoints=9)
 
 
 class Run:
-    """A run of four windows a step, with rows and checkpoints but no trainer."""
+    """A run of four windows a step, with checkpoints but no trainer."""
 
     def __init__(self, root: Path) -> None:
         self.layout = RunLayout(root)
@@ -50,14 +50,11 @@ class Run:
         self.at: dict[int, Position] = {0: Position(0, 0)}
 
     def train(self, first: int, last: int, *, every: int = 10, timeline: int = 0) -> None:
-        with self.layout.metrics.open("ab") as rows:
-            for step in range(first, last + 1):
-                windows = step * BATCH
-                self.at[step] = Position(0, windows) if windows <= 40 else Position(1, windows - 40)
-                row = {"step": step, "timeline": timeline, "loss": 1.0, "position": self.at[step].as_list()}
-                rows.write(json.dumps(row).encode() + b"\n")
-                if step % every == 0:
-                    self.seal(step, timeline)
+        for step in range(first, last + 1):
+            windows = step * BATCH
+            self.at[step] = Position(0, windows) if windows <= 40 else Position(1, windows - 40)
+            if step % every == 0:
+                self.seal(step, timeline)
 
     def seal(self, step: int, timeline: int) -> None:
         copy = self.layout.timelines.read_bytes() if self.layout.timelines.exists() else b""
@@ -144,22 +141,15 @@ def test_what_cannot_be_is_refused_with_what_could(run: Run, ask: Ask, said: str
         decide(ask, run.standing())
 
 
-def test_steps_without_a_row_are_recounted(run: Run) -> None:
+def test_steps_between_checkpoints_are_counted_with_the_batch_of_the_launch_that_made_them(run: Run) -> None:
     place = run.standing().place
-    assert place(45) == Position(1, 140)
-    run.layout.metrics.unlink()
-    assert run.standing().place(33) == Position(1, 92)  # from the checkpoint of step 30
-
-
-def test_a_step_that_two_timelines_made_has_the_place_of_the_one_that_counts(run: Run) -> None:
+    assert (place(9), place(33), place(45)) == (run.at[9], run.at[33], Position(1, 140))
     run.roll_back(20, (20, 25))
-    with run.layout.metrics.open("ab") as rows:  # its checkpoint was lost: it began again at 10
-        for step in range(11, 34):
-            row = {"step": step, "timeline": 1, "loss": 1.0, "position": [1, 100 + step]}
-            rows.write(json.dumps(row).encode() + b"\n")
+    settings: dict[str, Any] = dict.fromkeys(SETTINGS)
+    launch = {**settings, "launch": "l", "timeline": 1, "global_batch": 2}
+    note_launch(run.layout.launches, launched_body(launch, resume_step=20, time=""))
     place = run.standing().place
-    assert place(15) == Position(1, 115) and place(33) == Position(1, 133)
-    assert place(9) == run.at[9]
+    assert (place(15), place(22)) == (run.at[15], Position(1, 64)), "behind the windows that are skipped"
 
 
 def test_the_beginning_is_always_possible(run: Run) -> None:

@@ -4,17 +4,15 @@ it was interrupted. Whoever does this holds the run's trainer.lock, or nothing o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.format import TIMELINES_COPY
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_first
-from stoker.checkpoints.select import Found, History, abandoned, candidates, find_checkpoints
+from stoker.checkpoints.select import Found, abandoned, candidates, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, advance
@@ -31,12 +29,10 @@ from stoker.store.files import make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
-from stoker.store.parsing import parse_json
 from stoker.supervise.rollback.decide import Standing
 from stoker.supervise.run.launch_log import Makers, read_launches
 
 _LEFT = re.compile(r"t(\d+)")
-_STEP, _TIMELINE = re.compile(rb'"step": ?(\d+)'), re.compile(rb'"timeline": ?(\d+)')
 
 
 @dataclass(frozen=True)
@@ -114,68 +110,22 @@ def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
     """The run as a rollback finds it; `global_batch` is configured now, for steps no launch is known of."""
     timelines = read_timelines(run.timelines)
     found = candidates(find_checkpoints(run.checkpoints), ancestry(timelines))
-    steps = {one.step for one in found if one.timeline is not None}
-    return Standing(timelines, plan, steps, _Places(run, timelines, plan, global_batch).after)
+    sealed = {0: START, **{one.step: Position(*one.body.position) for one in found if one.body}}
+    makers = Makers(read_launches(run.launches)[0], timelines)
 
-
-class _Places:
-    """The positions after steps of a history: from its checkpoints, else its log's rows, else recounted."""
-
-    def __init__(self, run: RunLayout, timelines: Timelines, plan: Plan, global_batch: int) -> None:
-        self._run, self._timelines, self._plan = run, timelines, plan
-        self._history = ancestry(timelines)
-        self._global_batch = global_batch
-
-    def after(self, step: int) -> Position | None:
-        sealed = self._sealed()
-        if step in sealed:
-            return sealed[step]
-        row = _row_of(self._run.metrics, self._history, step)
-        return row if row is not None else self._recounted(step, sealed)
-
-    def _sealed(self) -> dict[int, Position]:
-        found = candidates(find_checkpoints(self._run.checkpoints), self._history)
-        return {0: START, **{one.step: Position(*one.body.position) for one in found if one.body}}
-
-    def _recounted(self, step: int, sealed: Mapping[int, Position]) -> Position | None:
-        """From the last checkpoint before, batch by batch; None where the plan does not reach that far."""
-        makers = Makers(read_launches(self._run.launches)[0], self._timelines)
+    def place(step: int) -> Position | None:
+        """Counted from the last checkpoint before, batch by batch; None where the plan is too short."""
         last = max(one for one in sealed if one <= step)
         position: Position | None = sealed[last]
         while position is not None and last < step:
             last += 1
             launch = makers.of(last)
             batch = launch.settings.get("global_batch") if launch else None
-            count = batch if type(batch) is int else self._global_batch
-            position = advance(self._plan, position, count, skips(self._timelines))
+            count = batch if type(batch) is int else global_batch
+            position = advance(plan, position, count, skips(timelines))
         return position
 
-
-def _row_of(metrics: Path, history: History, step: int) -> Position | None:
-    """The position after a step by its row in the training log; there may be a month of them to pass by."""
-    rows: dict[int, Position] = {}  # timeline -> position
-    first: dict[int, int] = {}  # timeline -> the first step it trained
-    wanted = {number for number, _ in history}
-    with contextlib.suppress(FileNotFoundError), metrics.open("rb") as lines:
-        for line in lines:
-            timeline, trained = _TIMELINE.search(line), _STEP.search(line)
-            if timeline is None or trained is None or b'"loss"' not in line:
-                continue
-            number, made = int(timeline[1]), int(trained[1])
-            if number not in wanted:
-                continue
-            first.setdefault(number, made)
-            if made == step:
-                with contextlib.suppress(ValueError, KeyError, DataError):
-                    rows[number] = Position.parse(parse_json(line)["position"])
-    before: int | None = None
-    for number, upto in history:
-        limit = min((one for one in (upto, before) if one is not None), default=None)
-        if number in rows and (limit is None or step <= limit):
-            return rows[number]
-        begun = first.get(number)
-        before = limit if begun is None or (limit is not None and begun > limit) else begun - 1
-    return None
+    return Standing(timelines, plan, {*sealed} - {0}, place)
 
 
 def _of_later_timeline(run: RunLayout, timelines: Timelines) -> list[Found]:

@@ -54,34 +54,40 @@ class Standing:
 
 def parse_ask(args: Mapping[str, Any], condition: Mapping[str, Any] | None, request: str = "") -> Ask:
     """A request's words as what is asked; RollbackRefused says what is wrong with them."""
-    to, spans, wanted = args.get("to"), args.get("skip") or [], (condition or {}).get("timeline")
-    if unknown := sorted({*args} - {"to", "skip", "reason"} | {*(condition or {})} - {"timeline"}):
-        raise RollbackRefused(f"a rollback has no {unknown[0]!r}; it has to, skip, reason, and if timeline")
+    timeline = _timeline("a rollback", args, ("to", "skip", "reason"), condition or {})
+    to, spans = args.get("to"), args.get("skip") or []
     if not _is_step(to):
         raise RollbackRefused(f"to={to!r} is no step; name the checkpoint to go back to, or 0")
-    if wanted is not None and not _is_step(wanted):
-        raise RollbackRefused(f"timeline={wanted!r} is no timeline")
     if not isinstance(spans, list | tuple) or not all(
         isinstance(span, list | tuple) and len(span) == 2 and all(map(_is_step, span)) for span in spans
     ):
         raise RollbackRefused(f"skip={spans!r} is not a list of [from step, to step]")
     reason = str(args.get("reason") or "operator")[:500]
-    return Ask(int(to or 0), tuple((span[0], span[1]) for span in spans), reason, wanted, request)
+    return Ask(int(to or 0), tuple((span[0], span[1]) for span in spans), reason, timeline, request)
 
 
 def parse_skip_set(
     args: Mapping[str, Any], condition: Mapping[str, Any] | None, steps: Collection[int], request: str = ""
 ) -> Ask:
     """A request to give up a lost shard set; `steps` are those of the checkpoints on the current history."""
-    key, wanted = args.get("key"), (condition or {}).get("timeline")
-    if unknown := sorted({*args} - {"key", "reason"} | {*(condition or {})} - {"timeline"}):
-        raise RollbackRefused(f"skip_set has no {unknown[0]!r}; it has key, reason, and if timeline")
+    timeline = _timeline("skip_set", args, ("key", "reason"), condition or {})
+    key = args.get("key")
     if not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise RollbackRefused(f"key={key!r} is no shard set's: name 16 to 64 of its hex digits")
-    if wanted is not None and not _is_step(wanted):
-        raise RollbackRefused(f"timeline={wanted!r} is no timeline")
     reason = str(args.get("reason") or f"shard set {key[:16]} is lost")[:500]
-    return Ask(max(steps, default=0), (), reason, wanted, request, key)
+    return Ask(max(steps, default=0), (), reason, timeline, request, key)
+
+
+def _timeline(
+    verb: str, args: Mapping[str, Any], known: Sequence[str], condition: Mapping[str, Any]
+) -> int | None:
+    """The timeline that a request is for; RollbackRefused where it has a word that is not known."""
+    if unknown := sorted({*args} - {*known} | {*condition} - {"timeline"}):
+        raise RollbackRefused(f"{verb} has no {unknown[0]!r}; it has {', '.join(known)}, and if timeline")
+    timeline = condition.get("timeline")
+    if timeline is not None and not _is_step(timeline):
+        raise RollbackRefused(f"timeline={timeline!r} is no timeline")
+    return timeline
 
 
 def lost_key(ask: Ask, run: Standing) -> str:
@@ -107,7 +113,9 @@ def decide(ask: Ask, run: Standing) -> Timeline:
         number=current + 1,
         parent=current,
         from_step=ask.to,
-        skip=_rest_of_entries(ask, run) if ask.lost else _spans(ask, run),
+        skip=_rest_of_entries(ask, run)
+        if ask.lost
+        else tuple(_range(first, last, ask.to, run) for first, last in ask.skip),
         reason=ask.reason,
         request=ask.request,
         lost=lost_key(ask, run) if ask.lost else "",
@@ -163,10 +171,6 @@ def _rest_of_entries(ask: Ask, run: Standing) -> tuple[Skip, ...]:
     )
 
 
-def _spans(ask: Ask, run: Standing) -> tuple[Skip, ...]:
-    return tuple(_range(first, last, ask.to, run) for first, last in ask.skip)
-
-
 def _range(first: int, last: int, to: int, run: Standing) -> Skip:
     if not to <= first < last:
         raise RollbackRefused(
@@ -176,7 +180,7 @@ def _range(first: int, last: int, to: int, run: Standing) -> Skip:
     if begin is None or end is None:
         raise RollbackRefused(
             f"skip {first}:{last}: which windows step {last if begin else first} ends at is not known: "
-            "the training log has no row of it and the plan does not reach that far"
+            "the plan does not reach that far"
         )
     try:
         if linear(run.plan, begin) >= linear(run.plan, end):
