@@ -78,11 +78,15 @@ class Run:
         return audit_run(self.pipeline, **options)
 
     def launches(self, *launches: tuple[int, int, int]) -> None:
-        """Note launches by their timeline, the step they resumed from and their global batch."""
-        for number, (timeline, step, batch) in enumerate(launches):
-            record = dict.fromkeys(SETTINGS) | {"launch": f"l{number}", "timeline": timeline}
-            body = launched_body({**record, "global_batch": batch}, resume_step=step, time="")
-            note_launch(self.layout.launches, body)
+        """Note these launches and no others: their timeline, the step they resumed from, global batch."""
+        self.layout.launches.unlink()
+        for launch in launches:
+            self.note_launch(*launch)
+
+    def note_launch(self, timeline: int, step: int, batch: int) -> None:
+        record = dict.fromkeys(SETTINGS) | {"launch": "l", "timeline": timeline}
+        body = launched_body({**record, "global_batch": batch}, resume_step=step, time="")
+        note_launch(self.layout.launches, body)
 
     def train(
         self,
@@ -93,7 +97,8 @@ class Run:
         skips: tuple[Skip, ...] = (),
         batch: int = BATCH,
     ) -> None:
-        """Append rows for the steps, and a held-out row for every tenth."""
+        """Append rows for the steps, and a held-out row for every tenth, as a launch of their batch."""
+        self.note_launch(timeline, after, batch)
         position = self.position(after)
         with self.layout.metrics.open("a") as log:
             for step in range(after + 1, upto + 1):
@@ -257,7 +262,6 @@ def test_three_timelines_and_a_batch_that_changed_balance_by_the_log_of_launches
     log.append(fork.body())
     run.train(24, after=20, timeline=1, skips=fork.skip)
     log.append(Timeline(2, 1, 22, (), "operator").body())
-    run.launches((0, 0, BATCH), (1, 20, BATCH), (2, 22, BATCH // 2))
     run.train(27, after=22, timeline=2, skips=fork.skip, batch=BATCH // 2)
     run.seal(27)
     audit = run.audit(deep=True)
@@ -267,8 +271,7 @@ def test_three_timelines_and_a_batch_that_changed_balance_by_the_log_of_launches
 
 def test_a_timeline_that_had_to_begin_before_its_fork_balances(run: Run) -> None:
     ChainedLog(run.layout.timelines).append(Timeline(1, 0, 20, (), "operator").body())
-    run.launches((0, 0, BATCH), (1, 10, BATCH))  # the checkpoint of step 20 was found bad
-    shutil.rmtree(run.layout.checkpoints / "step-000000020")
+    shutil.rmtree(run.layout.checkpoints / "step-000000020")  # it was found bad
     run.train(24, after=10, timeline=1)
     run.seal(24)
     audit = run.audit()
@@ -280,7 +283,7 @@ def test_a_timeline_that_had_to_begin_before_its_fork_balances(run: Run) -> None
     ("launches", "words"),
     [
         ([(0, 0, BATCH * 2)], "step 1 is 16 windows after step 0, its launch trained on 32 a step"),
-        ([(0, 10, BATCH)], "10 steps from 1 on were made by no launch it has"),
+        ([(0, 10, BATCH)], "10 steps from 1 on were made by no launch on record"),
         ([(0, 0, BATCH), (1, 20, BATCH)], "is of timeline 1, timelines.jsonl ends at 0"),
     ],
 )
@@ -345,8 +348,6 @@ def test_held_out_windows_must_be_those_of_the_run(run: Run) -> None:
     data = file.read_bytes()
     file.write_bytes(data[:5] + b"x" + data[6:])
     assert [finding.split(" is ")[0][: len(str(file)) + 8] for finding in found(run)] == [f"{file}: sha256"]
-    file.write_bytes(data[:-2])
-    assert f"{file}: 52 bytes; the run's record says 3 windows" in found(run)[1]
     file.unlink()
     assert found(run) == [f"{file}: missing, the run is evaluated on its 3 windows"]
 
@@ -411,7 +412,7 @@ def half_a_batch_twice(rows: list[dict[str, Any]]) -> None:
 # Rows 1 to 10 are lines 1 to 10, then a held-out row: step 14 is line 15, step 20 line 21.
 ROW_FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], None], str]] = {
     "a batch applied twice": (applied_twice, "line 15: step 14 is 0 windows after step 13"),
-    "half a batch applied twice": (half_a_batch_twice, "line 15: step 14 applied 8 windows a step"),
+    "half a batch applied twice": (half_a_batch_twice, "line 15: step 14 is 8 windows after step 13, its"),
     "a row written twice": (lambda rows: rows.insert(15, dict(rows[14])), "line 16: step 14"),
     "a held-out row written twice": (lambda rows: rows.insert(11, dict(rows[10])), "line 12: step 10"),
     "a row lost": (lambda rows: rows.__delitem__(14), "line 15: step 15 follows step 13"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources
+from stoker.plan.consumption import consumed_body
 from stoker.plan.log import Plan, read_plan, segment_key
 from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
@@ -28,15 +28,11 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit_forks import fork_findings, launch_findings, unfinished_findings
-from stoker.supervise.audit.audit_identity import (
-    checkpoint_identity_findings,
-    need_of_records,
-    read_run_record,
-    run_findings,
-)
+from stoker.supervise.audit.audit_identity import checkpoint_identity_findings, run_findings
 from stoker.supervise.audit.audit_mirror import audit_mirror
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_log import read_launches
+from stoker.supervise.run.record import RunRecord, parse_record
 
 LOOKS = 3  # at a run that keeps changing
 MOST_ROW_FINDINGS = 20  # one wrong row shows in those behind it
@@ -101,25 +97,24 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         view.findings += [
             f"{layout.checkpoints / name / extra}: in no list of this checkpoint" for extra in proof.extra
         ]
-    view.findings += run_findings(layout, view.identity, view.pin)
+    view.findings += run_findings(layout, view.record, view.pin)
     view.findings += _plan_findings(view)
     view.findings += fork_findings(layout, rows, view.plan, view.timelines)
     view.findings += unfinished_findings(layout, proven, view.timelines)
     launches, damage = read_launches(layout.launches)
-    view.findings += launch_findings(layout, rows, view.timelines, launches, damage)
+    view.findings += launch_findings(layout, view.timelines, launches, damage)
     for name, body in proven.items():
         where = layout.checkpoints / name
         wrong = list(_checkpoint_findings(where, body, view))
         if where.exists():  # else pruned while we looked
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
-    ground = Ground(view.plan, view.timelines, sealed, view.global_batch, view.log_every, launches)
+    ground = Ground(view.plan, view.timelines, sealed, view.log_every, launches)
     wrong = row_findings(rows, ground)
     if (more := len(wrong) - MOST_ROW_FINDINGS) > 0:
         wrong[MOST_ROW_FINDINGS:] = [f"{more} more findings"]
     view.add(layout.metrics, wrong)
     newest = _newest(proven, view.timelines)
-    view.findings += need_of_records(layout, view.record, view.consumed, newest)
     view.findings += _record_findings(newest, proven, view)
     mirror = audit_mirror(pipeline, view.record, deep=deep)
     counts = {
@@ -146,24 +141,27 @@ class _View:
         except DataError as problem:
             self.findings.append(str(problem))
         # After the plan: a set is on record before an entry names it.
-        launch, self.record, self.consumed = map(
-            self._record, (layout.launch, layout.record, layout.consumed)
-        )
+        launch, body, self.consumed = map(self._body, (layout.launch, layout.record, layout.consumed))
         self.sources = read_sources(pipeline.layout, pipeline.dataset.name)
-        self.identity = read_run_record(layout.record, self.record, self.findings)
+        self.record: RunRecord | None = None
+        try:
+            self.record = parse_record(body, layout.record) if body else None
+        except ValueError as problem:
+            self.add(layout.record, [str(problem)])
         self.pin: DatasetPin | None = None
         with contextlib.suppress(DataError):  # the audit of the data says so
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
         self.horizon = int(launch.get("steps", pipeline.train.horizon))
         self.global_batch = int(launch.get("global_batch", pipeline.train.global_batch))
         self.log_every = int(launch.get("log_every", 1))
-        self.finished = self.record.get("finished") if self.record.get("state") == "finished" else None
+        is_finished = self.record is not None and self.record.state == "finished"
+        self.finished = self.record.finished if self.record is not None and is_finished else None
 
     def add(self, where: Path, findings: Iterable[str]) -> None:
         """Findings about one file."""
         self.findings += [f"{where}: {finding}" for finding in findings]
 
-    def _record(self, path: Path) -> dict[str, Any]:
+    def _body(self, path: Path) -> dict[str, Any]:
         try:
             return read_record(path)
         except FileNotFoundError:
@@ -196,7 +194,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
         if entry.epoch not in (epoch, epoch + 1):
             yield f"{where}: epoch {entry.epoch} follows epoch {epoch}"
         epoch = entry.epoch
-        if "seed" in view.record and entry.key != segment_key(view.record["seed"], entry.n):
+        if view.record is not None and entry.key != segment_key(view.record.identity.seed, entry.n):
             yield f"{where}: its key is not that of the run's seed"
         for number, (key, manifest) in enumerate(entry.sets):
             first = named.setdefault((entry.epoch, key), (entry.n, number))
@@ -221,8 +219,8 @@ def _plan_findings(view: _View) -> Iterator[str]:
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
     """Position, tokens and copies of a proven checkpoint against the run's plan and timelines."""
-    if view.identity is not None:
-        yield from checkpoint_identity_findings(body, view.identity)
+    if view.record is not None:
+        yield from checkpoint_identity_findings(body, view.record)
     try:
         copy, forks = read_plan(directory / PLAN_COPY), read_timelines(directory / TIMELINES_COPY)
         tokens = tokens_before(view.plan, Position(*body.position), skips(view.timelines, body.timeline))
@@ -249,43 +247,42 @@ def _newest(proven: Mapping[str, CheckpointBody], timelines: Timelines) -> str |
 
 def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
     """run.json and consumed.json against the checkpoints."""
+    layout, consumed = view.layout, view.consumed.get("checkpoint")
     step = proven[newest].step if newest else 0
     position = Position(*proven[newest].position) if newest else START
+    if newest and not layout.record.exists():
+        yield f"{layout.record}: missing, but {newest} was made by the run"
+    # The supervisor writes consumed.json a moment after a checkpoint.
+    if newest and view.finished and not layout.consumed.exists():
+        yield f"{layout.consumed}: missing, but the run is finished"
+    elif newest and view.finished and view.consumed and consumed != newest:
+        yield f"{layout.consumed}: checkpoint is {consumed}, the newest proven one {newest}"
     if view.finished == "steps" and step < view.horizon:
         at = f"finished at step {view.horizon}, the newest proven checkpoint is step {step}"
-        yield f"{view.layout.record}: {at}"
+        yield f"{layout.record}: {at}"
     try:
         if view.finished == "data_exhausted":
             left = left_after(view.plan, position, skips(view.timelines))
             if not view.plan.ended or left >= view.global_batch:
-                yield f"{view.layout.record}: finished for want of data, but {left} windows are left"
+                yield f"{layout.record}: finished for want of data, but {left} windows are left"
         yield from _consumed_findings(proven, view)
     except DataError as problem:
-        yield f"{view.layout.root}: {problem}"
+        yield f"{layout.root}: {problem}"
 
 
 def _consumed_findings(proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
     """consumed.json repeats a checkpoint's figures; one that was pruned or quarantined since is not asked."""
-    consumed, where = view.consumed, view.layout.consumed
-    if not consumed:
+    name = str(view.consumed.get("checkpoint"))
+    if (body := proven.get(name)) is None:
         return
-    position = Position.parse(consumed.get("position"))
-    body = proven.get(str(consumed.get("checkpoint")))
-    timeline = view.timelines.current if body is None else body.timeline
-    exhausted = view.finished == "data_exhausted"
-    account = books(view.plan, position, skips(view.timelines, timeline), exhausted=exhausted)
-    wanted: dict[str, Any] = {"run": view.layout.root.name}
-    wanted |= {"tokens": account.tokens, "applied": account.applied}
-    if body is not None:
-        wanted |= {"step": body.step, "position": list(body.position)}
+    run, passed = view.layout.root.name, skips(view.timelines, body.timeline)
+    wanted = consumed_body(run, name, body.raw, view.plan, finished=view.finished, skips=passed)
+    fields = ["run", "step", "position", "tokens", "applied"]
     if view.finished:  # before that the plan may have grown since, and with it what the books say of it
-        wanted |= {"remainder": account.remainder, "skipped": account.skipped}
-    tails = list(accumulate((segment.tail_tokens for segment in view.plan.segments), initial=0))
-    if consumed.get("tail_tokens") not in tails:
-        wanted["tail_tokens"] = tails[-1]
-    for name, value in wanted.items():
-        if consumed.get(name) != value:
-            yield f"{where}: {name} is {consumed.get(name)}, recounted {value}"
+        fields += ["skipped", "remainder", "tail_tokens"]
+    for field in fields:
+        if (value := view.consumed.get(field)) != wanted[field]:
+            yield f"{view.layout.consumed}: {field} is {value}, recounted {wanted[field]}"
 
 
 def _books(newest: CheckpointBody | None, view: _View) -> Books:

@@ -12,20 +12,17 @@ from stoker.plan.timelines import Timelines, ancestry, committed
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.supervise.audit.audit_rows import Row
-from stoker.supervise.run.launch_log import Launched, Makers
+from stoker.supervise.run.launch_log import Launched
 
 
 def fork_findings(layout: RunLayout, rows: Sequence[Row], plan: Plan, timelines: Timelines) -> Iterator[str]:
     """What a rollback skips lies ahead of the step it goes back to: behind it, it is trained on already."""
     for fork in timelines.forks:
         history = ancestry(timelines, fork.parent)
-        places = [
-            row.position
-            for row in committed(rows, history, lambda row: (row.timeline, row.step, True))
-            if row.step == fork.from_step and row.position is not None
-        ]
+        trained = committed(rows, history, lambda row: (*row.key, True))
+        place = next((row.position for row in trained if row.step == fork.from_step and row.position), START)
         try:
-            done = linear(plan, places[-1] if places else START)
+            done = linear(plan, place)
             behind = [first for first, _ in fork.skip if linear(plan, first) < done]
         except DataError:
             continue  # a position beyond the plan: a finding of its row, or of the checkpoint that has it
@@ -46,23 +43,11 @@ def unfinished_findings(
 
 
 def launch_findings(
-    layout: RunLayout,
-    rows: Sequence[Row],
-    timelines: Timelines,
-    launches: Sequence[Launched],
-    damage: Sequence[str],
+    layout: RunLayout, timelines: Timelines, launches: Sequence[Launched], damage: Sequence[str]
 ) -> Iterator[str]:
-    """The log of launches knows no timeline that is not there, and who made each step that counts."""
+    """The log of launches knows no timeline that is not there."""
     yield from (f"{layout.launches}: {finding}" for finding in damage)
     for one in launches:
         if one.timeline > timelines.current:
             ends = f"timelines.jsonl ends at {timelines.current}"
             yield f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, {ends}"
-    if not launches:
-        return  # a run that began before there was such a log
-    trained = [row for row in rows if row.position is not None]
-    steps = {row.step for row in committed(trained, ancestry(timelines), lambda row: (*row.key, True))}
-    makers = Makers(launches, timelines)
-    unknown = [step for step in sorted(steps) if makers.of(step) is None]
-    if unknown:
-        yield f"{layout.launches}: {len(unknown)} steps from {unknown[0]} on were made by no launch it has"

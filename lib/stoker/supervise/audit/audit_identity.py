@@ -11,18 +11,9 @@ from stoker.checkpoints.format import CheckpointBody
 from stoker.corpus.records.pin import DatasetPin
 from stoker.store.hashing import hash_file
 from stoker.store.layout import RunLayout
-from stoker.supervise.run.record import Heldout, RunRecord, parse_record
+from stoker.supervise.run.record import Heldout, RunRecord
 
 TOKENIZER_COPY = "tokenizer.json"
-
-
-def read_run_record(where: Path, body: Mapping[str, Any], findings: list[str]) -> RunRecord | None:
-    """The run's record out of run.json's body; None where there is none, or it is a finding."""
-    try:
-        return parse_record(body, where) if body else None
-    except ValueError as problem:
-        findings.append(f"{where}: {problem}")
-        return None
 
 
 def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | None) -> Iterator[str]:
@@ -38,7 +29,7 @@ def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | 
         if getattr(identity, name) != value:
             yield f"{layout.record}: {name} is {getattr(identity, name)}, on record is {value}"
     if record.heldout is not None:
-        yield from _heldout_findings(layout.heldout, record.heldout, identity.seq_len)
+        yield from heldout_findings(layout.heldout, record.heldout)
     elif layout.heldout.exists():
         yield f"{layout.heldout}: {layout.record.name} knows of no held-out windows"
 
@@ -57,35 +48,15 @@ def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Ite
             yield f"{name} {value} is not the run's, {wanted}"
 
 
-def _heldout_findings(file: Path, told: Heldout, seq_len: int) -> Iterator[str]:
+def heldout_findings(file: Path, told: Heldout) -> Iterator[str]:
     """The held-out windows are a few megabytes: they are hashed even in a quick look."""
     try:
-        found = hash_file(file, past_cache=False)
+        found = hash_file(file, past_cache=False).sha256
     except FileNotFoundError:
         yield f"{file}: missing, the run is evaluated on its {told.windows} windows"
         return
     except OSError as problem:
         yield f"{file}: cannot be read: {problem}"
         return
-    if found.sha256 != told.sha256:
-        yield f"{file}: sha256 {found.sha256[:16]}, the run's record says {told.sha256[:16]}"
-    size = told.windows * (seq_len + 1) * {"uint16": 2, "uint32": 4}.get(told.dtype, 0)
-    if found.size != size or told.tokens != told.windows * seq_len:
-        says = f"{told.windows} windows, {told.tokens} tokens of {told.dtype}, which take {size}"
-        yield f"{file}: {found.size} bytes; the run's record says {says}"
-
-
-def need_of_records(
-    layout: RunLayout, record: Mapping[str, Any], consumed: Mapping[str, Any], newest: str | None
-) -> Iterator[str]:
-    """Records that must be there because of what was made after them."""
-    if newest is None:
-        return
-    if not record and not layout.record.exists():
-        yield f"{layout.record}: missing, but {newest} was made by the run"
-    if record.get("state") != "finished":
-        return  # the supervisor writes consumed.json a moment after a checkpoint
-    if not consumed and not layout.consumed.exists():
-        yield f"{layout.consumed}: missing, but the run is finished"
-    elif consumed and consumed.get("checkpoint") != newest:
-        yield f"{layout.consumed}: checkpoint is {consumed.get('checkpoint')}, the newest proven one {newest}"
+    if found != told.sha256:
+        yield f"{file}: sha256 {found[:16]}, the run's record says {told.sha256[:16]}"

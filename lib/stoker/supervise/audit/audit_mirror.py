@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.config.schema import Pipeline
 from stoker.store.errors import DataError
-from stoker.store.hashing import hash_file
 from stoker.store.record import read_record
+from stoker.supervise.audit.audit_identity import heldout_findings
+from stoker.supervise.run.record import RunRecord
 
 ON_RECORD = "checkpoint mirror"
 
@@ -24,8 +24,8 @@ class MirrorAudit(NamedTuple):
     on_record: tuple[str, ...] = ()
 
 
-def audit_mirror(pipeline: Pipeline, record: Mapping[str, Any], *, deep: bool) -> MirrorAudit:
-    """Audit the mirror of a pipeline's run; `record` is run.json's body, empty where there is none."""
+def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) -> MirrorAudit:
+    """Audit the mirror of a pipeline's run, by its record alone or, with `deep`, every byte of it."""
     warm, run = pipeline.warm_layout, pipeline.layout.run(pipeline.train.run)
     try:
         told = _on_record(run.mirror)
@@ -39,13 +39,15 @@ def audit_mirror(pipeline: Pipeline, record: Mapping[str, Any], *, deep: bool) -
     if not mirror.is_dir():
         finding = f"{mirror}: not there, but {len(told)} checkpoints were copied there; is warm mounted?"
         return MirrorAudit(len(told), (finding,), (ON_RECORD,))
-    there = {one.name for one in list_mirror(mirror) if one.run_id in (None, record.get("run_id"))}
+    run_id = record.identity.run_id if record is not None else None
+    there = {one.name for one in list_mirror(mirror) if one.run_id in (None, run_id)}
     findings = []
     for name in sorted(there):
         proof = prove_checkpoint(mirror / name)
         if proof.verdict != "proven" and (mirror / name).exists():
             findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
-    findings += _heldout(mirror, record)
+    if record is not None and (held := record.heldout) is not None:
+        findings += heldout_findings(mirror / heldout_name(held.sha256), held)
     lost = sorted((told - there) & _on_record(run.mirror))  # some may have been pruned meanwhile
     findings += [f"{mirror / name}: on record, but not there" for name in lost]
     return MirrorAudit(len(there), tuple(findings))
@@ -57,17 +59,3 @@ def _on_record(path: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     return {Mirrored.parse(copy).name for copy in copies}
-
-
-def _heldout(mirror: Path, record: Mapping[str, Any]) -> Iterator[str]:
-    held = record.get("heldout")
-    if not held:
-        return
-    copy = mirror / heldout_name(held["sha256"])
-    try:
-        found = hash_file(copy).sha256
-    except OSError as problem:
-        yield f"{copy}: cannot be read: {problem}"
-        return
-    if found != held["sha256"]:
-        yield f"{copy}: sha256 {found[:16]}, the run's record says {held['sha256'][:16]}"

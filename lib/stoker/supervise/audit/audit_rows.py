@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +35,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Ground:
-    """What rows are held against: plan, forks, sealed steps, windows a step, and steps a row.
-
-    `launches` say what the global batch of each step was; `global_batch` is configured now.
-    """
+    """What rows are held against: plan, forks, sealed steps, steps a row, and who launched each step."""
 
     plan: Plan
     timelines: Timelines
     sealed: Mapping[Key, tuple[int, Position]]  # tokens and position of proven checkpoints
-    global_batch: int
-    log_every: int = 1
-    launches: Sequence[Launched] = ()
-    _makers: dict[int, Makers] = field(default_factory=dict)
-
-    def batch_of(self, row: Row) -> int | None:
-        """The global batch of the launch that made a row's step; None where no launch is known of."""
-        if row.timeline not in self._makers:
-            self._makers[row.timeline] = Makers(self.launches, self.timelines, row.timeline)
-        launch = self._makers[row.timeline].of(row.step)
-        batch = launch.settings.get("global_batch") if launch else None
-        return batch if type(batch) is int else None
+    log_every: int
+    launches: Sequence[Launched]
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
@@ -76,25 +63,14 @@ def row_findings(rows: Sequence[Row], ground: Ground) -> list[str]:
     """What is wrong with the rows; each finding begins with its line."""
     findings = list(_repeated(rows))
     training = [row for row in rows if row.position is not None]
-    accounts: dict[int, Accounts] = {}
-    applied: dict[int, int] = {}  # line -> windows
-    for row in training:
+    for timeline, first in sorted({row.timeline: row for row in reversed(rows)}.items()):
         try:
-            if row.timeline not in accounts:
-                accounts[row.timeline] = Accounts(ground.plan, skips(ground.timelines, row.timeline))
-            findings += _against_plan(row, accounts[row.timeline], ground.sealed)
-            applied[row.line] = accounts[row.timeline].applied(row.position or START)
+            accounts = Accounts(ground.plan, skips(ground.timelines, timeline))
         except DataError as problem:
-            findings.append(f"line {row.line}: step {row.step}: {problem}")
-    known = [row for row in training if row.line in applied]
-    for timeline in sorted({row.timeline for row in known}):
-        findings += _in_steps([row for row in known if row.timeline == timeline], known, applied, ground)
-    findings += [
-        f"line {row.line}: step {row.step}: timeline {row.timeline} is not in timelines.jsonl"
-        for row in rows
-        if row.position is None and row.timeline > ground.timelines.current
-    ]
-    return findings + list(_reach(training, ground.sealed))
+            findings.append(f"line {first.line}: step {first.step}: {problem}")
+        else:
+            findings += _on_timeline(timeline, training, accounts, ground)
+    return [*findings, *_reach(training, ground.sealed)]
 
 
 def _row(number: int, body: Any) -> Row:
@@ -115,58 +91,44 @@ def _repeated(rows: Sequence[Row]) -> Iterator[str]:
             yield f"line {row.line}: step {row.step} of timeline {row.timeline} {what} twice (line {first})"
 
 
-def _against_plan(row: Row, accounts: Accounts, sealed: Mapping[Key, tuple[int, Position]]) -> Iterator[str]:
-    assert row.position is not None
-    tokens, where = accounts.tokens(row.position), f"line {row.line}: step {row.step}"
-    if row.tokens != tokens:
-        place = f"its position {row.position.as_list()} has {tokens} before it"
-        yield f"{where} says {row.tokens} tokens; {place}"
-    if row.key in sealed and sealed[row.key] != (row.tokens, row.position):
-        tokens, position = sealed[row.key]
-        mine = f"{where} stands at {row.position.as_list()} with {row.tokens} tokens"
-        yield f"{mine}; its checkpoint at {position.as_list()} with {tokens}"
-
-
-def _in_steps(
-    rows: Sequence[Row], everyone: Sequence[Row], applied: Mapping[int, int], ground: Ground
-) -> Iterator[str]:
-    """One timeline's rows follow each other, at most `log_every` steps of one global batch apart."""
-    step, windows = _origin(rows[0].timeline, everyone, applied, ground)
-    batches: list[tuple[Row, Fraction]] = []
-    for row in rows:
+def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> Iterator[str]:
+    """One timeline's rows follow each other, at most `log_every` steps apart, each by its launch's batch."""
+    makers, orphans = Makers(ground.launches, ground.timelines, timeline), list[int]()
+    step, windows = _origin(timeline, training, accounts, ground)
+    for row in training:
+        if row.timeline != timeline or row.position is None:
+            continue
+        where = f"line {row.line}: step {row.step}"
+        try:
+            applied = accounts.applied(row.position)
+        except DataError as problem:
+            yield f"{where}: {problem}"
+            continue
+        if row.tokens != (tokens := accounts.tokens(row.position)):
+            place = f"its position {row.position.as_list()} has {tokens} before it"
+            yield f"{where} says {row.tokens} tokens; {place}"
+        sealed = ground.sealed.get(row.key, (row.tokens, row.position))
+        if sealed != (row.tokens, row.position):
+            mine = f"{where} stands at {row.position.as_list()} with {row.tokens} tokens"
+            yield f"{mine}; its checkpoint at {sealed[1].as_list()} with {sealed[0]}"
         if row.step == step:
             continue  # a finding already: it is there twice
-        where, took, batch = (
-            f"line {row.line}: step {row.step}",
-            applied[row.line] - windows,
-            ground.batch_of(row),
-        )
-        after = f"{where} is {took} windows after step {step}"
+        took, launch = applied - windows, makers.of(row.step)
+        if launch is None:
+            orphans.append(row.step)
         if not step < row.step <= step + ground.log_every:
             yield f"{where} follows step {step}: rows are missing or out of order"
-        if took <= 0:
-            yield f"{after}: windows of an earlier step are applied twice"
-        elif batch is not None and took != batch * (row.step - step):
-            yield f"{after}, its launch trained on {batch} a step: some were applied twice or left out"
-        elif batch is None and row.step > step:
-            batches.append((row, Fraction(took, row.step - step)))
-        step, windows = row.step, applied[row.line]
-    yield from _lone_batches(batches, ground.global_batch)
+        elif took <= 0:
+            yield f"{where} is {took} windows after step {step}: windows are applied twice"
+        elif launch is not None and took != (batch := launch.settings["global_batch"]) * (row.step - step):
+            after = f"{where} is {took} windows after step {step}, its launch trained on {batch} a step"
+            yield f"{after}: some were applied twice or left out"
+        step, windows = row.step, applied
+    if orphans and ground.launches:  # else the run began before there was such a log
+        yield f"{len(orphans)} steps from {orphans[0]} on were made by no launch on record"
 
 
-def _lone_batches(batches: Sequence[tuple[Row, Fraction]], configured: int) -> Iterator[str]:
-    """The global batch may change at a checkpoint, but then it stays; a single step that differs is wrong."""
-    for i, (row, batch) in enumerate(batches):
-        around = [other for _, other in (*batches[max(0, i - 1) : i], *batches[i + 1 : i + 2])]
-        if batch != configured and batch not in around:
-            others = f"the steps around it others, {configured} are configured"
-            step = f"line {row.line}: step {row.step} applied {float(batch):g} windows a step"
-            yield f"{step}, {others}: some were applied twice or left out"
-
-
-def _origin(
-    timeline: int, everyone: Sequence[Row], applied: Mapping[int, int], ground: Ground
-) -> tuple[int, int]:
+def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> tuple[int, int]:
     """The step a timeline begins after, and the windows applied by then.
 
     It is the fork's; or an earlier one, where the checkpoint forked from was lost before it was gone on from.
@@ -175,11 +137,12 @@ def _origin(
         return 0, 0
     began = [one.resume_step for one in ground.launches if one.timeline == timeline]
     step = min([ground.timelines.forks[timeline - 1].from_step, *began])
-    older = committed(
-        everyone, ancestry(ground.timelines, timeline)[1:], lambda row: (row.timeline, row.step, True)
-    )
-    before = [row for row in older if row.step == step]
-    return step, applied[before[-1].line] if before else 0
+    history = ancestry(ground.timelines, timeline)[1:]
+    older = committed(training, history, lambda row: (*row.key, True))
+    position = next((row.position for row in older if row.step == step), None) or START
+    with contextlib.suppress(DataError):  # beyond the plan: a finding of its row
+        return step, accounts.applied(position)
+    return step, 0
 
 
 def _reach(training: Sequence[Row], sealed: Mapping[Key, tuple[int, Position]]) -> Iterator[str]:
