@@ -112,19 +112,16 @@ def test_a_worker_that_stayed_big_is_not_kept(pool: WorkerPool[None]) -> None:
     turn_until(pool, lambda: old not in pool.pids)
 
 
-def test_a_worker_killed_while_idle_is_an_event(
-    pool: WorkerPool[None],
-) -> None:
+def test_a_worker_killed_while_idle_is_replaced(pool: WorkerPool[None]) -> None:
     os.kill(idle_worker(pool), signal.SIGKILL)
     turn_until(pool, lambda: not pool.pids)
-    assert told(pool) == ["idle_worker_died"]
     start(pool, "a", {"do": "pid"})
     assert heard(pool, "a").kind == "finished"
 
 
 def test_an_idle_worker_goes_after_its_time(pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "IDLE_S", 0.0)
     idle_worker(pool)
-    assert pool._idle.tend(time.monotonic() + 61.0) == []
     turn_until(pool, lambda: not pool.pids)
     assert told(pool) == []
 
@@ -137,13 +134,12 @@ def test_a_failed_reusable_worker_is_gone_and_the_next_is_fresh(pool: WorkerPool
     assert heard(pool, "a").kind == "finished"
 
 
-def test_the_daemon_sleeps_on_while_workers_only_tell_samples(pool: WorkerPool[None]) -> None:
-    job = start(pool, "a", {"do": "burn"})
+def test_the_daemon_sleeps_on_while_its_workers_are_looked_at(pool: WorkerPool[None]) -> None:
+    start(pool, "a", {"do": "burn"})
     wait_until(lambda: [*pool.hear()], what="the first word")
-    job.worker.sample = None
-    assert wait_until(lambda: pool.wait(0.5) == [] and job.worker.sample, what="a sample").rss_bytes > 0
-    pool._waiter.longest_s = 1.5  # as systemd's watchdog sets it: more samples come than that
-    assert pool.wait(3600) == []
+    pool._waiter.longest_s = 1.5  # as systemd's watchdog sets it: longer than between two looks
+    began = time.monotonic()
+    assert pool.wait(3600) == [] and time.monotonic() - began >= 1.5
 
 
 def test_who_takes_too_much_memory_is_ended_also_between_two_turns(pool: WorkerPool[None]) -> None:
@@ -194,14 +190,14 @@ def test_a_stop_does_not_wait_for_what_the_kernel_holds(
 def test_one_that_halts_is_ended_while_one_that_computes_in_silence_is_not(
     pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.kit.workers.parent.TERM_GRACE_S", 0.1)
+    monkeypatch.setattr("stoker.kit.workers.parent.STACKS_S", 0.1)
     busy, halted = (
         start(pool, "busy", {"do": "burn"}, stall_s=2.0),
         start(pool, "halted", {"do": "burn"}, stall_s=2.0),
     )
     os.kill(halted.worker.pid, signal.SIGSTOP)
     ended = heard(pool, "halted")
-    assert (ended.kind, ended.cause) == ("timed_out", "stalled")
+    assert ended.kind == "stalled"
     assert "busy" in pool and busy.worker.poll() is None
 
 

@@ -21,7 +21,6 @@ from stoker.kit.events import Events
 from stoker.kit.log import Log
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
-from stoker.kit.process.sampler import Sample
 from stoker.kit.systemd import Notifier
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
@@ -83,7 +82,6 @@ class ScriptedWorker:
     """A worker process that does nothing; `sent` is what it was sent."""
 
     pid: int = field(default_factory=os.getpid)
-    sample: Sample = field(default_factory=lambda: Sample(0, 0.0))
     sent: list[Mapping[str, Any]] = field(default_factory=list)
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -109,7 +107,7 @@ class ScriptedPool(WorkerPool[Any]):
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: Any) -> Job[Any]:
         assert subject not in self._jobs, f"{subject} is being worked on"
         self.tasks[subject] = task
-        job = self._jobs[subject] = Job(activity, subject, cast(Worker, ScriptedWorker()), -1, facts)
+        job = self._jobs[subject] = Job(activity, subject, cast(Worker, ScriptedWorker()), facts)
         return job
 
     def end(self, subject: str) -> Job[Any]:

@@ -72,7 +72,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:  # noqa: PLR09
         report("long", text="x" * task["bytes"])
     elif do == "garble":
         os.write(report._output, b"{not json\n[1,2]\n")
-        sys.stderr.write("err %d\n" * 60 % tuple(range(60)))
+        sys.stderr.write("err %d\n" * 400 % tuple(range(400)))
     return {"task_bytes": len(str(task))}
 
 

@@ -167,9 +167,9 @@ def ended(kind: str, code: int | None = None, signum: int | None = None, **more:
         (ended("killed", signum=signal.SIGABRT), "died"),
         (ended("killed", signum=signal.SIGKILL), "killed"),
         (ended("killed", signum=signal.SIGTERM), "killed"),
-        (ended("timed_out", signum=signal.SIGKILL, cause="silent"), "silent"),
-        (ended("timed_out", signum=signal.SIGKILL, cause="stalled"), "stalled"),
-        (ended("over_memory", signum=signal.SIGKILL, cause="over_memory"), "over_memory"),
+        (ended("silent", signum=signal.SIGABRT), "silent"),
+        (ended("stalled", signum=signal.SIGKILL), "stalled"),
+        (ended("over_memory", signum=signal.SIGKILL), "over_memory"),
         (ended("finished", 0, result={"status": "recycled"}), "recycled"),
         (
             ended("failed", 74, error={"type": "StorageError", "message": "", "errno": errno.ENOSPC}),

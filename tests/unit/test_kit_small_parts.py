@@ -19,7 +19,7 @@ from stoker.kit.log import Log, format_fields, journal_datagram
 from stoker.kit.process.lines import LineBuffer
 from stoker.kit.process.process_id import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.kit.systemd import Notifier
-from stoker.kit.workers.exit import WorkerExit, classify
+from stoker.kit.workers.exit import WorkerExit
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(1, 7))
@@ -155,46 +155,15 @@ def test_a_journal_value_with_a_newline_is_preceded_by_its_length() -> None:
     assert journal_datagram({"A": "b", "C": "d\ne"}) == b"A=b\nC\n\x03\0\0\0\0\0\0\0d\ne\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "timed_out", "result", "error", "expected"),
-    [
-        (0, False, {}, None, ("finished", 0, None)),
-        (0, True, {}, None, ("finished", 0, None)),  # it made it while being asked to stop
-        (0, False, None, None, ("failed", 0, None)),
-        (0, False, {}, {}, ("failed", 0, None)),
-        (65 << 8, False, None, {}, ("failed", 65, None)),
-        (65 << 8, True, None, {}, ("timed_out", 65, None)),
-        (9, False, None, None, ("killed", None, 9)),
-        (9, False, {}, None, ("killed", None, 9)),
-        (9, True, None, None, ("timed_out", None, 9)),
-    ],
-)
-def test_an_exit_has_one_class(
-    status: int,
-    timed_out: bool,
-    result: dict[str, object] | None,
-    error: dict[str, object] | None,
-    expected: object,
-) -> None:
-    assert classify(status, timed_out=timed_out, result=result, error=error) == expected
-
-
 def test_an_exit_has_a_reason_in_words() -> None:
     def reason(kind: object, **fields: object) -> str:
-        base: dict[str, object] = {
-            "code": None,
-            "signal": None,
-            "result": None,
-            "error": None,
-            "max_rss_bytes": 0,
-        }
-        return WorkerExit(kind=kind, **{**base, **fields}).reason()  # type: ignore[arg-type]
+        return WorkerExit(kind=kind, **fields).reason()  # type: ignore[arg-type]
 
     assert reason("killed", signal=9) == "killed by SIGKILL"
     assert reason("killed", signal=63) == "killed by signal 63"
     assert reason("failed", code=65, error={"message": "rotten"}) == "rotten"
     assert reason("failed", code=9) == "exit code 9"
-    assert "deadline" in reason("timed_out", signal=9)
+    assert "deadline" in reason("silent", signal=9)
 
 
 def test_a_process_is_its_pid_and_its_start_time() -> None:

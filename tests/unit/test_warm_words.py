@@ -15,7 +15,7 @@ from stoker.kit.workers.parent import Worker, WorkerExit
 from stoker.kit.workers.pool import WorkerPool
 
 Words = list[dict[str, Any]]
-DONE = WorkerExit("finished", None, None, {"status": "done"}, None, 0)
+DONE = WorkerExit("finished", result={"status": "done"})
 
 
 class LateWorker:

@@ -18,9 +18,7 @@ from stokerd.download.state import State
 from stokerd.download.status import FetchMeters
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
-FETCH = Activity(
-    "fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True, stacks=True
-)
+FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
 EX_UNAVAILABLE = 69
@@ -142,13 +140,13 @@ class Fetcher:
         was_leaving, self._is_leaving = self._is_leaving, False
         self._state.transfers.clear()
         self._state.removing.clear()
-        if (was_leaving and not ended.cause) or ended.kind == "finished":
+        is_stalled = ended.kind == "silent"
+        if (was_leaving and not is_stalled and ended.kind != "over_memory") or ended.kind == "finished":
             return ""
         wait_s = self._state.retries.failed(FETCHER)
         if ended.code == EX_UNAVAILABLE:
             return ended.reason()
         self._meters.restarts.inc()
-        is_stalled = ended.kind == "timed_out"
         if is_stalled and ended.stderr_tail:
             self._context.log.write("warning", "fetcher_stacks", "\n".join(ended.stderr_tail), {})
         self._events.record(

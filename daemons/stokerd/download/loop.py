@@ -116,7 +116,7 @@ class DownloadWatch:
         """Sleep until a worker, a request or a signal has something, or something falls due."""
         now = time.monotonic()
         due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.board.due)
-        self.context.waiter.wait(max(0.0, due - now))
+        self.pool.wait(max(0.0, due - now))
 
     def stopped(self) -> int:
         """The exit code after a stop; --once was to bring everything, and has not."""

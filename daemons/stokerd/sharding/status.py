@@ -114,9 +114,7 @@ class Status:
         self._rss_bytes, self._sampled_at = state.pool.rss_bytes(), now
         largest = dict.fromkeys(WRITERS, 0)
         for job in state.pool.jobs:
-            # From outside: a worker that is busy in native code has not reported for a while.
-            rss = max(job.worker.sample.rss_bytes, sample_process(job.worker.pid).rss_bytes)
-            largest[job.kind] = max(largest.get(job.kind, 0), rss)
+            largest[job.kind] = max(largest.get(job.kind, 0), sample_process(job.worker.pid).rss_bytes)
         self._metrics.set_all("worker_rss_bytes", largest)
         self._metrics.set("shard_workers_rss_bytes", self._rss_bytes)
         return self._rss_bytes

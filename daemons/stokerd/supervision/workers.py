@@ -62,8 +62,8 @@ class Workers:
             heard.append((worker, messages, end))
         ended = [(self.jobs.pop(worker.subject), end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
-            ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("timed_out", None, None, None, None, 0)))
-            self._waiter.remove_fd(self._warm[MirrorJob.slot].descriptor)
+            ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("silent")))
+            self._waiter.remove_fd(self._warm[MirrorJob.slot].worker.fileno())
             self._warm, self._is_warm_clear = WorkerPool[None](self._warm_name, self._waiter), False
         return ended
 

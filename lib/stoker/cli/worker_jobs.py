@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.kit.process.poll import readable
+from stoker.kit.workers.activity import Bounds
 from stoker.kit.workers.parent import Worker, WorkerExit
 from stoker.store.errors import StokerError
 
@@ -84,14 +85,14 @@ def work_off(jobs: Iterator[Job], at_once: int, *, warm: bool = False) -> Iterat
 
 def _begin(job: Job, idle: list[Worker], *, warm: bool) -> Worker:
     """Give the job to an idle worker that is still there, or start one."""
-    bounds: dict[str, Any] = {"quiet_deadline_s": job.quiet_s, "most_rss_bytes": job.most_rss_bytes}
+    bounds = Bounds(silent_s=job.quiet_s, most_rss_bytes=job.most_rss_bytes)
     while idle:
         worker = idle.pop()
         if worker.poll() is None:
-            worker.give(job.task, **bounds)
+            worker.give(job.task, bounds=bounds)
             return worker
     name, keep_open = job.module.rpartition(".")[2], job.keep_open or warm
-    return Worker.start(job.module, job.task, name=name, keep_open=keep_open, **bounds)
+    return Worker.start(job.module, job.task, name=name, keep_open=keep_open, bounds=bounds)
 
 
 @contextlib.contextmanager

@@ -86,10 +86,8 @@ def _unfinished(ended: WorkerExit, evidence: Evidence) -> Outcome:
     match ended.kind:
         case "killed":
             return _killed(ended.signal, reason, evidence)
-        case "over_memory":
-            return Outcome("over_memory", reason)
-        case "timed_out":  # a dead mount hangs a worker as surely as a bad file could
-            return Outcome("stalled" if ended.cause == "stalled" else "silent", reason)
+        case "over_memory" | "stalled" | "silent" as kind:  # a dead mount hangs as surely as a bad file could
+            return Outcome(kind, reason)
     return _failed(ended, reason, evidence)
 
 

@@ -5,8 +5,7 @@ protocol: whatever else prints there is sent to standard error. When its daemon 
 kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
 
 With `many=True` it takes one task after another, each a line of its input, and ends each with
-`{"done": result}`, but the last with `{"result": result}` as any worker, where its input is at its end by
-then. An error ends the process as ever, the end of its input ends it with 0.
+`{"done": result}`. An error ends the process as any worker's does, the end of its input ends it with 0.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import Any, NoReturn
 from stoker.kit.process.lines import LineBuffer
 from stoker.kit.process.poll import readable
 from stoker.kit.process.prctl import set_death_signal
-from stoker.kit.process.sampler import Sample, Sampler
 from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
@@ -75,28 +73,14 @@ class Report:
                 self._read_input()
             elif not ready:
                 return None
-        message = parse_json(self._received.pop(0))
-        if not isinstance(message, dict):
-            raise TypeError(f"a task is a JSON object, not {type(message).__name__}")
+        message: dict[str, Any] = parse_json(self._received.pop(0))
         return message
-
-    def is_over(self) -> bool:
-        """Whether no further line can come, as far as can be told without waiting."""
-        with contextlib.suppress(InputClosed):
-            while not self._received and readable(0, timeout_s=0):
-                self._read_input()
-            return False
-        return True
 
     def _read_input(self) -> None:
         data = os.read(0, 1 << 16)
         self._received += self._lines.feed(data) if data else self._lines.finish()
         if not data and not self._received:
-            raise InputClosed
-
-    def _tell_sample(self, sample: Sample) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and this process about to be
-            self._write({"kind": "sample", "rss_bytes": sample.rss_bytes, "cpu_s": round(sample.cpu_s, 2)})
+            raise InputClosed("the daemon closed the input in the middle of a task")
 
     def _write(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
@@ -109,13 +93,6 @@ class Report:
         if self._stop_anywhere:
             self._stop_anywhere = False  # once: a second TERM must not interrupt the farewell
             raise WorkerStopped
-
-    def _finish(self, last: dict[str, Any] | None) -> None:
-        self._stop_anywhere = False
-        if last is None:
-            return
-        with contextlib.suppress(BrokenPipeError):  # the daemon is gone: nobody is left to tell
-            self._write(last)
 
 
 def run_worker(
@@ -130,53 +107,43 @@ def run_worker(
     right for work that only reads. With many=True main is called for each task that comes.
     """
     report = Report(_own_output(), stop_anywhere=stop_anywhere)
-    sampler = Sampler(report._output, report._tell_sample) if _end_with_parent() else None
+    _end_with_parent()
     faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, report._on_stop)
     code = 0
-    last: dict[str, Any] | None = None
+    last: dict[str, Any] | None
     try:
-        result = (_serve if many else _do)(main, report, sampler)
-        last = None if result is None else {"result": result}
+        last = _serve(main, report, many=many)
     except BaseException as error:  # noqa: BLE001 - the process ends here; the error travels in the last line
         code = exit_code_of(error)
         last = {"error": _describe(error, code)}
-    report._finish(last)
+    report._stop_anywhere = False
+    with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and does not read it
+        if last is not None:
+            report._write(last)
     sys.stderr.flush()
     # Not sys.exit: a native library's clean-up must not turn a finished job into a crash.
     os._exit(code)
 
 
 def _serve(
-    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
+    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, *, many: bool
 ) -> dict[str, Any] | None:
-    """Do tasks until no more can come; the result of the last if that was known when it was done."""
+    """Do the task, or with `many` one task after another until no more can come; returns the last words."""
     while True:
         try:
-            result = _do(main, report, sampler)
+            task = report.receive()
         except InputClosed:
-            return None
-        if report.is_over():
-            return result
+            if many:
+                return None
+            raise
+        report.raise_if_stopping()
+        result = main(task or {}, report)
+        if not many:
+            return {"result": result}
         report._write({"done": result})
-
-
-def _do(
-    main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, sampler: Sampler | None
-) -> dict[str, Any]:
-    task = report.receive()
-    report.raise_if_stopping()
-    if sampler is not None:
-        sampler.begin()
-    try:
-        return main(task or {}, report)
-    except InputClosed as error:  # from a conversation: not the end of the tasks
-        raise EOFError("the daemon closed the input in the middle of a task") from error
-    finally:
-        if sampler is not None:
-            sampler.pause()
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -205,12 +172,10 @@ def _own_output() -> int:
     return own
 
 
-def _end_with_parent() -> bool:
-    """Have the kernel kill this process when its daemon ends; False when it was started by hand."""
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its daemon ends; one that was started by hand has none."""
     expected = os.environ.pop(PARENT_VARIABLE, None)
-    if expected is None:
-        return False
-    set_death_signal(signal.SIGKILL)
-    if os.getppid() != int(expected):
-        os._exit(EXIT_AGAIN)
-    return True
+    if expected is not None:
+        set_death_signal(signal.SIGKILL)
+        if os.getppid() != int(expected):
+            os._exit(EXIT_AGAIN)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from stoker.kit.workers.child import PARENT_VARIABLE
 from stoker.store.errors import Transient
@@ -43,11 +42,18 @@ class WorkerNotStarted(Transient):
     """The system has no room for another process now."""
 
 
-@contextlib.contextmanager
-def room_for(name: str) -> Iterator[None]:
-    """Say WorkerNotStarted where there is no room for another process or its pipes."""
+def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with three pipes, as a worker of this process."""
     try:
-        yield
+        return subprocess.Popen(
+            launch_command([sys.executable, "-P", "-m", module]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
+            process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
+        )
     except OSError as error:
         if error.errno not in _SHORTAGES:
             raise
@@ -55,16 +61,3 @@ def room_for(name: str) -> Iterator[None]:
             f"no process can be started for {name}: {error.strerror}; end others, or raise the limit "
             "on processes (TasksMax=, ulimit -u), memory or open files"
         ) from error
-
-
-def launch(module: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with three pipes, as a worker of this process."""
-    return subprocess.Popen(
-        launch_command([sys.executable, "-P", "-m", module]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
-        process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
-    )

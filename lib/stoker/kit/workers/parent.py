@@ -15,50 +15,45 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from stoker.kit.process.poll import readable
-from stoker.kit.process.sampler import Sample, sample_process
-from stoker.kit.workers.exit import Cause, WorkerExit, classify
-from stoker.kit.workers.launch import WorkerNotStarted, launch, room_for
+from stoker.kit.process.sampler import sample_process
+from stoker.kit.workers.activity import Bounds
+from stoker.kit.workers.exit import Bound, ExitKind, WorkerExit
+from stoker.kit.workers.launch import WorkerNotStarted, launch
 from stoker.kit.workers.pipes import Pipes
 from stoker.store.parsing import parse_json
 
 __all__ = ["Worker", "WorkerExit", "WorkerNotStarted"]
 
-TERM_GRACE_S = 10.0  # after a deadline: from TERM to KILL
-STACKS_S = 2.0  # from ABRT to KILL
+STACKS_S = 2.0  # from ABRT, at which it writes its threads' stacks to standard error, to KILL
 KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
-STALL_LOOKS = 8  # looks at its CPU time in a stall time: a halt is found that much late at most
-STALL_CPU_S = 0.25  # less than that in a stall time is no work: a worker's own sampler uses a tenth of it
+STALL_CPU_S = 0.25  # less than that in a stall time is no work
+NO_BOUNDS = Bounds()
 
 
 class Worker:
     """A running worker; when `fileno()` is readable it spoke or ended: drain messages(), then poll().
 
-    A warm worker (of a module that takes many tasks, started with keep_open) ends its tasks by take_done()
-    and is given the next; its deadlines stand still in between. `sample` is how it stood when it last told.
+    A worker that takes many tasks (started with keep_open) ends each by take_done() and is given the next;
+    its bounds hold only while it is at work.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], name: str, *, keep_open: bool) -> None:
         self.name = name
         self.pid = process.pid
-        self.sample = Sample(0, 0.0)
         self.at_work = False
         self._process = process
+        self._bounds = NO_BOUNDS
         self._given = self._last_word = time.monotonic()
-        self._quiet_s: float | None = None
-        self._stall_s: float | None = None
-        self._most_rss: int | None = None
         self._moved_at, self._moved_cpu_s = self._given, 0.0  # when it last worked, and its CPU time then
-        self._looked_at = self._given
+        self._peak_rss = 0
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        self._cause: Cause = ""
+        self._past: Bound | None = None
         self._exit: WorkerExit | None = None
         self._done: WorkerExit | None = None
         self._result: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         self._messages: list[dict[str, Any]] = []
-        self._peak_rss = 0
-        self._stacks = False
         self._pidfd = os.pidfd_open(process.pid)
         self._pipes = Pipes(process, pidfd=self._pidfd, keep_open=keep_open)
 
@@ -69,50 +64,25 @@ class Worker:
         task: Mapping[str, Any] | None,
         *,
         name: str,
-        quiet_deadline_s: float | None = None,
-        stall_s: float | None = None,
-        most_rss_bytes: int | None = None,
+        bounds: Bounds = NO_BOUNDS,
         environ: Mapping[str, str] | None = None,
         keep_open: bool = False,
-        stacks: bool = False,
     ) -> Self:
         """Start `python -m module` with the task as its first input line; None for one that waits for a task.
 
-        The bounds are as in give(); keep_open leaves its input open for send()
-        and give(). stacks: past a deadline it is not asked to stop but ended by SIGABRT, so that its threads'
-        stacks are the last that it writes to standard error. Raises WorkerNotStarted where the system has no
+        keep_open leaves its input open for send() and give(). Raises WorkerNotStarted where the system has no
         room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        with room_for(name):
-            process = launch(module, environ or {})
-        worker = cls(process, name, keep_open=keep_open)
-        if stacks:
-            worker._stacks = True
-            worker._pipes.keep_stacks()
+        worker = cls(launch(module, name, environ or {}), name, keep_open=keep_open)
         if task is not None:
-            worker.give(
-                task, quiet_deadline_s=quiet_deadline_s, stall_s=stall_s, most_rss_bytes=most_rss_bytes
-            )
+            worker.give(task, bounds=bounds)
         return worker
 
-    def give(
-        self,
-        task: Mapping[str, Any],
-        *,
-        name: str = "",
-        quiet_deadline_s: float | None = None,
-        stall_s: float | None = None,
-        most_rss_bytes: int | None = None,
-    ) -> None:
-        """Hand over a task; poll() enforces its bounds.
-
-        quiet_deadline_s bounds the time between two messages, stall_s the time with neither a message nor CPU
-        time, most_rss_bytes its resident memory.
-        """
+    def give(self, task: Mapping[str, Any], *, name: str = "", bounds: Bounds = NO_BOUNDS) -> None:
+        """Hand over a task; poll() enforces its bounds."""
         assert not self.at_work, f"{self.name} has a task"
-        self.name, self.at_work = name or self.name, True
-        self._quiet_s, self._stall_s, self._most_rss = quiet_deadline_s, stall_s, most_rss_bytes
+        self.name, self.at_work, self._bounds = name or self.name, True, bounds
         self._given = self._last_word = time.monotonic()
         self._result, self._peak_rss = None, 0
         self._pipes.send(task)
@@ -142,9 +112,8 @@ class Worker:
         return messages
 
     def has_news(self) -> bool:
-        """Whether there is more to take than a sample: a message, a finished task, its end."""
-        self._pump()
-        return bool(self._messages or self._done) or self._exit is not None or self._ended()
+        """Whether there is a message, a finished task or an end to take; enforces the bounds."""
+        return self.poll() is not None or bool(self._messages or self._done)
 
     def take_done(self) -> WorkerExit | None:
         """How a warm worker's task finished, once; its process waits for the next."""
@@ -163,22 +132,15 @@ class Worker:
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill(now)
-        elif self._is_too_big():
-            self._cause = "over_memory"
-            self._kill_at = now
-            self._kill(now)  # at once: it grows on while it is asked
-        elif cause := self._overdue(now):
-            self._cause = cause
-            self._end_overdue(now)
+        elif self.at_work and (past := self._look(now)) is not None:
+            self._past = past
+            self._kill_at = now if past == "over_memory" else now + STACKS_S
+            if past == "over_memory":
+                self._kill(now)  # at once: it grows on while it is asked
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(self.pid, signal.SIGABRT)
         return None
-
-    def _end_overdue(self, now: float) -> None:
-        if not self._stacks:
-            self.ask_to_stop(TERM_GRACE_S)
-            return
-        self._kill_at = now + STACKS_S
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGABRT)
 
     def ask_to_stop(self, grace_s: float) -> None:
         """Send TERM; poll() sends KILL when grace_s seconds have passed."""
@@ -208,33 +170,19 @@ class Worker:
         """Count its silence from now on: nobody listened until now."""
         self._last_word = time.monotonic()
 
-    @property
-    def stderr_tail(self) -> tuple[str, ...]:
-        """The last lines of its standard error."""
-        return tuple(self._pipes.stderr_tail)
-
-    def _overdue(self, now: float) -> Cause:
-        if not self.at_work:
-            return ""
-        if self._quiet_s is not None and now - self._last_word > self._quiet_s:
-            return "silent"
-        return "stalled" if self._stall_s is not None and self._is_stalled(now, self._stall_s) else ""
-
-    def _is_stalled(self, now: float, stall_s: float) -> bool:
+    def _look(self, now: float) -> Bound | None:
+        """Look at it from outside: in a call that holds the interpreter it cannot tell how hard it works."""
+        sample, bounds = sample_process(self.pid), self._bounds
+        self._peak_rss = max(self._peak_rss, sample.rss_bytes)
         if self._last_word > self._moved_at:
-            self._moved_at, self._moved_cpu_s = self._last_word, sample_process(self.pid).cpu_s
-            self._looked_at = self._moved_at
-        if now - self._looked_at <= stall_s / STALL_LOOKS and now - self._moved_at <= stall_s:
-            return False
-        # From outside: in a call that never lets go of the interpreter it cannot tell, however hard it works.
-        cpu_s = sample_process(self.pid).cpu_s
-        self._looked_at = now
-        if cpu_s - self._moved_cpu_s >= STALL_CPU_S:
-            self._moved_at, self._moved_cpu_s = now, cpu_s
-        return now - self._moved_at > stall_s
-
-    def _is_too_big(self) -> bool:
-        return self.at_work and self._most_rss is not None and self.sample.rss_bytes > self._most_rss
+            self._moved_at, self._moved_cpu_s = self._last_word, sample.cpu_s
+        if sample.cpu_s - self._moved_cpu_s >= STALL_CPU_S:
+            self._moved_at, self._moved_cpu_s = now, sample.cpu_s
+        if bounds.most_rss_bytes is not None and sample.rss_bytes > bounds.most_rss_bytes:
+            return "over_memory"
+        if bounds.silent_s is not None and now - self._last_word > bounds.silent_s:
+            return "silent"
+        return "stalled" if bounds.stall_s is not None and now - self._moved_at > bounds.stall_s else None
 
     def _kill(self, now: float) -> None:
         self._killed_at = self._killed_at or now
@@ -250,25 +198,20 @@ class Worker:
 
     def _reap(self) -> WorkerExit:
         self._signal_group(signal.SIGKILL)  # helpers it left behind in its group
-        _, status, usage = os.wait4(self.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait for this pid again
+        status = self._process.wait()
         for line in self._pipes.finish():
             self._take(line)
-        kind, code, signum = classify(
-            status, timed_out=bool(self._cause), result=self._result, error=self._error
-        )
-        if kind == "timed_out" and self._cause == "over_memory":
-            kind = "over_memory"
+        is_finished = status == 0 and self._result is not None and self._error is None
+        kind: ExitKind = "finished" if is_finished else self._past or ("killed" if status < 0 else "failed")
         self._exit = WorkerExit(
             kind=kind,
-            code=code,
-            signal=signum,
-            result=self._result if kind == "finished" else None,
+            code=None if status < 0 else status,
+            signal=-status if status < 0 else None,
+            result=self._result if is_finished else None,
             error=self._error,
-            max_rss_bytes=usage.ru_maxrss * 1024,
+            max_rss_bytes=self._peak_rss,
             wall_s=time.monotonic() - self._given,
-            stderr_tail=self.stderr_tail,
-            cause=self._cause if kind in ("timed_out", "over_memory") else "",
+            stderr_tail=tuple(self._pipes.stderr_tail),
         )
         self._pipes.close()
         os.close(self._pidfd)
@@ -281,33 +224,20 @@ class Worker:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
+        self._last_word = time.monotonic()
         try:
             message = parse_json(line)
         except ValueError:
             message = None
-        if isinstance(message, dict) and message.get("kind") == "sample":
-            self._take_sample(message)
-            return
-        self._last_word = time.monotonic()
         if not isinstance(message, dict):
             self._pipes.stderr_tail.append("not a message: " + line[:200].decode("utf-8", "replace"))
-        elif isinstance(message.get("done"), dict) and "kind" not in message:
-            self._take_result_of_task(message["done"])
-        elif isinstance(message.get("result"), dict) and "kind" not in message:
-            self._result = message["result"]
-        elif isinstance(message.get("error"), dict) and "kind" not in message:
-            self._error = message["error"]
-        else:
+        elif "kind" in message:
             self._messages.append(message)
-
-    def _take_sample(self, message: Mapping[str, Any]) -> None:
-        self.sample = Sample(int(message["rss_bytes"]), float(message["cpu_s"]))
-        self._peak_rss = max(self._peak_rss, self.sample.rss_bytes)
-
-    def _take_result_of_task(self, result: dict[str, Any]) -> None:
-        self.at_work = False
-        if not self._pipes.keep_open:  # its last task: the process ends with it
-            self._result = result
-            return
-        wall_s = time.monotonic() - self._given
-        self._done = WorkerExit("finished", None, None, result, None, self._peak_rss, wall_s)
+        elif "error" in message:
+            self._error = message["error"]
+        elif "done" in message and self._pipes.keep_open:
+            self.at_work = False
+            wall_s = time.monotonic() - self._given
+            self._done = WorkerExit("finished", result=message["done"], wall_s=wall_s)
+        else:  # the process ends with it
+            self._result = message.get("done", message.get("result"))

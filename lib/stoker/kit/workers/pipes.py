@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -14,10 +13,8 @@ from typing import Any
 from stoker.kit.process.lines import LineBuffer
 from stoker.kit.workers.child import LINE_LIMIT
 
-STDERR_LINES, STDERR_LINE_BYTES = 40, 4096
-STACK_LINES = 300  # of a dozen threads
+STDERR_LINES, STDERR_LINE_BYTES = 300, 4096  # room for the stacks of a dozen threads
 READS_AT_ONCE = 64  # of 64 KiB
-PIPE_BYTES = 1 << 20  # the kernel's default limit for an unprivileged user
 
 
 class Pipes:
@@ -39,10 +36,6 @@ class Pipes:
             self._epoll.register(descriptor, select.EPOLLIN)
         os.set_blocking(self._stdin, False)
 
-    def keep_stacks(self) -> None:
-        """Keep as many lines of standard error as the stacks of its threads may be."""
-        self.stderr_tail = deque(self.stderr_tail, maxlen=STACK_LINES)
-
     def fileno(self) -> int:
         """A descriptor that is readable whenever there is something to read, or the worker ended."""
         return self._epoll.fileno()
@@ -50,11 +43,6 @@ class Pipes:
     def send(self, message: Mapping[str, object]) -> None:
         """Queue one more input line; what the pipe does not take now is written as the worker reads on."""
         self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        if len(self._unsent) > 1 << 16 and self._stdin in self._open:
-            with contextlib.suppress(
-                OSError
-            ):  # over the user's pipe budget: the usual 64 KiB do, more slowly
-                fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, min(len(self._unsent), PIPE_BYTES))
         self.flush()
 
     def flush(self) -> None:

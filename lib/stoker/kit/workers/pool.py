@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from stoker.kit.loop import Event, FdEvent, Waiter
-from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
+from stoker.kit.loop import Event, Waiter
+from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.process.sampler import sample_process, sample_tree
-from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.activity import Activity, Bounds
 from stoker.kit.workers.exit import raise_unknown_format
-from stoker.kit.workers.idle import IdleWorkers
 from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
 from stoker.store.errors import Transient
 
 STOP_GRACE_S = 5.0
-DEAF_S = 30.0  # who has not listened for so long cannot tell who was silent
+LOOK_S = 1.0  # between two looks at what the workers take
+IDLE_S = 60.0  # that a worker waits for the next task of its module
+DEAF_S = 30.0  # a daemon that has not listened for so long cannot tell which worker was silent
 ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
 LEFTOVERS_END_S = 20.0
 
@@ -38,7 +39,6 @@ class Job(Generic[F]):
     activity: Activity
     subject: str
     worker: Worker
-    descriptor: int
     facts: F
     abandoned: bool = False
 
@@ -50,6 +50,15 @@ class Job(Generic[F]):
     def name(self) -> str:
         """Kind and subject, for people."""
         return f"{self.kind} {self.subject}"
+
+
+@dataclass
+class _Idle:
+    """A worker between two tasks, its imports done; it is ended at `until`, on the monotonic clock."""
+
+    module: str
+    worker: Worker
+    until: float
 
 
 class WorkerPool(Generic[F]):
@@ -74,33 +83,29 @@ class WorkerPool(Generic[F]):
         self._record = record
         self._most_rss_bytes, self._recycle_rss_bytes = most_rss_bytes, recycle_rss_bytes
         self._jobs: dict[str, Job[F]] = {}
-        self._idle = IdleWorkers(waiter)
+        self._idle: list[_Idle] = []
         self._heard_at = time.monotonic()
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
         """Have a worker do a task; an idle one of a reusable activity takes it, else one is started."""
         assert subject not in self._jobs, f"{subject} is being worked on"
         name = f"{activity.kind} {subject}"
-        bounds: dict[str, Any] = {
-            "quiet_deadline_s": activity.silent_s,
-            "stall_s": activity.stall_s,
-            "most_rss_bytes": self._most_rss_bytes if activity.is_memory_bound else None,
-        }
-        worker = self._idle.take(activity.module) if activity.is_reusable else None
+        most_rss_bytes = self._most_rss_bytes if activity.is_memory_bound else None
+        bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes)
+        worker = self._take_idle(activity.module) if activity.is_reusable else None
         if worker is None:
             worker = Worker.start(
                 activity.module,
                 task,
                 name=name,
+                bounds=bounds,
                 environ={POOL_VARIABLE: self._name},
                 keep_open=activity.keep_open or activity.is_reusable,
-                stacks=activity.stacks,
-                **bounds,
             )
         else:
-            worker.give(task, name=name, **bounds)
-        job = self._jobs[subject] = Job(activity, subject, worker, worker.fileno(), facts)
-        self._waiter.add_fd(job.descriptor, subject)
+            worker.give(task, name=name, bounds=bounds)
+        job = self._jobs[subject] = Job(activity, subject, worker, facts)
+        self._waiter.add_fd(worker.fileno(), subject)
         return job
 
     def __getitem__(self, subject: str) -> Job[F]:
@@ -122,43 +127,43 @@ class WorkerPool(Generic[F]):
     @property
     def pids(self) -> set[int]:
         """The processes that are waited for here, the idle ones included."""
-        return {job.worker.pid for job in self._jobs.values()} | self._idle.pids
+        return {worker.pid for worker in self._workers()}
+
+    def _workers(self) -> list[Worker]:
+        return [job.worker for job in self._jobs.values()] + [idle.worker for idle in self._idle]
 
     def rss_bytes(self) -> int:
         """Resident bytes of all workers and what they started."""
         return sum(sample_tree(pid) for pid in self.pids)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Wait as the waiter does, but sleep on where a worker only told a sample of itself."""
+        """Wait as the waiter does, and meanwhile hold the workers to their bounds."""
         give_up = time.monotonic() + min(timeout_s, self._waiter.longest_s)
         while True:
-            events = self._waiter.wait(max(0.0, give_up - time.monotonic()))
-            if not events or any(self._matters(event) for event in events) or time.monotonic() >= give_up:
+            left_s = max(0.0, give_up - time.monotonic())
+            events = self._waiter.wait(min(left_s, LOOK_S) if self._jobs else left_s)
+            if events or left_s <= LOOK_S or any(job.worker.has_news() for job in self._jobs.values()):
                 return events
-            if self._hold_to_bounds():
-                return events
 
-    def _matters(self, event: Event) -> bool:
-        if not isinstance(event, FdEvent):
-            return True
-        if not isinstance(event.tag, str) or event.tag not in self._jobs:
-            return not self._idle.owns(event.tag)
-        return self._jobs[event.tag].worker.has_news()
+    def _take_idle(self, module: str) -> Worker | None:
+        """The idle worker of the module that worked last, so that those not needed grow old."""
+        for idle in reversed(self._idle):
+            if idle.module == module and not idle.worker.ending and idle.worker.poll() is None:
+                self._idle.remove(idle)
+                return idle.worker
+        return None
 
-    def _hold_to_bounds(self) -> bool:
-        """Do what is due also while only samples come; True when that brought news."""
-        self._tend_pool(time.monotonic())
-        ends = [job.worker.poll() for job in self._jobs.values()]
-        return any(ended is not None for ended in ends)
-
-    def _tend_pool(self, now: float) -> None:
-        for died in self._idle.tend(now):
-            self._record("idle_worker_died", level="warning", reason=died.reason())
+    def _tend_idle(self, now: float) -> None:
+        for idle in list(self._idle):
+            if idle.worker.poll(now) is not None:
+                self._idle.remove(idle)
+            elif now >= idle.until:
+                idle.worker.ask_to_stop(0)
 
     def hear(self) -> Iterator[tuple[Job[F], list[dict[str, Any]], WorkerExit | None]]:
         """What each worker said since the last call, and its exit if it ended; then it is forgotten.
 
-        A warm worker's finished task is such an end.
+        A reusable worker's finished task is such an end.
         """
         now = time.monotonic()
         deaf, self._heard_at = now - self._heard_at > DEAF_S, now
@@ -171,7 +176,7 @@ class WorkerPool(Generic[F]):
             ended = job.worker.take_done() or gone
             if ended is not None:
                 messages += job.worker.messages()  # those that came with its end: not the next task's
-                self._waiter.remove_fd(job.descriptor)  # closed by now, so it is known by its number
+                self._waiter.remove_fd(job.worker.fileno())
                 del self._jobs[job.subject]
                 self._put_back(job, gone, ended)
                 raise_unknown_format(ended)
@@ -179,19 +184,17 @@ class WorkerPool(Generic[F]):
                 self._abandon_if_stuck(job, now)
             if messages or ended is not None:
                 yield job, messages, ended
-        self._tend_pool(now)
+        self._tend_idle(now)
 
     def _put_back(self, job: Job[F], gone: WorkerExit | None, ended: WorkerExit) -> None:
         if job.abandoned:
             self._record("worker_came_back", activity=job.kind, path=job.subject, pid=job.worker.pid)
         if gone is None:
-            recycled = (ended.result or {}).get("status") == "recycled"
-            keep = not recycled and not self._too_big(job)
-            self._idle.put(job.activity.module, job.worker, keep=keep)
-
-    def _too_big(self, job: Job[F]) -> bool:
-        most = self._recycle_rss_bytes
-        return most is not None and sample_process(job.worker.pid).rss_bytes > most
+            most = self._recycle_rss_bytes
+            is_big = most is not None and sample_process(job.worker.pid).rss_bytes > most
+            self._idle.append(_Idle(job.activity.module, job.worker, time.monotonic() + IDLE_S))
+            if is_big or (ended.result or {}).get("status") == "recycled":
+                job.worker.ask_to_stop(0)
 
     def _abandon_if_stuck(self, job: Job[F], now: float) -> None:
         if job.worker.stuck_s(now) > KILL_WAIT_S:
@@ -208,15 +211,15 @@ class WorkerPool(Generic[F]):
 
     def stop(self) -> None:
         """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
-        workers = [job.worker for job in self._jobs.values()] + self._idle.empty()
-        for job in self._jobs.values():
-            self._waiter.remove_fd(job.descriptor)
+        workers = self._workers()
         for worker in workers:
+            self._waiter.remove_fd(worker.fileno())
             worker.ask_to_stop(STOP_GRACE_S)
         until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
         for worker in workers:
             worker.wait(until)
         self._jobs.clear()
+        self._idle.clear()
 
     def end_leftovers(self, patience_s: float = LEFTOVERS_END_S) -> None:
         """Kill what an earlier daemon of this name left at work, and wait until it is gone.
@@ -225,7 +228,11 @@ class WorkerPool(Generic[F]):
         (it hangs in the kernel): two workers on one file would spoil it.
         """
         deadline = time.monotonic() + patience_s
-        while left := self._strangers():
+        while left := [
+            each
+            for each in processes_with_environment(POOL_VARIABLE, self._name)
+            if each.pid not in self.pids
+        ]:
             for process in left:
                 with contextlib.suppress(PermissionError):
                     signal_process(process, signal.SIGKILL)
@@ -236,7 +243,3 @@ class WorkerPool(Generic[F]):
                     "look at the mount, then start again"
                 )
             time.sleep(0.02)
-
-    def _strangers(self) -> list[ProcessId]:
-        marked = processes_with_environment(POOL_VARIABLE, self._name)
-        return [process for process in marked if process.pid not in self.pids]
