@@ -216,7 +216,7 @@ class Shard:
 
     def status(self) -> dict[str, Any]:
         """The status that people read, shown for the first time."""
-        Status(self.context).show(self.state, ACTIVITIES)
+        Status(self.context).show(self.state)
         shown: dict[str, Any] = json.loads(self.pipeline.runtime.status(STAGE_SHARD).read_bytes())
         return shown
 

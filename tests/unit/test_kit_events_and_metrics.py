@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker.kit import events as events_module
 from stoker.kit.events import Events, read_events
 from stoker.kit.log import Log
-from stoker.kit.metrics import Metrics
+from stoker.kit.metrics import Figure, Metrics
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.layout import StateLayout
 from support.waiting import LONG_S
@@ -108,6 +108,27 @@ def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: 
     values = {sample.name: sample.value for sample in samples}
     assert values["stoker_queue_files"] == 3
     assert values["stoker_daemon_rss_bytes"] > 1 << 20
+
+
+def test_figures_are_read_from_the_status_as_it_is_at_the_scrape(metrics: Metrics) -> None:
+    metrics.figures(
+        (
+            Figure("queue_files", "Files waiting.", "queue"),
+            Figure("ends_total", "Ends.", "ends.*.*", "activity class"),
+            Figure("disk_free_bytes", "Room.", "disks.*.free", "disk"),
+            Figure("workers_stuck", "Stuck.", "stuck"),
+        )
+    )
+    assert b"stoker_queue_files{" not in metrics.text()
+    disks = {"hot": {"free": 9}, "warm": {"trouble": "gone"}}
+    metrics.status = {"queue": 3, "ends": {"build": {"done": 2}}, "disks": disks, "stuck": {"a": 1}}
+    families = text_string_to_metric_families(metrics.text().decode())
+    samples = {s.name: (s.labels, s.value) for family in families for s in family.samples}
+    assert samples["stoker_queue_files"] == ({"pipeline": "demo"}, 3)
+    labels = {"pipeline": "demo", "activity": "build", "class": "done"}
+    assert samples["stoker_ends_total"] == (labels, 2)
+    assert samples["stoker_disk_free_bytes"] == ({"pipeline": "demo", "disk": "hot"}, 9)
+    assert samples["stoker_workers_stuck"][1] == 1
 
 
 def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:

@@ -115,7 +115,7 @@ class StageShard:
             self.situation = None
         elif self.has_news or self.situation is None:
             self.act()
-        self.status.show(state, ACTIVITIES)
+        self.status.show(state)
         self.has_changed = self.stamp() != before
 
     def stamp(self) -> object:
@@ -195,7 +195,7 @@ class StageShard:
                 self.effects.apply(activity.on_message(state, job, message))
             if ended is not None:
                 outcome = self.judge(job, ended)
-                state.progress.ends[job.kind, outcome.kind] += 1
+                state.progress.ends[job.kind][outcome.kind] += 1
                 if outcome.kind in ("done", "recycled"):
                     state.pauses.disk_works(activity.writes_to)
                 self.effects.apply(activity.on_end(state, job, outcome))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -96,16 +96,15 @@ class Progress:
     """What was done since the start; `at` is when something last got on (time.time).
 
     Tokens built, ends of jobs by kind and outcome, bytes moved by kind, looks at quarantined files by
-    verdict, things dropped from quarantine by kind, files asked of the download watchdog by verb.
+    verdict, things dropped from quarantine by kind.
     """
 
     at: float = field(default_factory=time.time)
     built_tokens: int = 0
-    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ends: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     moved_bytes: Counter[str] = field(default_factory=Counter)
     looks: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    asked: Counter[str] = field(default_factory=Counter)
 
     def committed(self, work: BuildWork, tokens: int) -> None:
         """A build made its first `tokens` tokens durable; where it was resumed, some were so before."""

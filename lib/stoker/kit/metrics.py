@@ -14,7 +14,8 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from typing import Any
@@ -33,8 +34,21 @@ CLIENT_TIMEOUT_S = 5.0
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A metric that stands in the daemon's status: at `path`, each `*` in it for the values of a label.
+
+    A mapping counts as its length. A counter's name ends in `_total`.
+    """
+
+    name: str
+    doc: str
+    path: str
+    labels: str = ""
+
+
 class Metrics:
-    """A daemon's metrics and the little server that shows them."""
+    """A daemon's metrics and the little server that shows them. `status` is what it shows of itself now."""
 
     def __init__(self, daemon: str, pipeline: str) -> None:
         self.daemon = daemon
@@ -42,6 +56,11 @@ class Metrics:
         self._constant = {"pipeline": pipeline}
         self._server: _Server | None = None
         self._registry.register(_Process(daemon))
+        self.status: Mapping[str, Any] = {}
+
+    def figures(self, figures: Sequence[Figure]) -> None:
+        """Show these figures of the status, as it is at each scrape."""
+        self._registry.register(_Figures(self, figures))
 
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
         """A counter that starts at zero with the daemon."""
@@ -96,6 +115,33 @@ class _WithLabels(CollectorRegistry):
                 sample._replace(labels={**self._constant, **sample.labels}) for sample in family.samples
             ]
             yield family
+
+
+class _Figures:
+    """What is read from the status."""
+
+    def __init__(self, metrics: Metrics, figures: Sequence[Figure]) -> None:
+        self._metrics, self._figures = metrics, figures
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        for figure in self._figures:
+            kind = CounterMetricFamily if figure.name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"{PREFIX}{figure.name}", figure.doc, labels=figure.labels.split())
+            for labels, value in _found(self._metrics.status, figure.path.split(".")):
+                family.add_metric(labels, value)
+            yield family
+
+
+def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The values at a path of a status, each with its labels."""
+    if not path:
+        yield labels, len(status) if isinstance(status, Mapping) else float(status or 0)
+    elif path[0] == "*":
+        for label, inner in status.items():
+            yield from _found(inner, path[1:], *labels, label)
+    elif status.get(path[0]) is not None:
+        yield from _found(status[path[0]], path[1:], *labels)
 
 
 class _Process:

@@ -17,15 +17,13 @@ LEAST_MISSED = 16  # at once, ahead of the builders as stage.queue_files is
 
 def act(state: State, situation: Situation) -> Iterator[Effect]:
     """Write the demand where it changed."""
-    records, asked = state.records, state.progress.asked
+    records = state.records
     most_missed = max(LEAST_MISSED, state.pipeline.stage.queue_files)
     before, demand = records.demand, demand_of(situation, records.demandable, most_missed=most_missed)
     if demand == before:
         return
     yield SetDemand(demand)
     missed = [path for path in demand.missed if path not in before.missed]
-    asked["fetch"] += len(missed)
-    asked["release"] += len(demand.unneeded.keys() - before.unneeded.keys())
     for path in missed:
         reason = "its shard set is to be made again, and its file was removed after the last time"
         yield event("source_wanted_again", path=path, reason=reason)
