@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.quarantine.directory import QuarantineDir, mark
+from stoker.corpus.quarantine.directory import mark, read_quarantine
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.records.sources import write_source
 from stoker.corpus.staging.reconcile import parquet_name
@@ -80,7 +80,7 @@ class Site:
         return self.layout.quarantine / one.name
 
     def shelf(self) -> tuple[Any, ...]:
-        return QuarantineDir(self.layout.quarantine).read()
+        return read_quarantine(self.layout.quarantine)
 
     def acquit(self, content: bytes) -> None:
         """Let the records say that another content was convicted: this one, which is good."""
@@ -318,6 +318,7 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
         assert done.code == 0, done.err
         assert json.loads(done.out)[0]["bytes"] == size
         shutil.rmtree(site.layout.quarantine)  # somebody tidies up
+        wait_until(site.shelf, what="another finding")
         asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
         answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
         assert answer == {"released": [], "bad": 1, "unreadable": 0}
@@ -327,5 +328,5 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
     assert [each["kind"] for each in told] == ["record", "parquet"]
     assert all(each["why"].startswith("asked for by uid ") for each in told)
     (finding,) = site.shelf()
-    assert (finding.path, finding.things, finding.body["revalidations"]) == ("bad.parquet", (), 1)
+    assert (finding.path, finding.bytes, finding.body["revalidations"]) == ("bad.parquet", size, 1)
     assert site.audit()["balanced"]

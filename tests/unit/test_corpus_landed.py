@@ -161,8 +161,8 @@ class TestGivingUp:
         kept = Kept(
             "parquet-a-1", "parquet", body={"path": "a", "sha256": sha("a"), "time": "2026-01-01T00:00:00Z"}
         )
-        assert due((kept,), {"a": bad}, now=2e9, every=1.0) == [kept]
-        assert due((kept,), {"a": never_came("a")}, now=2e9, every=1.0) == []
+        assert due((kept,), [bad], now=2e9, every=1.0) == [kept]
+        assert due((kept,), [never_came("a")], now=2e9, every=1.0) == []
 
     def test_a_former_content_is_not_forsaken_while_a_file_of_it_may_come(self) -> None:
         former = source("a@1", "seen", "old", former="a")

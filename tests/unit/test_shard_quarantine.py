@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from stoker.corpus.quarantine.directory import mark
+from stoker.corpus.schedule.actions import Restart
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stokerd.sharding.facts import quarantine
-from stokerd.sharding.facts.quarantine import DROPPING, RECHECK, next_look
+from stokerd.sharding.facts.quarantine import RECHECK, next_look
+from stokerd.sharding.record_actions import take
 from support.shard_state import MakeShard, Shard
 
 BAD = Outcome("bad", result={"status": "bad", "reason": "page_corrupt", "row_group": 2})
@@ -66,10 +68,10 @@ class TestLook:
         assert act(shard) == []
         assert dict(shard.state.progress.looks) == {"good": 1}
 
-    def test_a_release_that_a_crash_left_without_a_mark_is_told_after_it(self, shard: Shard) -> None:
-        shard.source(reason="released from quarantine: by hand, without a look at it")
+    def test_a_file_that_came_after_all_is_a_release_too(self, shard: Shard) -> None:
+        shard.source(state="quarantined", reason="download_failed")
+        assert shard.apply(take(shard.state, Restart("a"))) == ["mark released", "start over"]
         assert act(shard) == ["source_released_from_quarantine", "mark released"]
-        assert act(shard) == []
 
     @pytest.mark.parametrize(
         ("outcome", "verdict", "effects", "answer"),
@@ -160,7 +162,6 @@ class TestLook:
         hours_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200))
         mark(shard.layout.quarantine / kept.name, time=hours_ago)
         kept = shard.kept(kept.name)
-        shard.state.records.quarantine.think_due = 0.0
         assert next_look(shard.state) == (kept, False)
 
 
@@ -199,22 +200,20 @@ class TestRequests:
     def test_what_is_dropped_is_removed_and_keeps_its_reason(self, shard: Shard) -> None:
         name = put(shard, "a")
         request = shard.ask(DROP, name=name)
-        assert act(shard) == ["mark dropping", "begin drop"]
-        assert shard.pool.tasks[DROPPING]["remove"] == [str(shard.layout.quarantine / name / "thing")]
-        (shard.layout.quarantine / name / "thing").unlink()
-        shard.done(DROPPING)
-        assert act(shard) == ["quarantine_dropped", "mark dropping dropped"]
-        assert act(shard) == ["answer dropped"]
+        assert act(shard) == ["DropFinding", "answer dropped"]
+        assert not (shard.layout.quarantine / name / "thing").exists()
+        assert shard.events.words == ["quarantine_dropped"]
         assert shard.answer(request) == {"dropped": name, "bytes": 10}
+        shard.ask(DROP, name=name)
+        assert act(shard) == ["answer dropped"], "there is nothing left to drop"
         assert shard.kept(name).dropped is not None
 
     def test_with_its_reason_it_is_gone(self, shard: Shard) -> None:
         name = name_of(shard)
         shard.source(state="released")
         request = shard.ask(DROP, name=name, reason_too=True)
-        while (answer := shard.answer(request)) is None:
-            assert act(shard), "something is left to do"
-        assert answer == {"dropped": name, "bytes": 0}
+        act(shard)
+        assert shard.answer(request) == {"dropped": name, "bytes": 0}
         assert not (shard.layout.quarantine / name).exists()
 
     def test_what_is_being_looked_at_is_not_dropped(self, shard: Shard) -> None:
@@ -224,12 +223,14 @@ class TestRequests:
         shard.ask(DROP, name=name)
         assert act(shard) == []
 
-    def test_a_drop_that_fails_is_tried_again(self, shard: Shard) -> None:
-        name = put(shard, "a")
-        shard.ask(DROP, name=name)
-        act(shard)
-        assert shard.end(DROPPING, Outcome("storage", "EIO")) == ["quarantine_drop_failed"]
-        assert not shard.state.retries.allows(DROPPING)
+    def test_what_a_worker_had_to_give_up_is_told_once(self, shard: Shard) -> None:
+        name = name_of(shard)
+        mark(shard.layout.quarantine / name, dropping={"why": "it is too large", "bytes": 9})
+        shard.kept(name)
+        assert act(shard) == ["DropFinding"]
+        ((word, told),) = shard.events.all
+        assert (word, told["why"], told["bytes"]) == ("quarantine_dropped", "it is too large", 9)
+        assert act(shard) == []
 
 
 def test_two_marks_in_one_tick_of_the_clock_are_both_seen(shard: Shard) -> None:
@@ -251,15 +252,14 @@ class TestBudget:
             times = {"a": "2020-01-01", "b": "2021-01-01", "c": "2022-01-01"}
             mark(shard.layout.quarantine / name, time=f"{times[path]}T00:00:00Z")
         shard.state.records.quarantine.read_soon()
-        assert act(shard) == ["mark dropping", "mark dropping", "begin drop"]
+        assert act(shard) == ["DropFinding", "DropFinding"]
         assert act(shard) == []
 
-    def test_a_finding_that_somebody_took_away_is_written_again(self, shard: Shard) -> None:
+    def test_a_source_starts_over_when_somebody_took_its_finding_away(self, shard: Shard) -> None:
         name = name_of(shard)
         (shard.layout.quarantine / name / "reason.json").unlink()
         (shard.layout.quarantine / name).rmdir()
         shard.state.records.quarantine.read_soon()
-        assert act(shard) == ["OpenFinding"]
-        kept = shard.kept(name)
-        assert kept.body["unseen"] and kept.reason == "page_corrupt"
+        assert act(shard) == ["start over"]
+        assert shard.on_disk().state == "seen"
         assert act(shard) == []

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.shards.audit.recheck import BY_ITSELF, began_anew, released, words_of
+from stoker.shards.audit.recheck import BY_ITSELF, released, words_of
 from stoker.shards.audit.recheck_worker import main as look
 from stoker.store.errors import UnavailableError
 from support.builds import Recorder
@@ -109,10 +108,6 @@ def test_a_source_folder_that_is_away_says_nothing_of_its_files(place: Place) ->
         place.look(place.good)
 
 
-def finding(**marks: Any) -> Kept:
-    return Kept("parquet-a-1", "parquet", body={"path": "a", "sha256": "5" * 64, **marks})
-
-
 def source(state: SourceState, reason: str | None = None, sha256: str = "5" * 64) -> Source:
     return Source("prose", "a", 9, sha256, state=state, reason=reason, attempts=3, deaths=(1, 1))
 
@@ -120,19 +115,3 @@ def source(state: SourceState, reason: str | None = None, sha256: str = "5" * 64
 def test_a_released_source_begins_anew_and_its_record_says_why() -> None:
     anew = released(source("quarantined", "page_corrupt"), BY_ITSELF)
     assert (anew.state, anew.attempts, anew.deaths, anew.sha256) == ("seen", 0, (), "5" * 64)
-    assert began_anew(anew, finding()) == BY_ITSELF
-
-
-@pytest.mark.parametrize(
-    ("now", "kept"),
-    [
-        (None, finding()),
-        (source("quarantined", "page_corrupt"), finding()),
-        (source("seen", "its content changed"), finding()),
-        (source("seen"), finding()),
-        (released(source("quarantined", sha256="6" * 64), "x"), finding()),
-        (released(source("quarantined"), "x"), finding(released={"told": True})),
-    ],
-)
-def test_no_other_record_tells_of_a_release(now: Source | None, kept: Kept) -> None:
-    assert began_anew(now, kept) is None

@@ -9,15 +9,16 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.quarantine.directory import mark
+from stoker.corpus.quarantine.directory import Kept, mark
 from stoker.corpus.quarantine.move import open_folder
 from stoker.corpus.records.demand import Demand, write_demand
 from stoker.corpus.records.pin import DatasetPin, write_pin
 from stoker.corpus.records.sources import Source, write_source
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
-from stoker.store.files import remove_tree, unlink_durably
+from stoker.store.files import remove_durably, remove_tree, unlink_durably
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
+from stoker.store.names import utc_now
 from stoker.store.requests import Request, file_request, finish_request
 from stokerd.common.alerts import Alerts
 
@@ -146,14 +147,16 @@ class MarkFinding:
 
 
 @dataclass(frozen=True)
-class RemoveFinding:
-    """Remove a finding with its reason."""
+class DropFinding:
+    """Remove what is kept of a finding, and its reason too if asked."""
 
-    name: str
+    kept: Kept
+    why: str
+    reason_too: bool = False
 
 
 RecordEffect = Write | Forget | StartOver | WritePin | SetDemand
-FindingEffect = OpenFinding | MarkFinding | RemoveFinding
+FindingEffect = OpenFinding | MarkFinding | DropFinding
 Effect = RecordEffect | FindingEffect | Event | Alert | AlertOver | Begin | Send | Dispute | Answer
 
 
@@ -200,7 +203,7 @@ class Effects:
             case Answer():
                 finish_request(self._layout, STAGE_SHARD, effect.request, effect.outcome)
                 self._state.records.answered(effect.request)
-            case OpenFinding() | MarkFinding() | RemoveFinding():
+            case OpenFinding() | MarkFinding() | DropFinding():
                 self._write_finding(effect)
             case _:
                 self._write_record(effect)
@@ -242,6 +245,16 @@ class Effects:
                     self._events.record("source_quarantined", level="warning", folder=str(folder), **about)
             case MarkFinding(name, changes):
                 mark(directory / name, **changes)
-            case RemoveFinding(name):
-                remove_tree(directory / name)
+            case DropFinding(kept, why, reason_too):
+                size = int((kept.dropping or {}).get("bytes", kept.bytes))
+                about = {"kind": kept.kind, "path": kept.path, "folder": kept.name}
+                self._events.record("quarantine_dropped", **about, bytes=size, why=why)
+                self._state.progress.dropped[kept.kind] += 1
+                if reason_too:
+                    remove_tree(directory / kept.name)
+                else:
+                    for thing in kept.things:
+                        remove_durably(directory / kept.name / thing)
+                    dropped = {"time": utc_now(), "why": why, "bytes": size}
+                    mark(directory / kept.name, dropping=None, dropped=dropped)
         self._state.records.quarantine.read_soon()

@@ -21,9 +21,9 @@ from stoker.corpus.schedule.actions import (
     Start,
 )
 from stoker.corpus.staging.finding import Finding
-from stoker.store.names import record_name
+from stoker.store.names import record_name, utc_now
 from stokerd.sharding.activities.moves import keep_hot
-from stokerd.sharding.effects import Effect, OpenFinding, StartOver, Write, event
+from stokerd.sharding.effects import Effect, MarkFinding, OpenFinding, StartOver, Write, event
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
@@ -96,6 +96,9 @@ def _restart(state: State, path: str) -> Iterator[Effect]:
     reason = "its content changed" if changed else "the shard set of its content is gone"
     if source.never_came:
         reason = "its file came after all"
+        released = {"time": utc_now(), "why": reason, "told": False}
+        of_path = [kept for kept in state.records.quarantine.kept if kept.path == path]
+        yield from (MarkFinding(kept.name, {"released": released}) for kept in of_path if not kept.released)
     yield StartOver(source, reason, size=receipt.size, sha256=receipt.sha256)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.corpus.quarantine.directory import QuarantineDir
+from stoker.corpus.quarantine.directory import read_quarantine
 from stoker.kit.context import DaemonContext
 from stoker.shards.audit.recheck import DROP
 from stoker.store.errors import StorageError
@@ -57,7 +57,7 @@ class Requests:
     def _drop(self, request: Request) -> Mapping[str, Any]:
         """Remove a quarantined checkpoint with its reason; one that is gone already is gone."""
         name = str(request.args.get("name"))
-        kept = next((one for one in QuarantineDir(self.quarantine).read() if one.name == name), None)
+        kept = next((one for one in read_quarantine(self.quarantine) if one.name == name), None)
         if kept is None:
             return {"dropped": name, "bytes": 0}
         if kept.kind != "checkpoint":

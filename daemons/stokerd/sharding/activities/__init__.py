@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stokerd.sharding.activities.base import ShardActivity
 from stokerd.sharding.activities.build import BUILD
-from stokerd.sharding.activities.cleanup import DROP, RELEASE, SWEEP
+from stokerd.sharding.activities.cleanup import RELEASE, SWEEP
 from stokerd.sharding.activities.lister import LIST
 from stokerd.sharding.activities.moves import EVICT, HYDRATE, RECALL, SYNC
 from stokerd.sharding.activities.prove import PROVE
@@ -19,6 +19,6 @@ ACTIVITIES: Mapping[str, ShardActivity] = {
     each.kind: each
     for each in (
         *(STAGE, TOKENIZER, BUILD, PROVE, QUARANTINE, RELEASE),
-        *(SYNC, EVICT, HYDRATE, RECALL, REVALIDATE, DROP, SWEEP, LIST),
+        *(SYNC, EVICT, HYDRATE, RECALL, REVALIDATE, SWEEP, LIST),
     )
 }

@@ -1,9 +1,8 @@
-"""Release, sweep and drop: remove a built file, what was discarded of a disk, a thing in quarantine."""
+"""Release and sweep: remove a built file, and what was discarded of a disk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from stoker.corpus.schedule.outcome import Outcome
@@ -12,17 +11,9 @@ from stoker.store.errors import UnavailableError
 from stokerd.sharding.activities.base import ShardActivity, marks
 from stokerd.sharding.activities.transitions import failed
 from stokerd.sharding.effects import Alert, Begin, Effect, Write, event
-from stokerd.sharding.facts.quarantine import DROPPING
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State, Work
 
 MODULE = "stoker.corpus.staging.cleanup_worker"
-
-
-@dataclass(kw_only=True)
-class DropWork(Work):
-    """What is dropped, by its folder's name."""
-
-    name: str = ""
 
 
 # Release
@@ -70,27 +61,6 @@ def _swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
         raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
 
 
-# Drop
-
-
-def _begin_drop(state: State, name: str) -> Iterator[Effect]:
-    directory = state.pipeline.layout.quarantine / name
-    things = next(kept.things for kept in state.records.quarantine.kept if kept.name == name)
-    yield Begin(DROP, DROPPING, {"remove": [str(directory / thing) for thing in things]}, DropWork(name=name))
-
-
-def _dropped(state: State, job: Job[DropWork], outcome: Outcome) -> Iterator[Effect]:
-    state.hot.measure_soon()
-    state.records.quarantine.read_soon()
-    if outcome.kind == "done":
-        state.retries.succeeded(DROPPING)
-        return
-    wait_s = round(state.retries.failed(DROPPING), 1)
-    about = {"folder": job.facts.name, "reason": outcome.reason, "retry_in_s": wait_s}
-    yield event("quarantine_drop_failed", "warning", **about)
-
-
 _cleanup = partial(ShardActivity, module=MODULE)
 RELEASE = _cleanup(kind="release", is_reusable=True, begin=_begin_release, on_end=_released)
 SWEEP = _cleanup(kind="sweep", is_reusable=True, begin=_begin_sweep, on_end=_swept)
-DROP = _cleanup(kind="drop", begin=_begin_drop, on_end=_dropped)

@@ -14,7 +14,7 @@ from stoker.store.names import utc_now
 from stokerd.sharding.activities.base import ShardActivity, marks
 from stokerd.sharding.activities.transitions import dispute
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
-from stokerd.sharding.facts.quarantine import GONE, RECHECK, next_look
+from stokerd.sharding.facts.quarantine import GONE, RECHECK, looked, next_look
 from stokerd.sharding.state import State, Work
 
 # What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
@@ -47,7 +47,7 @@ def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Ef
     quarantine, work = state.records.quarantine, job.facts
     state.hot.measure_soon()
     quarantine.read_soon()
-    quarantine.looking_at, quarantine.think_due = None, 0.0
+    quarantine.looking_at = None
     kept, source = work.kept, state.sources.get(work.kept.path)
     if source is None or source != work.source:
         return  # it started over meanwhile: the look was at something else
@@ -86,9 +86,7 @@ def _release(state: State, kept: Kept, source: Source, why: str) -> Iterator[Eff
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, {"released": kept.path, "why": why})
-    for one in state.records.quarantine.rounds.values():
-        one.done.add(kept.name)
-        one.released.append(kept.path)
+    looked(state, kept, "good")
 
 
 def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effect]:
@@ -96,10 +94,7 @@ def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effe
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
-    for one in state.records.quarantine.rounds.values():
-        one.done.add(kept.name)
-        one.bad += verdict == "bad"
-        one.unreadable += verdict == "unreadable"
+    looked(state, kept, verdict)
 
 
 REVALIDATE = ShardActivity(

@@ -13,7 +13,7 @@ from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import KINDS, Kept, QuarantineDir
+from stoker.corpus.quarantine.directory import KINDS, Kept, read_quarantine
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
@@ -138,7 +138,7 @@ def revalidate(file: Path, as_json: bool) -> int:
 
 
 def _everything(pipeline: Pipeline) -> tuple[Kept, ...]:
-    return QuarantineDir(pipeline.layout.quarantine).read()
+    return read_quarantine(pipeline.layout.quarantine)
 
 
 def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:

@@ -2,19 +2,17 @@
 
 The marks that are added to a reason (each present once it holds):
     revalidated, revalidations   when the thing was last found still bad, and how often
-    unseen      the reason was written for one that was lost: `time` tells of no look
     released    {"time", "why", "told"}: its source was given another try; `told`: there was an event
-    dropping    {"why", "bytes", "reason_too"}: the thing is to go, an intent that is finished at a start
+    dropping    {"why", "bytes"}: the thing is gone or to go, and there is no event yet
     dropped     {"time", "why", "bytes"}: the thing is gone, and there was an event
 """
 
 from __future__ import annotations
 
-import calendar
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,43 +59,36 @@ class Kept:
     @property
     def looked_at(self) -> float:
         """When it was last found bad, in seconds since 1970; 0 when that is not known."""
-        first = 0.0 if self.body.get("unseen") else _seconds(self.when)
-        return max(first, _seconds(str(self.body.get("revalidated") or "")))
+        return max(_seconds(self.when), _seconds(str(self.body.get("revalidated") or "")))
 
     @property
     def released(self) -> Mapping[str, Any] | None:
-        return _mapping(self.body.get("released"))
+        return self._mark("released")
 
     @property
     def dropping(self) -> Mapping[str, Any] | None:
-        return _mapping(self.body.get("dropping"))
+        return self._mark("dropping")
 
     @property
     def dropped(self) -> Mapping[str, Any] | None:
-        return _mapping(self.body.get("dropped"))
+        return self._mark("dropped")
+
+    def _mark(self, name: str) -> Mapping[str, Any] | None:
+        value = self.body.get(name)
+        return value if isinstance(value, Mapping) else None
 
 
-class QuarantineDir:
-    """Reads the quarantine; a folder that did not change since is not read again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._known: dict[str, tuple[tuple[int, ...], Kept]] = {}
-
-    def read(self) -> tuple[Kept, ...]:
-        """Everything in it, newest first."""
-        known: dict[str, tuple[tuple[int, ...], Kept]] = {}
-        with storage_errors("look through", self.directory):
-            for folder in _folders(self.directory):
-                try:
-                    stamp = (folder.stat().st_mtime_ns, *_changed(folder / REASON))
-                    before = self._known.get(folder.name)
-                    fresh = before is not None and before[0] == stamp
-                    known[folder.name] = before if before and fresh else (stamp, _read(folder))
-                except FileNotFoundError:
-                    continue  # dropped with its reason meanwhile
-        self._known = known
-        return tuple(sorted((kept for _, kept in known.values()), key=_age, reverse=True))
+def read_quarantine(directory: Path) -> tuple[Kept, ...]:
+    """Everything in it, newest first."""
+    found = []
+    with storage_errors("look through", directory):
+        for folder in directory.glob("[!.]*"):
+            try:
+                if folder.is_dir() and not folder.is_symlink():
+                    found.append(_read(folder))
+            except FileNotFoundError:
+                continue  # dropped with its reason meanwhile
+    return tuple(sorted(found, key=lambda kept: (kept.when, kept.name), reverse=True))
 
 
 def mark(folder: Path, **changes: Any) -> None:
@@ -136,51 +127,14 @@ def _read(folder: Path) -> Kept:
         problem = f"no {REASON}"
     except RecordDamaged as error:
         problem = f"{REASON} is damaged: {error}"
-    things = sorted(entry for entry in folder.iterdir() if not _is_of_the_record(entry.name))
-    return Kept(
-        name=folder.name,
-        kind=kind_of(folder.name),
-        things=tuple(thing.name for thing in things),
-        bytes=sum(bytes_of(thing) for thing in things),
-        body=body,
-        problem=problem,
-    )
-
-
-def _is_of_the_record(name: str) -> bool:
-    return name == REASON or name.startswith(f".tmp-{REASON}")
-
-
-def _folders(directory: Path) -> Iterator[Path]:
-    try:
-        with os.scandir(directory) as found:
-            entries = list(found)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield directory / entry.name
-
-
-def _changed(file: Path) -> tuple[int, ...]:
-    """Changes with the file, also when it is written twice in one tick of the file system's clock."""
-    try:
-        about = file.stat()
-    except FileNotFoundError:
-        return ()
-    return about.st_mtime_ns, about.st_ino, about.st_size
-
-
-def _age(kept: Kept) -> tuple[str, str]:
-    return kept.when, kept.name
+    about = (REASON, f".tmp-{REASON}")
+    things = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(about))
+    names = tuple(thing.name for thing in things)
+    return Kept(folder.name, kind_of(folder.name), names, sum(map(bytes_of, things)), body, problem)
 
 
 def _seconds(text: str) -> float:
     try:
-        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+        return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return 0.0
-
-
-def _mapping(value: object) -> Mapping[str, Any] | None:
-    return value if isinstance(value, Mapping) else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.sources import EXCEEDS_DISK, TERMINAL, Source
@@ -24,14 +24,6 @@ _NEVER = {
 }
 
 
-@dataclass(frozen=True)
-class Drop:
-    """A thing that goes, and why."""
-
-    kept: Kept
-    why: str
-
-
 def drops(
     things: Sequence[Kept],
     sources: Mapping[str, Source],
@@ -39,31 +31,28 @@ def drops(
     keep_files: int,
     keep_bytes: int,
     busy: Collection[str] = (),
-) -> Iterator[Drop]:
-    """What has to go: what was begun, what served its purpose, and the oldest over the budget of its kind.
+) -> Iterator[tuple[Kept, str]]:
+    """What has to go and why: what served its purpose, and the oldest over the budget of its kind.
 
     `things` is in order, newest first; the newest of a kind stays whatever its size, unless no file is kept.
     `busy` are the sources' paths at which something is being put in or looked at.
     """
-    files: dict[str, int] = {}
-    sums: dict[str, int] = {}
+    files: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for kept in things:
-        if kept.kind in _OTHERS or (kept.path in busy and kept.kind in ("parquet", "shards")):
+        if kept.kind in _OTHERS or kept.path in busy:
             continue
         if kept.dropping is not None:
-            yield Drop(kept, str(kept.dropping.get("why", "")))
-            continue
-        if not kept.things:
-            continue
-        if kept.released is not None and _is_over(kept, sources.get(kept.path)):
-            yield Drop(kept, RELEASED)
-            continue
-        files[kept.kind] = files.get(kept.kind, 0) + 1
-        sums[kept.kind] = sums.get(kept.kind, 0) + kept.bytes
-        if files[kept.kind] > keep_files:
-            yield Drop(kept, OVER_FILES)
-        elif files[kept.kind] > 1 and sums[kept.kind] > keep_bytes:
-            yield Drop(kept, OVER_BYTES)
+            yield kept, str(kept.dropping.get("why", ""))
+        elif kept.things and kept.released is not None and _is_over(kept, sources.get(kept.path)):
+            yield kept, RELEASED
+        elif kept.things:
+            files[kept.kind] += 1
+            sums[kept.kind] += kept.bytes
+            if files[kept.kind] > keep_files:
+                yield kept, OVER_FILES
+            elif files[kept.kind] > 1 and sums[kept.kind] > keep_bytes:
+                yield kept, OVER_BYTES
 
 
 def _is_over(kept: Kept, source: Source | None) -> bool:
@@ -77,45 +66,26 @@ def findings(things: Sequence[Kept]) -> dict[tuple[str, str], Kept]:
     return {(kept.path, kept.sha256): kept for kept in standing}
 
 
-def homeless(sources: Mapping[str, Source], things: Sequence[Kept]) -> list[Source]:
-    """The quarantined sources whose finding somebody took away: they would never be looked at again."""
-    known = findings(things)
-    quarantined = (source for source in sources.values() if source.state == "quarantined")
-    return [source for source in quarantined if (source.path, source.sha256) not in known]
+def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every: float | None) -> list[Kept]:
+    """The findings against these quarantined sources to look at again, the longest waiting first.
 
-
-def due(
-    things: Sequence[Kept],
-    sources: Mapping[str, Source],
-    *,
-    now: float,
-    every: float | None,
-    asked_at: float | None = None,
-) -> list[Kept]:
-    """The findings to look at again, the longest waiting first; times are seconds since 1970.
-
-    Every `every` seconds, None for never; and what was not looked at since `asked_at`. Each finding has its
-    own clock, on disk. One that stands in the future stood under a wrong clock: it is due.
+    Every `every` seconds, None for never; `now` is in seconds since 1970. Each finding has its own clock, on
+    disk. One that stands in the future stood under a wrong clock: it is due.
     """
     known = findings(things)
-    quarantined = (source for source in sources.values() if source.state == "quarantined")
     # There is nothing to look at, or nothing in doubt: another try would only fill the disk again.
-    quarantined = (one for one in quarantined if not one.never_came and one.reason != EXCEEDS_DISK)
-    standing = (known.get((source.path, source.sha256)) for source in quarantined)
-    found = [kept for kept in standing if kept is not None and _is_due(kept, now, every, asked_at)]
+    doubtful = [one for one in sources if not one.never_came and one.reason != EXCEEDS_DISK]
+    standing = [known[content] for one in doubtful if (content := (one.path, one.sha256)) in known]
+    found = [
+        kept for kept in standing if every is not None and not -CLOCK_SLACK_S <= now - kept.looked_at < every
+    ]
     return sorted(found, key=lambda kept: (kept.looked_at, kept.name))
-
-
-def _is_due(kept: Kept, now: float, every: float | None, asked_at: float | None) -> bool:
-    if asked_at is not None and kept.looked_at < asked_at:
-        return True
-    return every is not None and not -CLOCK_SLACK_S <= now - kept.looked_at < every
 
 
 def refusal(kept: Kept, source: Source | None) -> str | None:
     """Why this cannot be released, None where it can; that it was released already is not asked here."""
     if kept.kind != "parquet":
-        return _NEVER.get(kept.kind, _NEVER["other"])
+        return _NEVER[kept.kind]
     if source is None:
         return f"no source {kept.path!r} is on record"
     if source.imported:

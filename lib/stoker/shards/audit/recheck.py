@@ -8,7 +8,7 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import NEVER_CAME, Source
+from stoker.corpus.records.sources import Source
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.shards.format.identity import Filters
 from stoker.store.files import TEMPORARY
@@ -18,8 +18,6 @@ from stoker.store.requests import file_request, filed_requests
 RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"
 BY_ITSELF = "it decodes and hashes well now"
 FORCED = "by hand, without a look at it"
-_AGAIN = "released from quarantine: "
-_CAME = "its file came after all"
 
 
 def look_task(
@@ -43,24 +41,7 @@ def look_task(
 
 def released(source: Source, why: str) -> Source:
     """The source as it begins anew, with the content that was quarantined."""
-    return source.renewed(size=source.size, sha256=source.sha256, reason=f"{_AGAIN}{why}")
-
-
-def began_anew(source: Source | None, kept: Kept) -> str | None:
-    """Why this finding's source was released, where its record tells so and the finding does not yet."""
-    if source is None or kept.kind != "parquet" or kept.released is not None:
-        return None
-    if kept.reason in NEVER_CAME:  # of what content it would have been may not have been known
-        return _CAME if source.path == kept.path and not source.never_came else None
-    if source.state != "seen":
-        return None
-    if (
-        source.sha256 != kept.sha256
-        or source.path != kept.path
-        or not (source.reason or "").startswith(_AGAIN)
-    ):
-        return None
-    return str(source.reason).removeprefix(_AGAIN)
+    return source.renewed(size=source.size, sha256=source.sha256, reason=f"released from quarantine: {why}")
 
 
 def fetch_again(layout: StateLayout, path: str) -> dict[str, Any]:
