@@ -318,7 +318,10 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
         assert done.code == 0, done.err
         assert json.loads(done.out)[0]["bytes"] == size
         shutil.rmtree(site.layout.quarantine)  # somebody tidies up
-        wait_until(site.shelf, what="another finding")
+        wait_until(
+            lambda: site.shelf() and site.data.states()["bad.parquet"] == "quarantined",
+            what="another finding",
+        )
         asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
         answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
         assert answer == {"released": [], "bad": 1, "unreadable": 0}

@@ -47,7 +47,7 @@ def stopped(context: DaemonContext) -> int:
 def end(state: State) -> int:
     """Say what was done and what was not; returns the exit code."""
     records, left = state.records, []
-    beyond = records.pinning.beyond(records.listing, state.sources, records.receipts)
+    beyond = records.pinning.beyond(records.listing, state.sources)
     paths = (one.path for one in state.sources.in_state(*OPEN) if records.files.takes(one.path))
     open_ = sorted(path for path in paths if path not in beyond)
     if records.pinning.training is not None:

@@ -11,7 +11,6 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
 from stoker.corpus.schedule.actions import (
     Action,
-    DropBeyondLimit,
     Duplicate,
     GiveUp,
     GiveUpContent,
@@ -60,11 +59,6 @@ def take(state: State, action: Action) -> Iterator[Effect]:
                 state.discard_parquet(source)
             state.discard_build(source)  # begun before it was known whose the set is
             yield event("source_duplicate", path=path, of=other)
-        case DropBeyondLimit(path):
-            source = state.sources[path]
-            state.discard_parquet(source)
-            state.discard_build(source)
-            yield StartOver(source, "it is beyond dataset.limit")
         case KeepHot(path):
             yield from keep_hot(state.sources[path], "the warm disk is away")
 

@@ -321,7 +321,7 @@ class State:
             to_prove=records.to_prove.keys(),
             wanted=wanted,
             shelved=frozenset(self._left_alone(wanted, alone)),
-            beyond=pinning.beyond(records.listing, self.sources, records.receipts),
+            beyond=pinning.beyond(records.listing, self.sources),
             differing=records.differing,
             uncertain=self.warm is not None and not self.warm.is_known,
             not_before=self.retries.not_before,

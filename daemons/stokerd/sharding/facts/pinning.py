@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +32,8 @@ class Pinning:
         self._pipeline, self._layout = pipeline, pipeline.layout
         self._dataset, self._limit = pipeline.dataset.name, pipeline.dataset.limit
         self._is_lost = self._is_stay_recorded = False
-        self._slices: dict[bool, tuple[tuple[object, ...], Slice]] = {}  # by whether other paths are known
-        self._key_of: tuple[str, Callable[[str], str]] | None = None
+        self._sliced: tuple[tuple[object, ...], Slice] | None = None  # with what it was made of
         self._kept: tuple[object, ...] = ()  # what the pin's listing was made of
-        self._listed: tuple[Listing, frozenset[str]] | None = None
-        self._joined: tuple[list[str], tuple[str, ...]] | None = None
         self.earlier: DatasetPin | None = None
         self.training: TrainingSet | None = None
         self.pin = self._read(events)
@@ -64,12 +62,7 @@ class Pinning:
 
     def key_of(self) -> Callable[[str], str] | None:
         """How a content's shard set is called in this build, None before there is one."""
-        if self.pin is None:
-            return None
-        build = self.pin.build_id
-        if self._key_of is None or self._key_of[0] != build:  # the same function for the same build
-            self._key_of = build, lambda sha256: set_key(sha256, build)
-        return self._key_of[1]
+        return None if self.pin is None else _keys_of(self.pin.build_id)
 
     # The tokenizer
 
@@ -155,34 +148,23 @@ class Pinning:
 
     def keep_listing(self, listing: Listing | None, sources: Catalog) -> Iterator[Effect]:
         """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
-        if self.pin is None or (listing is None and not sources.imported):
-            return
         made_of = (listing, sources.changes, self.pin)
-        if len(self._kept) == 3 and all(a is b or a == b for a, b in zip(self._kept, made_of, strict=True)):
+        if self.pin is None or made_of == self._kept or (listing is None and not sources.imported):
             return
-        paths: tuple[str, ...] = ()
-        is_known = is_whole = has_ended = False
-        if listing is None:
-            pass  # what was imported does not wait for one
-        elif (part := self.slice(listing, sources)) is not None:
+        files: Iterable[str] = ()  # what was imported does not wait for a listing
+        is_known = is_whole = False
+        if (part := self._slice(listing, sources)) is not None:
             is_known = part.full or part.settled
-            is_whole = part.full or (part.settled and listing.complete)
-            paths = tuple(sorted((*part.paths, *self._formers(sources, part.paths))))
-            has_ended = is_whole and all(
-                path in sources and sources[path].state in TERMINAL for path in paths
-            )
+            is_whole = part.full or (part.settled and listing is not None and listing.complete)
+            files = (*part.paths, *self._formers(sources, part.paths))
             yield from self._say_stayed(part)
-        else:  # with every path that already came to its end, though the source may no longer list it
-            paths, has_ended = self._whole(listing, sources)
-            is_known, is_whole = True, listing.complete
-        imports = self._imports(sources)
-        pin = replace(
-            self.pin,
-            listing=(*paths, *imports),
-            complete=is_whole and has_ended and all(sources[path].state in TERMINAL for path in imports),
-            whole=is_known,
-            limit=self._limit.model_dump(exclude_none=True),
-        )
+        elif listing is not None:  # with every path that came to its end, though it may be listed no longer
+            others = (path for path in (*sources.ended, *sources.formers) if path not in sources.imported)
+            files, is_known, is_whole = {*listing.paths, *others}, True, listing.complete
+        paths = (*sorted(files), *self._imports(sources))
+        has_ended = is_whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
+        limit = self._limit.model_dump(exclude_none=True)
+        pin = replace(self.pin, listing=paths, complete=has_ended, whole=is_known, limit=limit)
         was_complete = self.pin.complete
         if pin != self.pin:
             yield WritePin(pin)
@@ -190,59 +172,40 @@ class Pinning:
                 yield event("dataset_complete", dataset=self._dataset, files=len(pin.listing))
         self._kept = (listing, made_of[1], self.pin)
 
-    def _whole(self, listing: Listing, sources: Catalog) -> tuple[tuple[str, ...], bool]:
-        """Every path that is listed or came to its end, and whether all did; sorted only when changed."""
-        if self._listed is None or self._listed[0] is not listing:
-            self._listed, self._joined = (listing, frozenset(listing.paths)), None
-        listed = self._listed[1]
-        unlisted = [path for path in sources.ended if path not in listed]
-        unmade = [path for path in sources.formers if sources[path].state not in TERMINAL]
-        outside = [path for path in unlisted if path not in sources.imported] + unmade
-        if self._joined is None or self._joined[0] != outside:
-            self._joined = outside, tuple(sorted((*listed, *outside)))
-        return self._joined[1], sources.count(*TERMINAL) - len(unlisted) == len(listed) and not unmade
-
     def _formers(self, sources: Catalog, paths: Iterable[str]) -> list[str]:
         """What the files of a slice held before: it stays with them, and counts nothing."""
         kept = frozenset((*paths, *(() if self.pin is None else self.pin.listing))) if sources.formers else ()
         return [path for path in sources.formers if path in kept or sources[path].former in kept]
 
-    def _imports(self, sources: Catalog) -> tuple[str, ...]:
+    def _imports(self, sources: Catalog) -> list[str]:
         """What was imported, to be trained on after all files; once listed it stays, for plans name it."""
         listed = frozenset(() if self.pin is None or not sources.imported else self.pin.listing)
-        known = sorted(sources.imported)
-        return tuple(path for path in known if path in listed or sources[path].state in PUBLISHED)
+        return [
+            path for path in sorted(sources.imported) if path in listed or sources[path].state in PUBLISHED
+        ]
 
     # dataset.limit
 
-    def beyond(self, listing: Listing | None, sources: Catalog, receipts: Iterable[str]) -> frozenset[str]:
+    def beyond(self, listing: Listing | None, sources: Catalog) -> Container[str]:
         """What the configured slice of the source leaves out."""
-        if not is_bounded(self._limit):
-            return frozenset()
-        part = self.slice(listing, sources, {*receipts, *sources})
-        return frozenset() if part is None else part.beyond
+        part = self._slice(listing, sources)
+        return () if part is None else part.beyond
 
-    def slice(self, listing: Listing | None, sources: Catalog, known: Iterable[str] = ()) -> Slice | None:
-        """The configured slice of what is listed and `known`; None when nothing bounds it, or none is listed.
+    def _slice(self, listing: Listing | None, sources: Catalog) -> Slice | None:
+        """The configured slice of what is listed; None when nothing bounds it, or none is listed.
 
         What was in it and has come to its end stays: a plan may name it, whatever the limit is lowered to.
         """
         if listing is None or not is_bounded(self._limit):
             return None
-        known = frozenset(known)
-        asked = (listing, self.pin, sources.changes, known)  # 0.2 s of work for 50,000 files
-        kept = self._slices.get(bool(known))
-        if kept is None or kept[0] != asked:
-            kept = self._slices[bool(known)] = asked, self._slice(listing, sources, known)
-        return kept[1]
-
-    def _slice(self, listing: Listing, sources: Catalog, known: frozenset[str]) -> Slice:
-        before = () if self.pin is None else self.pin.listing
-        ended = [path for path in before if path in sources and sources[path].state in TERMINAL]
-        # What was imported is no part of what the limit is about.
-        kept = [path for path in ended if sources[path].has_file]
-        known = frozenset(path for path in known if path not in sources or sources[path].has_file)
-        return slice_of(listing.paths, sources, self._limit, kept=kept, known=known)
+        asked = (listing, self.pin, sources.changes)  # 0.2 s of work for 50,000 files
+        if self._sliced is None or self._sliced[0] != asked:
+            before = () if self.pin is None else self.pin.listing
+            ended = [path for path in before if path in sources and sources[path].state in TERMINAL]
+            # What was imported is no part of what the limit is about.
+            kept = [path for path in ended if sources[path].has_file]
+            self._sliced = asked, slice_of(listing.paths, sources, self._limit, kept=kept)
+        return self._sliced[1]
 
     def _say_stayed(self, part: Slice) -> Iterator[Effect]:
         """Say once that the limit would leave out what was built as part of the slice."""
@@ -254,3 +217,9 @@ class Pinning:
             )
             first = part.stayed[0]
             yield event("limit_below_slice", "warning", files=len(part.stayed), first=first, message=words)
+
+
+@functools.cache
+def _keys_of(build: str) -> Callable[[str], str]:
+    """How a content's shard set is called in a build; the same function for the same build."""
+    return lambda sha256: set_key(sha256, build)

@@ -8,7 +8,7 @@ whichever path it was built; a quarantined file counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from stoker.config.schema import Limit
@@ -20,17 +20,27 @@ from stoker.corpus.records.sources import PUBLISHED, Source
 class Slice:
     """`paths` are in the slice for certain, in listing order; `settled`: of what is known, nothing else is.
 
-    `full`: a limit of rows or tokens is reached, so that no file to come can change it. `beyond` are the
-    known paths that are left out. `stayed` are those that the limit alone would leave out. `taken` is what
-    the files in the slice hold of each thing that is limited.
+    `full`: a limit of rows or tokens is reached, so that no file to come can change it. `beyond` holds every
+    path that is left out. `stayed` are those that the limit alone would leave out. `taken` is what the files
+    in the slice hold of each thing that is limited.
     """
 
     paths: tuple[str, ...]
     settled: bool
     full: bool
-    beyond: frozenset[str]
+    beyond: Container[str]
     stayed: tuple[str, ...]
     taken: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """All paths but these."""
+
+    inside: Collection[str]
+
+    def __contains__(self, path: object) -> bool:
+        return path not in self.inside
 
 
 def is_bounded(limit: Limit) -> bool:
@@ -44,13 +54,11 @@ def slice_of(
     limit: Limit,
     *,
     kept: Iterable[str] = (),
-    known: Iterable[str] = (),
 ) -> Slice:
     """The slice of the listed paths, as far as the sources that have come to their end tell it.
 
     `kept` are paths that were in the slice before and have come to their end: they stay, whatever the limit
-    is now, for a plan may name them; they count like the others. `known` are paths that are not listed (any
-    more), but might be worked on.
+    is now, for a plan may name them; they count like the others.
     """
     kept = frozenset(kept)
     order = sorted({*listed, *kept})
@@ -68,11 +76,11 @@ def slice_of(
             settled = settled and not tally.most  # with files alone to count, an open one hides nothing
         # A content is trained on through the path that has its shard set, wherever that stands.
         paths |= {path, owner or path}
-    outside = frozenset(known).union(listed) - paths
-    if not settled:  # what stands behind the open file may still come in, unless it is one file too many
-        outside = outside - files if limit.files else frozenset()
     full = settled and tally.full
-    return Slice(tuple(sorted(paths)), settled, full, outside, tuple(stayed), dict(tally.taken))
+    beyond: Container[str] = _Outside(paths)
+    if not settled:  # what stands behind the open file may still come in, unless it is one file too many
+        beyond = _Outside(paths | files) if limit.files else ()
+    return Slice(tuple(sorted(paths)), settled, full, beyond, tuple(stayed), dict(tally.taken))
 
 
 class _Tally:

@@ -51,18 +51,11 @@ class Duplicate:
 
 
 @dataclass(frozen=True)
-class DropBeyondLimit:
-    """Take back what was begun of the path's file: it turned out to be beyond dataset.limit."""
-
-    path: str
-
-
-@dataclass(frozen=True)
 class KeepHot:
     """Take the intent to evict back: the set is on hot still, and warm cannot be read now."""
 
     path: str
 
 
-RecordAction = Restart | Replace | GiveUp | GiveUpContent | Duplicate | DropBeyondLimit | KeepHot
+RecordAction = Restart | Replace | GiveUp | GiveUpContent | Duplicate | KeepHot
 Action = Start | RecordAction

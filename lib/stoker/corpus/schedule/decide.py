@@ -11,7 +11,6 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
 from stoker.corpus.schedule.actions import (
     Action,
-    DropBeyondLimit,
     Duplicate,
     GiveUp,
     GiveUpContent,
@@ -32,7 +31,6 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     if renewals:  # everything else depends on the records being of the content at hand
         return renewals
     return (
-        *_beyond_limit(situation, now),
         *_duplicates(situation),
         *_lost_contents(situation),
         *_quarantines(situation, now),
@@ -102,12 +100,6 @@ def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> I
         found = situation.uncertain or path in situation.recallable or situation.is_published(source)
         if not found and situation.sources.owner(source.sha256) is None:
             yield GiveUp(path)
-
-
-def _beyond_limit(situation: Situation, now: float) -> Iterator[DropBeyondLimit]:
-    for source in situation.sources.in_state("staged", "building") if situation.beyond else ():
-        if source.path in situation.beyond and is_free(situation, source.path, now):
-            yield DropBeyondLimit(source.path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Duplicate]:
@@ -214,9 +206,7 @@ def buildable(situation: Situation, now: float) -> list[str]:
     ready = [
         source
         for source in situation.sources.in_state("staged", "building")
-        if source.path not in situation.beyond
-        and not situation.is_published(source)
-        and _open(situation, source.path, "build", now)
+        if not situation.is_published(source) and _open(situation, source.path, "build", now)
     ]
     urgent, claimed = situation.urgent, in_hand(situation)
     chosen: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Container, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,7 +69,7 @@ class Situation:
     to_prove: Collection[str] = ()
     wanted: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
-    beyond: frozenset[str] = frozenset()
+    beyond: Container[str] = frozenset()
     differing: Collection[str] | None = None
     uncertain: bool = False
     not_before: Mapping[str, float] = field(default_factory=dict)
