@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from stoker.observe.ledger import Claim, Disk, room
 from stoker.plan import growth, residency
 from stoker.plan.consumption import Holdings
-from stoker.plan.growth import GrowthPolicy, PlanSource, decide, horizon_windows
+from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Entry, Plan, reconcile
 from stoker.plan.positions import START, Position, after, left_after, take
 from stoker.plan.residency import Floors, ShardSet
@@ -227,9 +227,7 @@ class World:
             [self._standing(source) for source in self.sources],
             complete=self.complete,
             consumed=consumed,
-            horizon=horizon_windows(
-                consumed=consumed, step=step, steps=run.steps, global_batch=run.policy.global_batch
-            ),
+            horizon=consumed + max(0, run.steps - step) * run.policy.global_batch,
             policy=run.policy,
             now=self.now,
             waiting=run.waiting,

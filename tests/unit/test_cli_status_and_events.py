@@ -72,7 +72,7 @@ RUN = {
     "tokens_per_s": 52_000,
     "eta_s": 185.0,
     "checkpoint": {"name": "step-000000400", "step": 400, "proven": True},
-    "mirror": {"step": 300, "waiting": 1, "copying": 400, "copying_bytes": 5, "trouble": "warm is full"},
+    "mirror": {"step": 300, "waiting": 1, "copying": 400, "trouble": "warm is full"},
     "plan_windows": 20_000,
     "plan_entries": 2,
     "plan_windows_ahead": 12_000,

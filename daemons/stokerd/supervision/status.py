@@ -86,4 +86,4 @@ class RunBoard:
         if run.mirror is None:
             return None
         copying = job.copy.step if isinstance(job, CopyToMirror) else None
-        return run.mirror.status(copying, self.workers.mirror_bytes)
+        return run.mirror.status(copying)

@@ -27,7 +27,6 @@ class Workers:
         self._warm = WorkerPool[None](self._warm_name, context.waiter)
         self._is_warm_clear = False
         self.jobs: dict[str, Job] = {}
-        self.mirror_bytes = 0  # done of the job on warm
 
     @property
     def pids(self) -> set[int]:
@@ -50,16 +49,11 @@ class Workers:
     def start(self, job: Job, module: str, task: Mapping[str, Any], *, silent_s: float) -> None:
         """Start a job's worker; it is killed once it has said nothing for `silent_s` seconds."""
         self.jobs[job.slot] = job
-        if isinstance(job, MirrorJob):
-            self.mirror_bytes = 0
         self._pool(job).start(Activity(job.kind, module, silent_s), job.slot, task, None)
 
     def ended(self) -> list[tuple[Job, WorkerExit]]:
         """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
-        heard = [*self._here.hear()]
-        for worker, messages, end in self._warm.hear():
-            self.mirror_bytes += sum(int(message.get("bytes", 0)) for message in messages)
-            heard.append((worker, messages, end))
+        heard = [*self._here.hear(), *self._warm.hear()]
         ended = [(self.jobs.pop(worker.subject), end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
             ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("silent")))

@@ -1,7 +1,7 @@
 """Worker: proves a checkpoint away from the daemon.
 
 Task: {"checkpoint": path}. Result: {"verdict", "reason", "digest", "body"}, the body where it is proven.
-A message {"kind": "progress", "bytes"} for each 256 MB read keeps quiet deadlines away.
+A message {"kind": "progress"} every few seconds keeps quiet deadlines away.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.proof import Proof, prove_checkpoint
-from stoker.checkpoints.read_progress import in_portions
 from stoker.kit.workers.child import Report, run_worker
-
-REPORT_BYTES = 256 << 20
+from stoker.kit.workers.heartbeat import heartbeat
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     report("phase", phase="prove", path=task["checkpoint"])
-    progress = in_portions(lambda done: report("progress", bytes=done), REPORT_BYTES)
-    return as_message(prove_checkpoint(Path(task["checkpoint"]), progress=progress))
+    path = Path(task["checkpoint"])
+    return as_message(prove_checkpoint(path, progress=heartbeat(report, path.name)))
 
 
 def as_message(proof: Proof) -> dict[str, Any]:

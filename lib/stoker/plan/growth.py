@@ -54,12 +54,9 @@ class PlanSource:
     ) -> PlanSource:
         """From a source record's state (None: no record yet) and what it says of its shard set."""
         standing = _STANDING.get(state or "", "pending")
-        if standing == "ready" and not (key and manifest_sha256):
-            standing = "pending"
-        elif standing == "ready" and not hot:
-            standing = "cold"
-        elif standing == "ready" and not proven:
-            standing = "unproven"
+        if standing == "ready":
+            is_known = key and manifest_sha256
+            standing = "pending" if not is_known else "cold" if not hot else "ready" if proven else "unproven"
         return PlanSource(path, standing, key or "", manifest_sha256 or "", train_tokens, arrived)
 
 
@@ -83,16 +80,11 @@ class GrowthPolicy:
 
 @dataclass(frozen=True)
 class Growth:
-    """Entries to append now, why there are no more, and since when the plan has waited for missing sources.
-
-    `cold`: keys of the sets that the entries due by now lack because they are on warm only, in the order in
-    which they will be named.
-    """
+    """Entries to append now, why there are no more, and since when each missing source is waited for."""
 
     entries: tuple[Entry, ...]
     why: str
     waiting: Mapping[str, float] = field(default_factory=dict)
-    cold: tuple[str, ...] = ()
 
     @property
     def sets(self) -> tuple[SetPair, ...]:
@@ -100,7 +92,7 @@ class Growth:
         return tuple(pair for entry in self.entries if isinstance(entry, Segment) for pair in entry.sets)
 
 
-class Draft:
+class _Draft:
     """Gathers `fresh` entries, and knows of the plan what has to be known for the next one.
 
     `epoch` is the last segment's, `named` the keys of its sets so far, `spoken` the paths passed over.
@@ -118,36 +110,26 @@ class Draft:
         self.named = {key for segment in ours for key, _ in segment.sets}
         self.epoch_windows = sum(segment.windows for segment in ours)
 
-    @property
-    def first(self) -> bool:
-        """Whether the plan has no segment yet."""
-        return self.epoch == 0 and not self.named
-
     def pass_over(self, found: Iterable[tuple[str, str]]) -> None:
         """Say of sources, with their reasons, that they are passed over: of each once."""
         for path, reason in found:
             if path not in self.spoken:
                 self.spoken.add(path)
-                self._add(Passed(self.length, path, reason))
+                self.add(Passed(self.length, path, reason))
 
-    def add_segment(
-        self, epoch: int, sets: Sequence[SetPair], tokens: int, *, seq_len: int, seed: int, run_id: str
-    ) -> None:
-        """Add a segment of these sets, whose train streams hold that many tokens."""
+    def add_segment(self, epoch: int, chosen: Sequence[PlanSource], policy: GrowthPolicy) -> None:
+        """Add a segment of these sources' sets."""
         if epoch != self.epoch:
             self.epoch, self.named, self.epoch_windows = epoch, set(), 0
+        tokens, seq_len = sum(source.train_tokens for source in chosen), policy.seq_len
         windows = max(0, (tokens - 1) // seq_len)
-        tail, key = tokens - windows * seq_len, segment_key(seed, self.length)
-        self._add(Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=run_id))
+        sets = [(source.key, source.manifest_sha256) for source in chosen]
+        tail, key = tokens - windows * seq_len, segment_key(policy.seed, self.length)
+        self.add(Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=policy.run_id))
         self.named.update(key for key, _ in sets)
         self.epoch_windows += windows
 
-    def end(self) -> None:
-        """Say, once, that no more data will come."""
-        if not self.ended:
-            self._add(End(self.length))
-
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         self.fresh.append(entry)
         self.length += 1
         self.windows += windows_of(entry)
@@ -173,37 +155,27 @@ def decide(
     `sources` stand in listing order; `complete` says that no more will come and each of them is settled,
     `whole` only that no more will be listed: then what was waited for long enough is missing for good, as far
     as anybody can tell, and the other sets are all there is, but it is no reason to end the plan.
-    `consumed` are the plan's windows before the newest position, `horizon` those before the run's end (see
-    `horizon_windows`); `now` is monotonic seconds; `waiting` is what the last decision gave back. The plan is
-    to reach `ahead` windows beyond the trainer (see `residency.ahead_windows`), never fewer than 32 global
-    batches. `hopeful` takes cold and unproven sets for ready ones: what would be named if all were hot and
-    proven, not to be appended.
+    `consumed` are the plan's windows before the newest position, `horizon` those before the run's end; `now`
+    is monotonic seconds; `waiting` is what the last decision gave back. The plan is to reach `ahead` windows
+    beyond the trainer (see `residency.ahead_windows`), never fewer than 32 global batches. `hopeful` takes
+    cold and unproven sets for ready ones: what would be named if all were hot and proven, not to be appended.
     """
     target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
     pending = [source.path for source in sources if source.standing == "pending"]
     if plan.windows >= target and not pending:
         return Growth((), ENOUGH)
-    draft = Draft(plan)
+    draft = _Draft(plan)
     since = _missing(draft, sources, policy, now, waiting or {}, whole=whole)
     held = draft.spoken.union(path for path, start in since.items() if now - start >= policy.hold_s)
     settled = held.issuperset(pending) and (whole if pending else complete)
     rules = _Rules(policy, complete and not pending, settled, frozenset(held), hopeful)
     why = _extend(draft, target, sources, rules)
     entries = tuple(draft.fresh)
-    cold = frozenset(source.key for source in sources if source.standing == "cold")
     if not hopeful and any(source.standing in _AWAY for source in sources):
         beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
         if len(draft.fresh) == len(entries):  # those that are away are not what is lacking
             why = beyond
-    named = (key for entry in draft.fresh if isinstance(entry, Segment) for key, _ in entry.sets)
-    return Growth(entries, why, since, tuple(dict.fromkeys(key for key in named if key in cold)))
-
-
-def horizon_windows(
-    *, consumed: int, step: int, steps: int, global_batch: int, skipped_ahead: int = 0
-) -> int:
-    """Windows of the plan before the run's end, seen from a step with `consumed` windows before it."""
-    return consumed + max(0, steps - step) * global_batch + skipped_ahead
+    return Growth(entries, why, since)
 
 
 @dataclass(frozen=True)
@@ -241,7 +213,7 @@ class _Scan:
         return f"waiting for {self.blocked.path}{back}"
 
 
-def _extend(draft: Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
+def _extend(draft: _Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
     """Add what the plan may have now until it reaches the target; why it has no more."""
     why = ""
     while not why and draft.windows < target:
@@ -249,10 +221,12 @@ def _extend(draft: Draft, target: int, sources: Sequence[PlanSource], rules: _Ru
     return why or ENOUGH
 
 
-def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
+def _next(draft: _Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     """Add the entries up to and with the next segment; or the plan's end, or none, and why."""
     policy, epoch = rules.policy, draft.epoch
-    wanted = _wanted(policy, first=draft.first)
+    full = wanted = max(policy.segment_tokens, policy.seq_len + 1)  # never so few that it has no window
+    if epoch == 0 and not draft.named and policy.first_segment_tokens is not None:
+        wanted = min(full, max(policy.first_segment_tokens, policy.seq_len + 1))
     scan = _scan(sources, draft.named, wanted, rules, epoch)
     if rules.settled and not scan.chosen and scan.blocked is None:
         if not sources:
@@ -263,10 +237,9 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
                 return next((f"waiting for {path}" for path in missing), scan.why)
             if not draft.ended:
                 draft.pass_over(scan.passed)
-                draft.end()
+                draft.add(End(draft.length))
             return "the data is used up"
-        epoch += 1
-        wanted = _wanted(policy, first=False)
+        epoch, wanted = epoch + 1, full
         behind = scan.passed  # those behind the last set: the next epoch's scan may not get to them
         scan = _scan(sources, frozenset(), wanted, rules, epoch)
         scan = replace(scan, passed=behind + scan.passed)
@@ -274,26 +247,8 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     if not scan.chosen or (short and (scan.blocked is not None or not rules.settled)):
         return scan.why
     draft.pass_over(scan.passed)
-    pairs = [(source.key, source.manifest_sha256) for source in scan.chosen]
-    draft.add_segment(
-        epoch, pairs, scan.tokens, seq_len=policy.seq_len, seed=policy.seed, run_id=policy.run_id
-    )
+    draft.add_segment(epoch, scan.chosen, policy)
     return ""
-
-
-def _wanted(policy: GrowthPolicy, *, first: bool) -> int:
-    """Tokens that close a segment: never so few that it has no window."""
-    tokens = policy.segment_tokens
-    if first and policy.first_segment_tokens is not None:
-        tokens = min(tokens, policy.first_segment_tokens)
-    return max(tokens, policy.seq_len + 1)
-
-
-def _in_order(sources: Sequence[PlanSource], policy: GrowthPolicy, epoch: int) -> Sequence[PlanSource]:
-    """The sources as their sets enter an epoch: a later one goes by the listing in either order."""
-    if policy.order == "arrival" and epoch == 0:
-        return sorted(sources, key=lambda source: source.arrived)
-    return sources
 
 
 def _scan(
@@ -309,7 +264,9 @@ def _scan(
     passed: list[tuple[str, str]] = []
     away: PlanSource | None = None
     taken = set(named)
-    for source in _in_order(sources, rules.policy, epoch):
+    if not strict and epoch == 0:  # a later epoch goes by the listing in either order
+        sources = sorted(sources, key=lambda source: source.arrived)
+    for source in sources:
         if tokens >= wanted:
             break
         if source.key and source.key in taken:
@@ -332,7 +289,7 @@ def _scan(
 
 
 def _missing(
-    draft: Draft,
+    draft: _Draft,
     sources: Sequence[PlanSource],
     policy: GrowthPolicy,
     now: float,

@@ -14,7 +14,7 @@ fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
 heldout {"path", "sha256"}  -> {"heldout": "brought", "missing" or "bad"}
 prune  {"names": [...]}     -> {"gone": [...]}
 
-{"kind": "progress", "bytes"} for each 64 MB keeps quiet deadlines away. Ends with 69 when warm is not there
+{"kind": "progress"} every few seconds keeps quiet deadlines away. Ends with 69 when warm is not there
 or is another pipeline's, 74 when it cannot be read or written now.
 """
 
@@ -31,14 +31,12 @@ from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
 from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
-from stoker.checkpoints.read_progress import in_portions
 from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.heartbeat import heartbeat
 from stoker.store.errors import storage_errors
 from stoker.store.files import make_dir
 from stoker.store.hashing import hash_file
 from stoker.store.layout import WarmLayout
-
-PORTION_BYTES = 64 << 20
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -47,8 +45,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     warm = WarmLayout(Path(task["warm"]))
     mirror = warm.checkpoints(task["run"])
     require_ours(warm, mirror, task["owner"], expected=task["expected"])
-    tell = in_portions(lambda done: report("progress", bytes=done), PORTION_BYTES)
-    return _VERBS[task["verb"]](task, mirror, warm.trash, tell)
+    return _VERBS[task["verb"]](task, mirror, warm.trash, heartbeat(report, mirror.name))
 
 
 def _list(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:

@@ -140,9 +140,9 @@ def _import(pipeline: Pipeline, pin: DatasetPin, task: ImportTask) -> dict[str, 
     from stoker.corpus.records.listing import read_listing
     from stoker.corpus.records.pin import write_pin
     from stoker.corpus.records.sources import PUBLISHED, read_sources, write_source
+    from stoker.kit.workers.heartbeat import heartbeat
     from stoker.shards.exchange.import_claim import claim
     from stoker.shards.exchange.import_set import import_place
-    from stoker.shards.format.heartbeat import heartbeat
 
     layout, hot, dataset = pipeline.layout, pipeline.hot_layout, task.dataset
     sources, listing = read_sources(layout, dataset), read_listing(layout, dataset)

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from stoker.kit.process.sampler import own_peak_rss
+from stoker.kit.workers.heartbeat import heartbeat
 from stoker.shards.build.builder import Build, BuildTask, Reporter
 from stoker.shards.build.commit import PROGRESS, origin_of
 from stoker.shards.build.readback import ReadBack, Trail
 from stoker.shards.build.shard_writer import GrowingFile, documents_in
-from stoker.shards.format.heartbeat import heartbeat
 from stoker.shards.format.manifest import BUILD_NOTE, MANIFEST, SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.proof import prove_set
 from stoker.store.errors import StorageError

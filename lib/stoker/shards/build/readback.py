@@ -18,7 +18,7 @@ from pathlib import Path
 
 import xxhash
 
-from stoker.shards.format.heartbeat import heartbeat
+from stoker.kit.workers.heartbeat import heartbeat
 from stoker.store.direct import DirectReader, aligned_buffer
 from stoker.store.errors import storage_errors
 from stoker.store.hashing import FileHash

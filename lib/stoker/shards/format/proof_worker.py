@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.kit.workers.child import Report, run_worker
-from stoker.shards.format.heartbeat import heartbeat
+from stoker.kit.workers.heartbeat import heartbeat
 from stoker.shards.format.proof import prove_set
 
 

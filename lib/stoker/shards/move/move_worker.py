@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.corpus.staging.disk_contents import OwnerMark
 from stoker.kit.workers.child import Report, run_worker
-from stoker.shards.format.heartbeat import heartbeat
+from stoker.kit.workers.heartbeat import heartbeat
 from stoker.shards.move.moving import Identity, copy_set, evict_set
 
 

@@ -89,7 +89,7 @@ class MirrorState:
             return "wait"
         return "try" if has_rejected or not self.is_fresh else "no"
 
-    def status(self, copying: int | None, copied_bytes: int) -> dict[str, Any]:
+    def status(self, copying: int | None) -> dict[str, Any]:
         """The mirror for people; `copying` is the step whose copy is under way."""
         newest = max(self.copies, key=lambda one: (one.timeline, one.step), default=None)
         return {
@@ -97,7 +97,6 @@ class MirrorState:
             "copies": len(self.copies),
             "waiting": self.waiting,
             "copying": copying,
-            "copying_bytes": copied_bytes if copying is not None else 0,
             "trouble": self.trouble,
         }
 

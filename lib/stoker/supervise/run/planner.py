@@ -225,13 +225,11 @@ class Planner:
     def _sources(self) -> dict[str, Source]:
         """The source records by path; what they say to have left hot is not trusted any more."""
         sources = self._records.read()
-        if not self._records.take_changed():
-            return sources
-        self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
-        for key in [key for key in self._proven if key not in self._hot]:
-            del self._proven[key]
-        for key in [key for key in self._refused if key not in self._hot]:
-            del self._refused[key]  # when it is back it is another copy
+        if self._records.take_changed():
+            self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
+            self._proven = {key: digest for key, digest in self._proven.items() if key in self._hot}
+            # When one is back it is another copy.
+            self._refused = {key: due for key, due in self._refused.items() if key in self._hot}
         return sources
 
     def _trust_the_plan(self) -> None:
