@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.pipeline.foreground import Child, how_it_ended
+from stoker.cli.pipeline.output import is_due
 
 
 @pytest.mark.parametrize(
@@ -23,13 +24,12 @@ def test_an_end_is_told_in_words(code: int, told: str) -> None:
     assert how_it_ended(code) == told
 
 
-def test_its_last_words_are_what_went_wrong_and_is_not_told_as_an_event_already(tmp_path: Path) -> None:
+def test_its_last_words_are_what_went_wrong(tmp_path: Path) -> None:
     log = tmp_path / "stage_shard.log"
     well, wrong = "2026-11-20T12:00:00Z level=info daemon=x event=source_proven", "Traceback (most recent"
     lost = well.replace("info", "error").replace("source_proven", "events_unwritable")
-    told = lost.replace("events_unwritable", "daemon_failed")
-    log.write_text(f"{well}\n{wrong}\n{lost}\n{told}\n{well}\n")
-    assert Child("stage_shard", log).last_words({"daemon_failed"}) == [wrong, lost]
+    log.write_text(f"{well}\n{wrong}\n{lost}\n{well}\n")
+    assert Child("stage_shard", log).last_words() == [wrong, lost]
 
 
 def test_its_last_words_are_sought_at_the_end_of_a_long_log_alone(tmp_path: Path) -> None:
@@ -38,4 +38,22 @@ def test_its_last_words_are_sought_at_the_end_of_a_long_log_alone(tmp_path: Path
         stream.truncate(64 << 30)  # more than any memory holds
         stream.seek(0, os.SEEK_END)
         stream.write(b"\nMemoryError\n")
-    assert Child("stage_shard", log).last_words(())[-1] == "MemoryError"
+    assert Child("stage_shard", log).last_words()[-1] == "MemoryError"
+
+
+@pytest.mark.parametrize(
+    ("text", "after_s", "told"),
+    [
+        ("training: step 5 of 60, loss 6.7100", 0.0, False),
+        ("training: step 6 of 60, loss 6.5", 59.0, False),
+        ("training: step 1,006 of 60, loss 6.5", 60.0, True),
+        ("saving: step 6 of 60, loss 6.5", 4.0, False),
+        ("saving: step 6 of 60, loss 6.5", 5.0, True),
+        ("", 99.0, False),
+    ],
+)
+def test_a_status_line_is_printed_once_a_minute_where_only_its_figures_changed(
+    text: str, after_s: float, told: bool
+) -> None:
+    assert is_due(text, 7.0 + after_s, "training: step 5 of 60, loss 6.7100", 7.0) is told
+    assert is_due("training: step 5", 0.0, "", 0.0)

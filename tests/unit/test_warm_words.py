@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.worker_jobs import Job, work_off
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker, WorkerExit
@@ -74,22 +73,7 @@ def late_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateWorker]:
     os.close(worker.ours)
 
 
-def test_of_a_command(late: LateWorker) -> None:
-    heard: list[tuple[str, str]] = []
-
-    def jobs() -> Iterator[Job]:
-        for name in "abc":
-            yield Job(
-                "m", {"name": name}, None, hear=lambda _, said, name=name: heard.append((name, said["of"]))
-            )
-
-    assert len(list(work_off(jobs(), 1, warm=True))) == 3
-    assert heard == [("a", "a"), ("b", "b"), ("c", "c")]
-    assert late.words == []
-
-
-@pytest.mark.usefixtures("late")
-def test_of_a_daemon() -> None:
+def test_a_pool_hears_them_before_the_next_task(late: LateWorker) -> None:
     waiter = Waiter()
     crew = WorkerPool("test", waiter)
     heard = []
@@ -97,4 +81,5 @@ def test_of_a_daemon() -> None:
         crew.start(Activity("hash", "m", 60.0, is_reusable=True), name, {"name": name}, None)
         heard += [(job.subject, said["of"]) for job, words, _ in crew.hear() for said in words]
     assert heard == [("a", "a"), ("b", "b"), ("c", "c")]
+    assert late.words == []
     waiter.close()

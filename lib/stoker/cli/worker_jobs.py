@@ -1,4 +1,4 @@
-"""Worker processes of a command: a few at a time, each heard until its end, none left behind."""
+"""A worker process of a command: heard until its end, and never left behind."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from stoker.kit.process.poll import readable
-from stoker.kit.workers.activity import Bounds
+from stoker.kit.loop import Waiter
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker, WorkerExit
+from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import StokerError
 
-GRACE_S = 3.0  # from TERM to KILL; what a command starts only reads, or writes a temporary
 LOOK_S = 0.5
 EXIT_UNAVAILABLE, EXIT_TERMINATED = 69, 143
 
@@ -30,85 +29,37 @@ class WorkerFailed(StokerError):
         self.exit_code = code if code in range(64, 79) else EXIT_UNAVAILABLE
 
 
-@dataclass(frozen=True)
-class Job:
-    """One worker's work: `note` is the caller's; `hear` gets what the worker says.
-
-    quiet_s bounds the time between two messages, most_rss_bytes its memory; keep_open leaves its input open.
-    """
-
-    module: str
-    task: Mapping[str, Any]
-    quiet_s: float | None
-    note: Any = None
-    hear: Hear = lambda worker, message: None
-    most_rss_bytes: int | None = None
-    keep_open: bool = False
-
-
-def work_off(jobs: Iterator[Job], at_once: int, *, warm: bool = False) -> Iterator[tuple[Job, WorkerExit]]:
-    """Do the jobs, so many at once; gives each with its end.
-
-    warm: all are of one module, which takes many tasks; a worker that has done one gets the next. Call it
-    from the main thread; a worker that still runs when the iterator is closed is stopped.
-    """
-    running: list[tuple[Worker, Job]] = []
-    idle: list[Worker] = []
-    try:
-        while True:
-            while len(running) < at_once and (job := next(jobs, None)) is not None:
-                running.append((_begin(job, idle, warm=warm), job))
-            if not running:
-                return
-            readable(*(worker.fileno() for worker, _ in running), timeout_s=LOOK_S)
-            for entry in list(running):
-                worker, job = entry
-                gone = worker.poll()
-                said = worker.messages()
-                ended = worker.take_done() or gone
-                if ended is not None:
-                    said += worker.messages()  # those that came with its end: not the next job's
-                for message in said:
-                    job.hear(worker, message)
-                if ended is not None:
-                    running.remove(entry)
-                    if gone is None:
-                        idle.append(worker)
-                    yield job, ended
-    finally:
-        still_here = [*idle, *(worker for worker, _ in running)]
-        for worker in still_here:
-            worker.ask_to_stop(GRACE_S)
-        for worker in still_here:
-            worker.stop(GRACE_S)
-
-
-def _begin(job: Job, idle: list[Worker], *, warm: bool) -> Worker:
-    """Give the job to an idle worker that is still there, or start one."""
-    bounds = Bounds(silent_s=job.quiet_s, most_rss_bytes=job.most_rss_bytes)
-    while idle:
-        worker = idle.pop()
-        if worker.poll() is None:
-            worker.give(job.task, bounds=bounds)
-            return worker
-    name, keep_open = job.module.rpartition(".")[2], job.keep_open or warm
-    return Worker.start(job.module, job.task, name=name, keep_open=keep_open, bounds=bounds)
-
-
 @contextlib.contextmanager
-def tidy_on_term() -> Iterator[None]:
-    """Within the block SIGTERM unwinds, as Ctrl-C does, so that what was begun is taken away."""
+def worker_pool(most_rss_bytes: int | None = None) -> Iterator[WorkerPool[Any]]:
+    """Workers that are stopped at the block's end; within it SIGTERM unwinds, as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    waiter = Waiter()
+    pool = WorkerPool[Any]("command", waiter, most_rss_bytes=most_rss_bytes)
     try:
-        yield
+        yield pool
     finally:
+        pool.stop()
+        waiter.close()
         signal.signal(signal.SIGTERM, before)
 
 
-def work(job: Job, what: str) -> dict[str, Any]:
-    """Do one job to its result. Raises WorkerFailed, which begins with `what`, where there is none."""
-    for _, ended in work_off(iter([job]), 1):
-        if ended.result is None:
-            raise WorkerFailed(what, ended)
-        return ended.result
-    raise AssertionError("a worker that was started ends")
+def work(
+    activity: Activity,
+    task: Mapping[str, Any],
+    what: str,
+    *,
+    hear: Hear = lambda worker, message: None,
+    most_rss_bytes: int | None = None,
+) -> dict[str, Any]:
+    """The result of one worker's task; raises WorkerFailed, which begins with `what`, where there is none."""
+    with worker_pool(most_rss_bytes) as pool:
+        pool.start(activity, what, task, None)
+        while True:
+            for job, messages, ended in pool.hear():
+                for message in messages:
+                    hear(job.worker, message)
+                if ended is not None and ended.result is None:
+                    raise WorkerFailed(what, ended)
+                if ended is not None and ended.result is not None:
+                    return ended.result
+            pool.wait(LOOK_S)

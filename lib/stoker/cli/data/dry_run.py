@@ -12,7 +12,7 @@ import click
 
 from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import plural
-from stoker.cli.worker_jobs import Job, WorkerFailed, work
+from stoker.cli.worker_jobs import WorkerFailed, work
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.listed import REFUSALS
@@ -20,6 +20,7 @@ from stoker.corpus.fetch.selection import VOUCHED, Wanted, speaks_of
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.arrivals import file_of
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.kit.workers.activity import Activity
 from stoker.store.errors import UnavailableError
 from stoker.store.names import inside
 
@@ -128,9 +129,9 @@ def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wante
     first = missing[: pipeline.download.files_at_once]
     files = [wanted.remote(listed.repo, listed.revision).to_fields() for wanted in first]
     task: dict[str, Any] = {"files": files, "seconds": PROBE_S, **listed.access}
-    job = Job("stoker.corpus.source.probe_worker", task, PROBE_QUIET_S)
+    probe = Activity("probe", "stoker.corpus.source.probe_worker", PROBE_QUIET_S)
     try:
-        found = work(job, "the rate cannot be measured")
+        found = work(probe, task, "the rate cannot be measured")
     except WorkerFailed as failure:
         click.echo(f"rate            {failure}")
         return 0

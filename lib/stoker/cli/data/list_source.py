@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from stoker.cli.worker_jobs import Job, work
+from stoker.cli.worker_jobs import work
 from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import Wanted
@@ -15,6 +15,7 @@ from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.source.folder import FileSeen, Refused, Selection, Unreadable, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
+from stoker.kit.workers.activity import Activity
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
 LIST_QUIET_S = 60.0
@@ -60,7 +61,8 @@ def list_source(pipeline: Pipeline) -> Listed:
 
     module, task = listing_task(source, pinned=pinned)
     origin = origin_of(source)
-    result = work(Job(module, task, LIST_QUIET_S, hear=hear), f"{origin} cannot be listed")
+    listing = Activity("list", module, LIST_QUIET_S)
+    result = work(listing, task, f"{origin} cannot be listed", hear=hear)
     if result["status"] == "failed":
         raise _failed(origin, result)
     rows.sort(key=lambda wanted: wanted.path)

@@ -10,7 +10,7 @@ import click
 
 from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
-from stoker.cli.worker_jobs import Job, tidy_on_term, work
+from stoker.cli.worker_jobs import work
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
@@ -19,6 +19,7 @@ from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
 from stoker.kit.terminal.live_lines import Footer
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
 from stoker.store.errors import DataError, Transient, UnavailableError, UsageError
 from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside
@@ -44,21 +45,20 @@ def rows(file: Path, max_rows: int, out: Path) -> None:
         raise UsageError(f"{out.parent} is not a directory; make it, or name another place")
     listed = list_source(pipeline)
     temporary = temporary_beside(out)
-    with tidy_on_term():
-        try:
-            make_dir(temporary)
-            result = _preview(pipeline, listed, max_rows, temporary)
-            if result["status"] == "failed":
-                kind = result["class"]
-                error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
-                raise error(f"{result['path']}: {result['reason']}; nothing was written")
-            if not result["rows"]:
-                raise DataError(f"{listed.origin} holds no rows; nothing was written")
-            move_durably(temporary / "rows.parquet", out)
-        except FileExistsError as error:
-            raise UsageError(f"{out} exists now; name a new file") from error
-        finally:
-            remove_tree(temporary)
+    try:
+        make_dir(temporary)
+        result = _preview(pipeline, listed, max_rows, temporary)
+        if result["status"] == "failed":
+            kind = result["class"]
+            error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
+            raise error(f"{result['path']}: {result['reason']}; nothing was written")
+        if not result["rows"]:
+            raise DataError(f"{listed.origin} holds no rows; nothing was written")
+        move_durably(temporary / "rows.parquet", out)
+    except FileExistsError as error:
+        raise UsageError(f"{out} exists now; name a new file") from error
+    finally:
+        remove_tree(temporary)
     came = f", {format_bytes(result['fetched'])} over the network" if result["fetched"] else ""
     click.echo(f"{out}: {plural(result['rows'], 'row')} of {plural(result['files'], 'file')}{came}")
     if result["rows"] < max_rows:
@@ -80,16 +80,11 @@ def _preview(pipeline: Pipeline, listed: Listed, max_rows: int, temporary: Path)
         else:
             footer.show(lambda _: f"{message['rows']:,} rows  {format_bytes(message['fetched'])} fetched")
 
-    job = Job(
-        "stoker.corpus.fetch.preview_worker",
-        task,
-        pipeline.download.stall,
-        hear=hear,
-        most_rss_bytes=pipeline.shard.memory.hard,
-        keep_open=True,
-    )
+    module = "stoker.corpus.fetch.preview_worker"
+    preview = Activity("preview", module, pipeline.download.stall, is_memory_bound=True, keep_open=True)
+    most = pipeline.shard.memory.hard
     try:
-        return work(job, "the rows cannot be read")
+        return work(preview, task, "the rows cannot be read", hear=hear, most_rss_bytes=most)
     finally:
         footer.clear()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ import click
 
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import one_line, pipeline_file, plural
-from stoker.cli.worker_jobs import Job, tidy_on_term, work_off
+from stoker.cli.worker_jobs import LOOK_S, worker_pool
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.kit.terminal.live_lines import Footer
-from stoker.kit.workers.parent import Worker, WorkerExit
+from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.parent import WorkerExit
 from stoker.observe.rate import Rate
 from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
@@ -29,9 +29,7 @@ from stoker.store.record import RecordDamaged, read_record
 from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
-HASH_WORKER = "stoker.corpus.source.hash_worker"
-_ROW = "{:<10}  {}  {}"
-TRIES = 3  # for a file that changes while it is read
+ROW = "{:<10}  {}  {}"
 OVER_S = 30.0
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
@@ -74,8 +72,7 @@ def downloads(file: Path, dispute: bool, accept: str | None) -> int:
         return 0
     check = Check(pipeline, receipts, dispute=dispute)
     try:
-        with tidy_on_term():
-            check.run()
+        check.run()
     except KeyboardInterrupt:
         click.echo("interrupted")
         raise
@@ -87,42 +84,52 @@ def downloads(file: Path, dispute: bool, accept: str | None) -> int:
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
 
 
-def _is_looked_at(receipt: Receipt) -> bool:
-    return receipt.usable or receipt.rotten
-
-
 class Check:
     """One pass over the receipts; nothing is said of one that changes meanwhile, for its content may too."""
 
     def __init__(self, pipeline: Pipeline, receipts: Mapping[str, Receipt], *, dispute: bool) -> None:
-        self.pipeline, self.receipts, self.dispute = pipeline, receipts, dispute
+        self.pipeline, self.dispute = pipeline, dispute
+        self.receipts = [receipt for _, receipt in receipts.items()]
+        self.files = [receipt for receipt in self.receipts if receipt.usable or receipt.rotten]
         self.counts: Counter[str] = Counter()
-        self.cached = self.disputed = self._done = 0
-        self._files = [receipt for _, receipt in receipts.items() if _is_looked_at(receipt)]
-        self._size = sum(receipt.size for receipt in self._files)
-        self._read: Counter[str] = Counter()  # bytes of the files in hand
-        self._footer, self._pace = Footer(), Rate(OVER_S)
+        self.is_cached = False
+        self.disputed = self._done = 0
+        self._read: Counter[str] = Counter()  # bytes of the files that are being read
+        self._footer, self._rate = Footer(), Rate(OVER_S)
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""
-        if self._files:
+        if self.files:
             self._insist_on_the_disk()
-        todo, tries = self._files, 1
+        download, todo = self.pipeline.download, iter(self.files)
+        hashing = Activity("hash", "stoker.corpus.source.hash_worker", download.stall, is_reusable=True)
         try:
-            while todo:
-                again = []
-                jobs = self._jobs(todo)
-                for job, ended in work_off(jobs, self.pipeline.download.files_at_once, warm=True):
-                    del self._read[job.note.path]
-                    result = ended.result or {}
-                    if result.get("status") == "changed" and tries < TRIES:
-                        again.append(job.note)
-                    else:
-                        self.cached += bool(result.get("cached"))
-                        self._judged(job.note, *_verdict(job.note, ended))
-                todo, tries = again, tries + 1
+            with worker_pool() as pool:
+                while True:
+                    while len(pool.jobs) < download.files_at_once and (receipt := next(todo, None)):
+                        found = self._look(receipt)
+                        if isinstance(found, tuple):
+                            self._judged(receipt, *found)
+                        else:
+                            pool.start(hashing, receipt.path, found, receipt)
+                    if not pool.jobs:
+                        return
+                    pool.wait(LOOK_S)
+                    for job, messages, ended in pool.hear():
+                        self._hear(job.facts, messages, ended)
         finally:
             self._footer.clear()
+
+    def _hear(
+        self, receipt: Receipt, messages: Sequence[Mapping[str, Any]], ended: WorkerExit | None
+    ) -> None:
+        for message in messages:
+            self._read[receipt.path] = int(message["bytes"])
+        if ended is not None:
+            del self._read[receipt.path]
+            self.is_cached |= bool((ended.result or {}).get("cached"))
+            self._judged(receipt, *_verdict(receipt, ended))
+        self._show()
 
     def _insist_on_the_disk(self) -> None:
         """An unmounted disk is no reason to call all its files missing, least of all to dispute them."""
@@ -131,35 +138,25 @@ class Check:
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
-    def _jobs(self, todo: list[Receipt]) -> Iterator[Job]:
-        root = self.pipeline.source_root
-        for receipt in todo:
-            path = Path(receipt.file)
-            try:
-                found = path.lstat()
-            except (FileNotFoundError, NotADirectoryError):
-                self._judged(receipt, "missing")
-                continue
-            except OSError as error:
-                self._judged(receipt, "unreadable", error.strerror or str(error))
-                continue
-            if path != root / receipt.path:
-                self._judged(receipt, "missing", f"its receipt says {path}, which is not below {root}")
-            elif not stat.S_ISREG(found.st_mode):
-                self._judged(receipt, "wrong", "it is not a regular file")
-            elif found.st_size != receipt.size:
-                self._judged(receipt, "wrong", f"{found.st_size} bytes, its receipt says {receipt.size}")
-            else:
-                task = {"root": str(root), "path": receipt.path, "size": found.st_size}
-                task |= {"mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
-                heard = partial(self._heard, receipt.path)
-                yield Job(HASH_WORKER, task, self.pipeline.download.stall, receipt, heard)
+    def _look(self, receipt: Receipt) -> tuple[str, str] | dict[str, Any]:
+        """What a hash worker needs, or verdict and reason of a file that needs no hash."""
+        root, path = self.pipeline.source_root, Path(receipt.file)
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing", ""
+        except OSError as error:
+            return "unreadable", error.strerror or str(error)
+        if path != root / receipt.path:
+            return "missing", f"its receipt says {path}, which is not below {root}"
+        if not stat.S_ISREG(found.st_mode):
+            return "wrong", "it is not a regular file"
+        if found.st_size != receipt.size:
+            return "wrong", f"{found.st_size} bytes, its receipt says {receipt.size}"
+        about = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+        return {"root": str(root), "path": receipt.path, **about}
 
-    def _heard(self, path: str, _: Worker, message: Mapping[str, Any]) -> None:
-        self._read[path] = int(message["bytes"])
-        self._show()
-
-    def _judged(self, receipt: Receipt, verdict: str, reason: str = "") -> None:
+    def _judged(self, receipt: Receipt, verdict: str, reason: str) -> None:
         if verdict == "missing":
             self._insist_on_the_disk()  # it may have gone meanwhile
         self._done += receipt.size
@@ -168,16 +165,14 @@ class Check:
         if verdict in BAD:
             self._footer.clear()
             if not any(self.counts[other] for other in BAD):
-                click.echo(_ROW.format("verdict", "file", "why").rstrip())
-            click.echo(one_line(_ROW.format(verdict, receipt.file, reason).rstrip()))
+                click.echo(ROW.format("verdict", "file", "why"))
+            click.echo(one_line(ROW.format(verdict, receipt.file, reason).rstrip()))
         self.counts[verdict] += 1
-        no_more = verdict == "true" and receipt.rotten
-        if self.dispute and (verdict in ("wrong", "missing") or no_more):
+        if self.dispute and (verdict in ("wrong", "missing") or (verdict == "true" and receipt.rotten)):
             # Filed at once: an interrupted look has said what it found.
             asked = {"path": receipt.path, "sha256": receipt.sha256}
             file_request(self.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", asked)
             self.disputed += 1
-        self._show()
 
     def _stands(self, receipt: Receipt) -> bool:
         """Whether the receipt still says the same: it may have been released or renewed while we looked."""
@@ -188,12 +183,12 @@ class Check:
             return False
 
     def _show(self) -> None:
-        done = self._done + self._read.total()
-        self._pace.note(done, time.monotonic())
-        words = [f"{self.counts.total():,}/{len(self._files):,} files", *self._bad()]
-        words.append(f"{100 * done / max(1, self._size):.1f} %")
-        if (left_s := self._pace.left_s(self._size - done)) is not None:
-            words += [f"{format_duration(left_s)} left", f"{self._pace.per_second / 1e6:,.1f} MB/s"]
+        size, done = sum(receipt.size for receipt in self.files), self._done + self._read.total()
+        self._rate.note(done, time.monotonic())
+        words = [f"{self.counts.total():,}/{len(self.files):,} files", *self._bad()]
+        words.append(f"{100 * done / max(1, size):.1f} %")
+        if (left_s := self._rate.left_s(size - done)) is not None:
+            words += [f"{format_duration(left_s)} left", f"{self._rate.per_second / 1e6:,.1f} MB/s"]
         self._footer.show(lambda width: "  ".join(words)[:width])
 
     def _bad(self) -> list[str]:
@@ -201,18 +196,17 @@ class Check:
 
     def summary(self) -> Iterator[str]:
         """What was found, and what was not looked at."""
-        found = [f"{self.counts['true']:,} true", *self._bad()]
-        if self.counts["passed"]:
-            found.append(f"{self.counts['passed']:,} changed meanwhile")
-        yield f"{plural(self.counts.total(), 'file')}, {format_bytes(self._done)}: {', '.join(found)}"
-        away = Counter(str(one.state) for _, one in self.receipts.items() if not _is_looked_at(one))
-        away["not reached"] = len(self._files) - self.counts.total()
+        changed = [f"{self.counts['passed']:,} changed meanwhile"] if self.counts["passed"] else []
+        found = ", ".join([f"{self.counts['true']:,} true", *self._bad(), *changed])
+        yield f"{plural(self.counts.total(), 'file')}, {format_bytes(self._done)}: {found}"
+        away = Counter(str(one.state) for one in self.receipts if not (one.usable or one.rotten))
+        away["not reached"] = len(self.files) - self.counts.total()
         if states := [f"{n:,} {state.replace('_', ' ')}" for state, n in sorted(away.items()) if n]:
             yield f"not looked at: {', '.join(states)}"
-        if count := sum(receipt.state == "unproven" for _, receipt in self.receipts.items()):
+        if count := sum(receipt.state == "unproven" for receipt in self.receipts):
             such = f"{plural(count, 'file')} came without a length or a sum, unproven"
             yield f"note: {such}: nothing tells whether it is whole"
-        if self.cached:
+        if self.is_cached:
             yield "note: read through the page cache where the file system lets nothing past it"
         if self.disputed:
             yield f"asked the download watchdog to bring {self.disputed:,} again; it acts when it runs"
@@ -228,7 +222,7 @@ def _verdict(receipt: Receipt, ended: WorkerExit) -> tuple[str, str]:
     if result["status"] == "missing":
         return "missing", ""
     if result["status"] == "changed":
-        return "unreadable", "it changes while it is read"
+        return "unreadable", "it changed while it was read"
     if result["sha256"] == receipt.sha256:
         return "true", ""
     note = " (through the page cache)" if result["cached"] else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
-from stoker.cli.worker_jobs import Job, WorkerFailed, work
+from stoker.cli.worker_jobs import WorkerFailed, work
 from stoker.config.apart import nested_through_links
 from stoker.config.checks import Fault, notes
 from stoker.config.disk import disk_faults, disk_notes
@@ -24,6 +24,7 @@ from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.kit.metrics import Metrics
 from stoker.kit.state_owner import another_owner
+from stoker.kit.workers.activity import Activity
 from stoker.shards.format.identity import Filters
 from stoker.shards.format.pinned import asked_of_tokenizer, pin_faults
 from stoker.store.errors import ConfigError, StorageError
@@ -33,8 +34,7 @@ from stoker.supervise.run.gates import DataInView
 from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal
 
-SURVEY = "stoker.corpus.staging.survey_worker"
-SURVEY_QUIET_S = 60.0
+SURVEY = Activity("survey", "stoker.corpus.staging.survey_worker", silent_s=60.0)
 
 
 def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
@@ -132,7 +132,7 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "columns": Filters.from_mapping(dataset.filters.model_dump()).columns(),
     }
     try:
-        return work(Job(SURVEY, task, SURVEY_QUIET_S), "it cannot be looked through")
+        return work(SURVEY, task, "it cannot be looked through")
     except WorkerFailed as failed:
         return {"problem": str(failed)}
 

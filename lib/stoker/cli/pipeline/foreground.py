@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +33,7 @@ HOPELESS = frozenset({64, 65, 69, 78})
 HELD = 75
 DATA_GRACE_S = 30.0  # a finished run lets files that are under way come to their end, so long at most
 STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
-RECORD = re.compile(r"\S+ level=(\w+) .*?event=(\w+)")  # of a daemon's log
+ROUTINE = re.compile(r"\S+ level=(?!error)")  # begins a line of a daemon's log that tells of no error
 TAIL_LINES, TAIL_BYTES = 8, 16 << 10
 LOG_BYTES = 4 << 20  # of a daemon's log, and as much of what was in it before: they may lie in memory
 
@@ -94,15 +93,12 @@ class Child:
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
             os.truncate(self.log, 0)
 
-    def last_words(self, shown: Collection[str]) -> list[str]:
-        """The last lines of its log that say why it ended, less the events that were shown already."""
+    def last_words(self) -> list[str]:
+        """The last lines of its log that say why it ended."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-        found = [(line, RECORD.match(line)) for line in lines]
-        return [
-            line for line, record in found if not record or (record[1] == "error" and record[2] not in shown)
-        ]
+        return [line for line in lines if not ROUTINE.match(line)]
 
 
 def how_it_ended(code: int) -> str:
@@ -156,7 +152,6 @@ class Foreground:
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
-                self.output.shown[child.name].clear()
                 child.start(self.pipeline.file)
             child.rotate()
             code = child.look()
@@ -173,16 +168,14 @@ class Foreground:
 
     def ended(self, child: Child, code: int) -> None:
         """A daemon ended by itself: stop all where another start is no use, else start it again."""
-        held = code == HELD and not child.ready
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
-        level = "error" if held or failed or code else "warning"
-        self.output.refresh(time.monotonic())  # its last events say why
-        words = child.last_words(self.output.shown[child.name])
-        label = LABELS[child.name]
-        self.say(level, f"{child.name} {how_it_ended(code)}{'; its last words:' if words else ''}", label)
-        for line in words:
+        hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.ready)
+        level, label = "error" if hopeless or code else "warning", LABELS[child.name]
+        self.output.refresh(time.monotonic())  # its last events come first
+        self.say(level, f"{child.name} {how_it_ended(code)}", label)
+        for line in child.last_words():
             self.say(level, harmless(line), label)
-        if held or failed or code == 78 or (code in HOPELESS and not child.ready):
+        if hopeless:
             self.say("error", "stopping all")
             self.stop(code or 1)
             return
@@ -203,14 +196,12 @@ class Foreground:
     def is_done(self, now: float) -> bool:
         """Whether the run is finished, and the files under way had their chance to be."""
         status = read_status(self.pipeline.layout)
-        supervisor = status[TRAIN_SUPERVISOR]
-        if not (supervisor["running"] and supervisor["body"].get("at_rest")):
+        supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
+        is_current = supervisor["body"].get("pid") == supervisor["pid"]  # else of an earlier life
+        if not (supervisor["running"] and is_current and supervisor["body"].get("at_rest")):
             return False
-        if supervisor["body"].get("pid") != supervisor["pid"]:  # the snapshot of an earlier life
-            return False
-        if self.done_at is None:
-            self.done_at = now
-        return bool(status[STAGE_SHARD]["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+        self.done_at = self.done_at or now
+        return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
 
     def asked_to_stop(self, signum: int) -> None:
         """The first signal stops all and waits for the trainer's checkpoint, the second does not wait."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,14 +15,16 @@ from stoker.kit.terminal.live_lines import DIM, GREEN, RED, YELLOW, Footer
 from stoker.kit.terminal.sentences import HIDDEN, sentence
 from stoker.observe.progress import download_parts, progress_line, shard_parts
 from stoker.observe.status import read_status
-from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
 
 LABELS = {DOWNLOAD_WATCHDOG: "download", STAGE_SHARD: "shard", TRAIN_SUPERVISOR: "train"}
 LABEL_WIDTH = 9
 # Said already by the status line or by the start and end of `stoker run` itself.
 MUTED = frozenset({"daemon_started", "daemon_stopped", "trainer_stop_asked"})
 ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})  # for files and pipes alone
-STATUS_S = 5.0  # between two status lines of one daemon where no line is live
+# Between two status lines of one daemon where no line is live, the second where they differ in figures alone.
+STATUS_S, FIGURES_S = 5.0, 60.0
+FIGURE = re.compile(r"\d[\d.,]*")
 WHAT_FIRST = ("path", "reason", "step")  # logs keep their fields by the alphabet; a reader wants these first
 WAITS = ("trouble", "paused", "waits", "waiting_for")  # fields of a snapshot that say why nothing comes
 STDOUT = 1
@@ -37,9 +40,7 @@ class Output:
         self._live = self._person and self._footer.shown
         self._events = EventTail(layout)
         self._events.new()  # of earlier runs
-        self.shown: dict[str, set[str]] = {daemon: set() for daemon in DAEMONS}  # event words since its start
-        self._texts: dict[str, str] = {}
-        self._due: dict[str, float] = {}
+        self._texts: dict[str, tuple[str, float]] = {}  # the last status line of each daemon, and when
 
     def say(self, level: str, text: str, label: str = "") -> None:
         """Print a line with the time of day."""
@@ -62,7 +63,6 @@ class Output:
         """Print what is new: events, then how each daemon is; now is monotonic seconds."""
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
-            self.shown[daemon].add(word)
             if word not in MUTED and not (self._person and (level == "debug" or word in ROUTINE)):
                 self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
         status = {} if self._quiet else read_status(self._layout)
@@ -72,14 +72,21 @@ class Output:
             return
         for daemon, about in status.items():
             text = str(about["body"].get("text", ""))
-            fresh = about["running"] and text and text != self._texts.get(daemon)
-            if fresh and now >= self._due.get(daemon, 0.0):
-                self._texts[daemon], self._due[daemon] = text, now + STATUS_S
+            if about["running"] and is_due(text, now, *self._texts.get(daemon, ("", 0.0))):
+                self._texts[daemon] = text, now
                 self.say("info", text, LABELS[daemon])
 
     def close(self) -> None:
         """Take the live lines away."""
         self._footer.clear()
+
+
+def is_due(text: str, now: float, last: str, last_at: float) -> bool:
+    """Whether a status line is worth printing after the last one."""
+    if not text or text == last:
+        return False
+    figures_alone = FIGURE.sub("", text) == FIGURE.sub("", last)
+    return not last or now - last_at >= (FIGURES_S if figures_alone else STATUS_S)
 
 
 def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import json_option, one_line, pipeline_file, plural, print_json
 from stoker.cli.pipeline.output import state_colour
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
@@ -41,39 +41,40 @@ def status(file: Path, as_json: bool) -> None:
     daemons = read_status(pipeline.layout)
     if as_json:
         print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
-    else:
-        lines = report_lines(pipeline.name, daemons)
-        if sys.stdout.isatty():
-            lines = terminal_lines(pipeline.name, daemons, columns_of(STDOUT), colour=coloured(STDOUT))
+    elif sys.stdout.isatty():
+        lines = terminal_lines(pipeline.name, daemons, columns_of(STDOUT), colour=coloured(STDOUT))
         click.echo("\n".join(lines), color=True)
+    else:
+        click.echo("\n".join(report_lines(pipeline.name, daemons)))
 
 
 def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
     """The status for a file or a pipe."""
-    for title, text in _rows(name, daemons, person=False):
+    for title, text in _rows(name, daemons):
         yield one_line(f"{title:<{TITLE_WIDTH}}{text}".rstrip())
 
 
 def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -> Iterator[str]:
-    """The status for a person: sums cut, each row folded below itself, coloured by state."""
+    """The status for a terminal: sums cut, each row folded below itself, coloured by state."""
     colours = {f"  {daemon}": state_colour(about) for daemon, about in daemons.items()}
     colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
-    for title, text in _rows(name, daemons, person=True):
+    for title, text in _rows(name, daemons):
         folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
         line = f"{title:<{TITLE_WIDTH}}{folded}".rstrip()
         yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
 
 
-def _rows(name: str, daemons: Daemons, *, person: bool) -> Iterator[tuple[str, str]]:
+def _rows(name: str, daemons: Daemons) -> Iterator[tuple[str, str]]:
     yield f"pipeline {name}", ""
     for daemon, about in daemons.items():
-        if person:
-            yield from zip((f"  {daemon}", ""), _daemon_for_a_person(about), strict=False)
-        else:
-            yield f"  {daemon}", _daemon(about)
+        yield from _daemon(daemon, about)
     bodies = {daemon: _body(about) for daemon, about in daemons.items()}
-    yield from _section("data", [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])])
-    yield from _section("run", _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"]))
+    data = [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])]
+    run = [*_run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])]
+    for title, rows in (("data", data), ("run", run)):
+        if rows:
+            yield title, ""
+            yield from ((f"  {what}", text) for what, text in rows)
 
 
 def _body(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,47 +83,28 @@ def _body(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
-def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    if rows:
-        yield title, ""
-        yield from ((f"  {name}", text) for name, text in rows)
-
-
-def _daemon_for_a_person(about: Mapping[str, Any]) -> Iterator[str]:
-    """What it does, and while it runs its process."""
-    body = about["body"]
-    if not about["running"]:
-        yield _daemon(about)
-        return
-    since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
-    yield f"running{since}: {body.get('text') or 'starting'}"
-    yield f"pid {about['pid']}" + (f", metrics http://{about['metrics']}/metrics" if about["metrics"] else "")
-
-
-def _daemon(about: Mapping[str, Any]) -> str:
-    parts = [about["state"]]
+def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a daemon does, and while it runs its process."""
+    body, text = about["body"], about["state"]
     if about["running"]:
-        parts.append(f"pid {about['pid']}, since {about['since']}")
-        if about["metrics"]:
-            parts.append(f"metrics http://{about['metrics']}/metrics")
-    code = about["body"].get("exit_code")
-    if not about["running"] and code:
-        parts.append(f"exit code {code}")
-    text = about["body"].get("text")
-    if not text:
-        return ", ".join(parts)
-    return f"{', '.join(parts)}{':' if about['running'] else '; it last said:'} {text}"
+        since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
+        yield f"  {name}", f"{text}{since}: {body.get('text') or 'starting'}"
+        metrics = f", metrics http://{about['metrics']}/metrics" if about["metrics"] else ""
+        yield "", f"pid {about['pid']}, since {about['since']}{metrics}"
+        return
+    text += f", exit code {body['exit_code']}" if body.get("exit_code") else ""
+    yield f"  {name}", text + (f"; it last said: {body['text']}" if body.get("text") else "")
 
 
-def _sources(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sources(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "files" not in body:
-        return []
+        return
     verified = format_bytes(body.get("verified_bytes", 0))
     files = f"{_counts(body['files'])}; {verified} verified{_complete(body)}"
-    lines = [("files", files if body.get("looked", True) else f"looking at the source; {verified} verified")]
-    lines += _transfers(body)
+    yield "files", files if body.get("looked", True) else f"looking at the source; {verified} verified"
+    yield from _transfers(body)
     told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
-    return lines + list(told.values())  # what pauses all may be the trouble itself
+    yield from told.values()  # what pauses all may be the trouble itself
 
 
 def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -144,83 +126,76 @@ def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(transfers) - SHOWN_TRANSFERS} more"
 
 
-def _shards(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "sources" not in body:
-        return []
-    tokens, documents = body["tokens"], body["documents"]
-    lines = [("sources", f"{_counts(body['sources'])}{_complete(body)}")]
+        return
+    yield "sources", f"{_counts(body['sources'])}{_complete(body)}"
     if part := body.get("slice"):
-        lines.append(("slice", f"{part['files']:,} files, by dataset.limit {_counts(part['limit'])}"))
-    for what, figures in (("documents", documents), ("tokens", tokens)):
-        train, val = format_count(figures["train"]), format_count(figures["val"])
-        lines.append((what, f"{train} to train on, {val} held out"))
+        yield "slice", f"{part['files']:,} files, by dataset.limit {_counts(part['limit'])}"
+    for what in ("documents", "tokens"):
+        train, val = format_count(body[what]["train"]), format_count(body[what]["val"])
+        yield what, f"{train} to train on, {val} held out"
     if imported := body.get("imported", {}).get("sets"):
         unknown = body["imported"]["documents_not_known"]
         told = f", documents of {unknown:,} not known" if unknown else ""
-        lines.append(("imported", f"{imported:,} set{'s' * (imported != 1)}, rows not known{told}"))
+        yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
     if body.get("dropped"):
-        lines.append(("rows dropped", _counts(body["dropped"])))
+        yield "rows dropped", _counts(body["dropped"])
     if speed := ", ".join(rates(body)):
-        lines.append(("building", speed))
+        yield "building", speed
     if body.get("eta_s") is not None:
         left = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"
-        lines.append(("time left", f"{format_duration(body['eta_s'])} for {left}"))
-    return [*lines, *_disks(body)]
-
-
-def _disks(body: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where the shard sets are, and what room there is."""
+        yield "time left", f"{format_duration(body['eta_s'])} for {left}"
     sets, disks = body.get("sets"), body.get("disks", {})
-    lines = []
     if sets and "warm" in disks:
-        back = f", {len(sets['bringing_back'])} coming back" if sets["bringing_back"] else ""
-        cold = f", {sets['wanted_cold']:,} waited for" if sets["wanted_cold"] else ""
         text = f"{sets['hot']:,} on hot, {sets['warm']:,} copied to warm, {sets['evicted']:,} only there"
-        lines.append(("shard sets", text + cold + back))
+        text += f", {sets['wanted_cold']:,} waited for" if sets["wanted_cold"] else ""
+        text += f", {len(sets['bringing_back'])} coming back" if sets["bringing_back"] else ""
+        yield "shard sets", text
     for name, disk in disks.items():
         if "free_bytes" in disk:
-            free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
-            lines.append(
-                (f"{name} disk", f"{free} free of {total}, {format_bytes(disk['claimed_bytes'])} claimed")
+            free, total, claimed = (
+                format_bytes(disk[f"{what}_bytes"]) for what in ("free", "total", "claimed")
             )
+            yield f"{name} disk", f"{free} free of {total}, {claimed} claimed"
     if body.get("trouble"):
-        lines.append(("trouble", body["trouble"]))
-    return lines
+        yield "trouble", body["trouble"]
 
 
-def _run(body: Mapping[str, Any], running: bool) -> list[tuple[str, str]]:
+def _run(body: Mapping[str, Any], running: bool) -> Iterator[tuple[str, str]]:
     if "run" not in body:
-        return []
-    finished = f" ({PHRASES.get(body['finished'], body['finished'])})" if body.get("finished") else ""
-    reason = f" ({body['reason']})" if body.get("reason") else ""
+        return
     state = body["run_state"]
     if not running and state in GOING_ON:
         state = f"was {state} when the supervisor ended"
-    lines = [("run", f"{body['run']}: {state}{finished}{reason}")]
+    finished = PHRASES.get(body.get("finished") or "", body.get("finished"))
+    yield (
+        "run",
+        f"{body['run']}: {state}" + "".join(f" ({why})" for why in (finished, body.get("reason")) if why),
+    )
     if body.get("waiting_for"):
-        lines.append(("waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"))
+        yield "waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"
     if body.get("step") is not None:
         fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
-        done = _percent(body["step"], body["steps"])
-        lines.append(("step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"))
+        done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
+        yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
     if told := losses(body):
-        lines.append(("loss", told))
+        yield "loss", told
     if body.get("tokens_per_s"):
-        lines.append(("speed", f"{format_count(body['tokens_per_s'])} tokens/s"))
+        yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s"
     if body.get("eta_s") is not None:
-        lines.append(("time left", format_duration(body["eta_s"])))
-    if body.get("checkpoint"):
-        unproven = "" if body["checkpoint"].get("proven", True) else " (sealed, not proven yet)"
-        lines.append(("checkpoint", f"{body['checkpoint']['name']}{unproven}"))
+        yield "time left", format_duration(body["eta_s"])
+    if checkpoint := body.get("checkpoint"):
+        unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
+        yield "checkpoint", f"{checkpoint['name']}{unproven}"
     if body.get("mirror"):
-        lines.append(("mirror", _mirror(body["mirror"])))
+        yield "mirror", _mirror(body["mirror"])
     if body.get("plan_windows"):
         ahead = body.get("plan_windows_ahead")
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
-        lines.append(("plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"))
+        yield "plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"
     if body.get("launches"):
-        lines.append(("launches", str(body["launches"])))
-    return lines
+        yield "launches", str(body["launches"])
 
 
 def losses(body: Mapping[str, Any]) -> str:
@@ -246,7 +221,3 @@ def _counts(figures: Mapping[str, int]) -> str:
 
 def _complete(body: Mapping[str, Any]) -> str:
     return "; complete" if body.get("complete") else ""
-
-
-def _percent(step: int, steps: int) -> str:
-    return f" ({100 * step / steps:.1f} %)" if steps else ""
