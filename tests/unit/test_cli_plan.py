@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.pin import read_pin, write_pin
 from stoker.corpus.records.sources import read_sources, write_source
+from stoker.kit.context import write_snapshot
+from stoker.kit.lock import Lock
 from stoker.plan.consumption import consumed_body
 from stoker.plan.log import read_plan
 from stoker.plan.positions import Position
+from stoker.store.layout import TRAIN_SUPERVISOR, RuntimeLayout
 from stoker.store.record import read_record, write_record
 from support.looking import BUILT, FakeRun, Site, make_site
 
@@ -61,15 +63,6 @@ def consumed(run: FakeRun, low_water: list[int], wants: tuple[str, ...] = (), **
         windows_per_s=2.0,
     )
     write_record(run.run.consumed, body | changes)
-
-
-def complete(site: Site) -> None:
-    """No file is waited for any more."""
-    layout = site.pipeline.layout
-    change(site, "late.parquet", state="quarantined", reason="truncated")
-    pin = read_pin(layout, "prose")
-    assert pin is not None
-    write_pin(layout, replace(pin, complete=True))
 
 
 def test_the_figures_are_those_of_plan_log_and_rollback(
@@ -142,24 +135,34 @@ def test_what_is_held_wanted_away_and_free_to_leave_is_told_of_each_set(
     assert not any(one["evictable"] for one in ask(site, capsys)["sets"])
 
 
-def test_what_the_plan_waits_for_is_named(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_plan_waits_for_is_the_supervisors_word(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run = FakeRun(site)
     run.plan(*BUILT)
-    run.pass_over("bad.parquet")
     run.train(50, 6)
-    assert ask(site, capsys)["waits_for"] == ""  # to the run's end everything is planned
-    site.configure(steps=1000)
-    assert ask(site, capsys)["waits_for"] == "late.parquet"
-    assert "waits for   late.parquet" in shown(site, capsys)
-    complete(site)
-    assert ask(site, capsys)["waits_for"].startswith("the supervisor: data for the next entry is there")
-    for path in BUILT:
-        change(site, path, on_warm=True, evicted=True)
-    assert ask(site, capsys)["waits_for"] == "a.parquet to be brought back from warm"
+    runtime = RuntimeLayout(tmp_path / "runtime")
+    runtime.create()
+    lock, extra = site.pipeline.layout.lock(TRAIN_SUPERVISOR), {"runtime": str(runtime.root)}
+    body = {"run": "main", "doing": "training", "waiting_for": None}
+    with Lock.acquire(lock, purpose=TRAIN_SUPERVISOR, extra=extra):
+        for waits_for, said in (("late.parquet", "late.parquet"), (None, "nothing: it is far enough ahead")):
+            write_snapshot(runtime, TRAIN_SUPERVISOR, {**body, "plan_waits_for": waits_for})
+            assert ask(site, capsys)["waits_for"] == waits_for
+            out = shown(site, capsys)
+            assert f"waits for   {said}\n" in out and "supervisor  training\n" in out
+        write_snapshot(runtime, TRAIN_SUPERVISOR, {**body, "waiting_for": "the gate"})
+        assert ask(site, capsys)["waits_for"] == "the gate"
+    assert "supervisor  not running" in shown(site, capsys)
+
+
+def test_a_run_that_is_to_go_on_is_not_finished(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(site)
+    run.plan(*BUILT)
+    run.train(50, 6)
     site.configure(steps=50)
     consumed(run, [0, 300], finished="steps")
-    report = ask(site, capsys)
-    assert (report["finished"], report["waits_for"]) == ("steps", "")
+    assert ask(site, capsys)["finished"] == "steps"
     assert "all its steps are done" in shown(site, capsys)
     site.configure(steps=70)  # more were asked for: it goes on
     assert ask(site, capsys)["finished"] is None
@@ -172,23 +175,15 @@ def test_a_plan_that_has_ended_waits_for_nothing(site: Site, capsys: pytest.Capt
     run.train(len(run.order) // 6, 6)
     consumed(run, [0, 0], finished="data_exhausted")
     report = ask(site, capsys)
-    assert (report["ended"], report["waits_for"], report["entries"][-1]["end"]) == (
-        True,
-        "",
-        "data_exhausted",
-    )
+    assert (report["ended"], report["entries"][-1]["end"]) == (True, "data_exhausted")
     assert report["windows"]["remainder"] == len(run.order) % 6
     assert "the data is used up" in shown(site, capsys)
 
 
-def test_before_there_is_a_plan_it_says_what_is_missing(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = shown(site, capsys)
-    assert "run main of small: no plan yet" in out
-    assert "waits for   the start gate: " in out
+def test_before_there_is_a_plan_it_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "run main of small: no plan yet" in shown(site, capsys)
     site.pipeline.layout.dataset("prose").unlink()
-    assert "the dataset's pin" in ask(site, capsys)["waits_for"]
+    assert "run main of small: no plan yet" in shown(site, capsys)
 
 
 def test_a_long_plan_is_shown_around_the_position_and_in_full_when_asked(

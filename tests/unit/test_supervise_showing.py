@@ -47,6 +47,7 @@ def shown(**changes: Any) -> dict[str, Any]:
         "checkpoint": PROVEN,
         "sealed": PROVEN,
         "plan": None,
+        "why_no_more": "",
         "at_rest": False,
     }
     return snapshot(**usual | changes)

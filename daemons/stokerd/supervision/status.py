@@ -70,6 +70,7 @@ class RunBoard:
             checkpoint=run.newest,
             sealed=run.checkpoints.sealed,
             plan=run.planner.plan,
+            why_no_more=run.planner.why,
             at_rest=state.is_at_rest,
             timeline=run.accounts.timeline,
             mirror=self._mirror(),

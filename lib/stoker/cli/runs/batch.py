@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
 from stoker.cli.options import json_option, pipeline_file, print_json, printable
-
-if TYPE_CHECKING:
-    from stoker.cli.runs.set_index import Library, SegmentMap
-    from stoker.cli.runs.step_history import Step
-    from stoker.config.schema import Pipeline
-    from stoker.supervise.run.record import Identity
+from stoker.cli.runs.set_index import Library, SegmentMap, as_ranges
+from stoker.cli.runs.step_history import History, Step
+from stoker.cli.which_run import read_identity
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.sources import read_sources
+from stoker.plan.permutation import permute
+from stoker.store.errors import DataError, storage_errors
+from stoker.supervise.run.record import Identity
 
 
 @click.command(epilog="Example: stoker batch /etc/stoker/fineweb.yaml main 1200 --show")
@@ -32,12 +37,6 @@ def batch(  # noqa: PLR0917 - click passes one an option
     Reads only, and may run beside the daemons. Rows count from 0 in their file. Exit codes: 64 the run has
     not made this step; 69 a shard set of it is not to be had now.
     """
-    from stoker.cli.runs.set_index import Library
-    from stoker.cli.runs.step_history import History
-    from stoker.cli.which_run import read_identity
-    from stoker.config.load import load_pipeline
-    from stoker.corpus.records.sources import read_sources
-
     pipeline = load_pipeline(file)
     identity = read_identity(pipeline.layout, run)
     history = History(pipeline, run, timeline, run_id=identity.run_id)
@@ -62,11 +61,6 @@ def _windows(
     made: Step, entries: Sequence[Any], library: Library, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Every window of a step in order: where it is in the plan, and what it holds."""
-    import numpy as np
-
-    from stoker.cli.runs.set_index import SegmentMap
-    from stoker.plan.permutation import permute
-
     maps: dict[int, SegmentMap] = {}
     for entry, offsets in made.pieces:
         segment = entries[entry]
@@ -96,14 +90,13 @@ def _contents(
             }
             for document in stream.documents(low, high)
         ]
-        told = {"set": key, "source": None if source is None else source.path, "place": found.place}
-        sets.append(
-            {
-                **told,
-                "tokens": [low, high],
-                "documents": documents if found.manifest.documents_known else None,
-            }
-        )
+        told: dict[str, Any] = {
+            "set": key,
+            "source": None if source is None else source.path,
+            "place": found.place,
+        }
+        told |= {"tokens": [low, high], "documents": documents if found.manifest.documents_known else None}
+        sets.append(told)
         if decode is not None:
             ids += stream.read(low, high).tolist()
     return {"sets": sets, **({} if decode is None else {"text": decode(ids)})}
@@ -114,11 +107,7 @@ def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
 
     Raises DataError where it is not that one any more.
     """
-    import hashlib
-
     from tokenizers import Tokenizer
-
-    from stoker.store.errors import DataError, storage_errors
 
     path = pipeline.layout.tokenizer(identity.dataset, identity.dataset_version)
     with storage_errors("read", path):
@@ -149,8 +138,6 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
     """Which they are: by row, else by number; of imported tokens neither may be known."""
-    from stoker.cli.runs.set_index import as_ranges
-
     if documents is None:
         return "imported, documents not known"
     s = "s" * (len(documents) > 1)

@@ -11,9 +11,9 @@ import click
 
 from stoker.cli.options import json_option, one_line, pipeline_file, print_json
 from stoker.config.units import format_bytes, format_count, format_duration
+from stoker.kit.terminal.sentences import PHRASES
 
 BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
-FINISHED = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}
 PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
 HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
 
@@ -94,12 +94,12 @@ def _data(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if cold := [one["source"] for one in waiting if one["place"] != "hot"]:
         yield "wanted back", f"{len(cold)} from warm: {', '.join(cold[:3])}{', ...' if len(cold) > 3 else ''}"
     if report["finished"]:
-        yield "finished", FINISHED.get(report["finished"], report["finished"])
-    else:
-        nothing = "nothing: it has ended" if report["ended"] else "nothing: it is far enough ahead"
-        yield "waits for", report["waits_for"] or nothing
-    if report["doing"]:
-        yield "supervisor", report["doing"]
+        yield "finished", PHRASES.get(report["finished"], report["finished"])
+    elif report["ended"]:
+        yield "waits for", "nothing: it has ended"
+    elif report["doing"]:
+        yield "waits for", report["waits_for"] or "nothing: it is far enough ahead"
+    yield "supervisor", report["doing"] or "not running: nothing is planned until it is started"
 
 
 def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,17 +13,11 @@ from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.observe.status import read_status
-from stoker.plan import growth
 from stoker.plan.consumption import Holdings, read_holdings
-from stoker.plan.growth import PlanSource
 from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
-from stoker.plan.positions import Accounts, at, books, left_after
+from stoker.plan.positions import Accounts, at, books
 from stoker.plan.residency import Floors, ShardSet, due_s, next_use, planned, to_evict, urgency
-from stoker.shards.format.pinned import not_yet_pinned
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.supervise.run.gates import start_gate
-from stoker.supervise.run.plan_settings import gate_wants, growth_policy
-from stoker.supervise.run.planner import in_view
 
 ACCOUNTED = ("applied", "skipped", "remainder", "ahead")
 WITHOUT_WARM = "without a warm store nothing leaves hot"
@@ -44,20 +37,19 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
         "run": run,
         "begun": bool(history.plan.entries),
         "finished": history.finished,
-        "doing": _doing(pipeline, run),
+        **_supervisor(pipeline, run),
         **_progress(history, mine),
-        "waits_for": _waits_for(pipeline, history, pin, sources),
         "timelines": [fork.body() for fork in history.timelines.forks],
         "entries": list(_entries(history, mine.windows_per_s)),
         **_sets(pipeline, pin, sources, holdings),
     }
 
 
-def _doing(pipeline: Pipeline, run: str) -> str | None:
-    """What the supervisor says it does; None while it is not running, or on another run."""
+def _supervisor(pipeline: Pipeline, run: str) -> dict[str, Any]:
+    """What the supervisor says of the run; nothing while it is not running, or is on another run."""
     told = read_status(pipeline.layout)[TRAIN_SUPERVISOR]
-    body = told["body"]
-    return str(body["doing"]) if told["running"] and body.get("run") == run and "doing" in body else None
+    body = told["body"] if told["running"] and told["body"].get("run") == run else {}
+    return {"doing": body.get("doing"), "waits_for": body.get("waiting_for") or body.get("plan_waits_for")}
 
 
 def _progress(history: History, mine: Holdings) -> dict[str, Any]:
@@ -80,53 +72,6 @@ def _progress(history: History, mine: Holdings) -> dict[str, Any]:
         "lasts_s": due_s(plan, last.position, len(plan.entries), mine.windows_per_s, history.skips),
         "low_water": mine.low_water.as_list(),
     }
-
-
-def _waits_for(
-    pipeline: Pipeline, history: History, pin: DatasetPin | None, sources: Mapping[str, Source]
-) -> str:
-    """What the plan needs before it grows on, decided as the supervisor decides it; "" = nothing."""
-    plan, last = history.plan, history.last
-    if history.finished or plan.ended:
-        return ""
-    if pin is None:
-        return "the dataset's pin: no file is ready that the tokenizer could be made with"
-    if not plan.entries:
-        if why := not_yet_pinned(pipeline, pin):
-            return f"the start gate: {why}"
-        gate = start_gate(in_view(pin, sources), gate_wants(pipeline))
-        if gate.state != "open":
-            return f"the start gate: {gate.why}"
-    to_come = max(0, history.steps - last.step) * history.global_batch
-    decision = growth.decide(
-        plan,
-        [_standing(path, sources.get(path)) for path in pin.listing],
-        complete=pin.complete,
-        whole=pin.whole,
-        consumed=last.windows,
-        horizon=plan.windows - left_after(plan, last.position, history.skips) + to_come,
-        policy=growth_policy(pipeline),  # by now a file that was ever overtaken has waited long enough
-        now=time.monotonic(),
-    )
-    if decision.entries:
-        return "the supervisor: data for the next entry is there, to be proven and appended"
-    return "" if decision.why == growth.ENOUGH else decision.why.removeprefix("waiting for ")
-
-
-def _published(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """The source of each published shard set, by its key."""
-    return {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}
-
-
-def _standing(path: str, source: Source | None) -> PlanSource:
-    if source is None:
-        return PlanSource.of(path, None, None, None, 0)
-    hot, tokens = source.hot or source.state not in PUBLISHED, _tokens(source, "train")
-    return PlanSource.of(path, source.state, source.key, source.manifest_sha256, tokens, hot=hot)
-
-
-def _tokens(source: Source, split: str) -> int:
-    return tokens_of(source.books, split)
 
 
 def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str, Any]]:
@@ -155,10 +100,10 @@ def _sets(
     pipeline: Pipeline, pin: DatasetPin | None, sources: Mapping[str, Source], holdings: list[Holdings]
 ) -> dict[str, Any]:
     """Every published shard set: where it lies, who holds it there, and whether it may leave now."""
-    published = _published(sources)
+    published = {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}
     token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
     sets = [
-        ShardSet(key, set_bytes(one.books, token_bytes), _tokens(one, "train"), one.hot, one.on_warm)
+        ShardSet(key, set_bytes(one.books, token_bytes), tokens_of(one.books, "train"), one.hot, one.on_warm)
         for key, one in published.items()
     ]
     listed = [sources[path].key for path in (pin.listing if pin else ()) if path in sources]

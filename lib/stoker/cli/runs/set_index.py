@@ -37,57 +37,42 @@ class Stream:
     """One split of a shard set as one stream of tokens, over all its files; end-of-text is a document's."""
 
     def __init__(self, shards: ShardSet, split: Split) -> None:
-        self._shards = list(shards.shards(split))
-        self._rows = list(shards.rows(split))
-        self._token_starts = list(accumulate((len(tokens) for tokens, _ in self._shards), initial=0))
-        self._document_starts = list(accumulate((len(ends) for _, ends in self._shards), initial=0))
+        found, rows = list(shards.shards(split)), list(shards.rows(split))
+        self._tokens = [tokens for tokens, _ in found]
+        self._starts = list(accumulate(map(len, self._tokens), initial=0))
+        ends = [part.astype(np.int64) + start for (_, part), start in zip(found, self._starts, strict=False)]
+        self._ends = np.concatenate([np.empty(0, np.int64), *ends])
+        self._rows = np.concatenate(rows).astype(np.int64) if rows else None
 
     @property
     def tokens(self) -> int:
         """Its length."""
-        return self._token_starts[-1]
+        return self._starts[-1]
 
     def documents(self, first: int, stop: int) -> Iterator[Document]:
         """The documents that have tokens in [first, stop), each with all of its own."""
-        for part, start, _ in self._parts(first, stop):
-            ends = self._shards[part][1]
-            number = int(np.searchsorted(ends, np.uint64(max(0, first - start)), side="right"))
-            while number < len(ends) and (document := self._document(part, number)).first < stop:
-                yield document
-                number += 1
+        number = int(np.searchsorted(self._ends, first, side="right"))
+        while number < len(self._ends) and (document := self._document(number)).first < stop:
+            yield document
+            number += 1
 
     def of_row(self, row: int) -> Document | None:
         """The document that was this row of the source, None where it is not of this split."""
-        for part, rows in enumerate(self._rows):
-            number = int(np.searchsorted(rows, np.uint64(row)))
-            if number < len(rows):
-                return self._document(part, number) if int(rows[number]) == row else None
-        return None
+        if self._rows is None:
+            return None
+        number = int(np.searchsorted(self._rows, row))
+        is_there = number < len(self._rows) and self._rows[number] == row
+        return self._document(number) if is_there else None
 
     def read(self, first: int, stop: int) -> npt.NDArray[Any]:
         """The tokens [first, stop)."""
-        pieces = [
-            self._shards[part][0][max(0, first - start) : stop - start]
-            for part, start, _ in self._parts(first, stop)
-        ]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint16)
+        parts = zip(self._tokens, self._starts, strict=False)
+        return np.concatenate([part[max(0, first - start) : max(0, stop - start)] for part, start in parts])
 
-    def _parts(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(number, first token, end) of each shard that has tokens in a range."""
-        for part in range(max(0, bisect_right(self._token_starts, first) - 1), len(self._shards)):
-            if self._token_starts[part] >= stop:
-                return
-            yield part, self._token_starts[part], self._token_starts[part + 1]
-
-    def _document(self, part: int, number: int) -> Document:
-        ends, start = self._shards[part][1], self._token_starts[part]
-        before = int(ends[number - 1]) if number else 0
-        return Document(
-            self._document_starts[part] + number,
-            int(self._rows[part][number]) if self._rows else None,
-            start + before,
-            start + int(ends[number]),
-        )
+    def _document(self, number: int) -> Document:
+        row = None if self._rows is None else int(self._rows[number])
+        first = int(self._ends[number - 1]) if number else 0
+        return Document(number, row, first, int(self._ends[number]))
 
 
 class OpenSet:

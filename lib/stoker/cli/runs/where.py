@@ -5,18 +5,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
+from stoker.cli.runs.set_index import Document, Library, SegmentMap
+from stoker.cli.runs.step_history import History
+from stoker.cli.which_run import read_identity, run_names
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.corpus.records.pin import read_pin
+from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
+from stoker.plan.log import Segment
+from stoker.plan.permutation import invert
+from stoker.shards.format.manifest import ImportedBooks
 from stoker.store.errors import UsageError
-
-if TYPE_CHECKING:
-    from stoker.cli.runs.set_index import Document, Library
-    from stoker.config.schema import Pipeline
-    from stoker.corpus.records.sources import Source
-    from stoker.plan.log import Segment
 
 NOT_BUILT = "is not built into a shard set yet: no step has seen it"
 WORDS = {
@@ -39,7 +44,6 @@ def where(file: Path, source_row: str, as_json: bool) -> None:
     Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
     to be had now.
     """
-    from stoker.config.load import load_pipeline
 
     report = find(load_pipeline(file), *parse(source_row))
     if as_json:
@@ -58,9 +62,6 @@ def parse(source_row: str) -> tuple[str, int]:
 
 def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     """All that is known of a row: what became of it, and in each run the windows that hold it."""
-    from stoker.cli.runs.set_index import Library
-    from stoker.corpus.records.pin import read_pin
-    from stoker.corpus.records.sources import PUBLISHED, read_sources
 
     dataset = pipeline.dataset.name
     sources = read_sources(pipeline.layout, dataset)
@@ -73,16 +74,9 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     if source.state == "duplicate":  # the source whose shard set holds its content
         same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
         twin = next(same, None)
-    report: dict[str, Any] = {
-        "v": 1,
-        "pipeline": pipeline.name,
-        "dataset": dataset,
-        "source": path,
-        "row": row,
-        "source_state": source.state,
-        "reason": source.reason,
-        "twin": None if twin is None else twin.path,
-    }
+    report: dict[str, Any] = {"v": 1, "pipeline": pipeline.name, "dataset": dataset}
+    report |= {"source": path, "row": row, "source_state": source.state, "reason": source.reason}
+    report["twin"] = None if twin is None else twin.path
     origin = twin or source
     pin = read_pin(pipeline.layout, dataset)
     library_of = functools.cache(lambda build_id: Library(pipeline, dataset, build_id, sources))
@@ -99,7 +93,6 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     Raises UsageError for a row that the source has not or nobody knows, UnavailableError where its set is not
     to be had.
     """
-    from stoker.shards.format.manifest import ImportedBooks
 
     found = library.open(library.key_of(source))
     books = found.manifest.books
@@ -121,8 +114,6 @@ def _runs(
     pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
     """For each run over this dataset the windows that hold a row, by the build the run began with."""
-    from stoker.cli.runs.step_history import History
-    from stoker.cli.which_run import read_identity, run_names
 
     for name in run_names(pipeline.layout):
         identity = read_identity(pipeline.layout, name)
@@ -152,10 +143,6 @@ def _runs(
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
     """The windows of a plan entry that hold a token of a document; none where it lies in the tail."""
-    import numpy as np
-
-    from stoker.cli.runs.set_index import SegmentMap
-    from stoker.plan.permutation import invert
 
     for start in SegmentMap(segment, library).starts_of(key):
         first, stop = start + document.first, start + document.stop

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.config.units import format_count, format_duration
+from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
@@ -30,6 +31,7 @@ def snapshot(
     checkpoint: Checkpoint | None,
     sealed: Checkpoint | None,
     plan: Plan | None,
+    why_no_more: str,
     at_rest: bool,
     mirror: Mapping[str, Any] | None = None,
     timeline: int = 0,
@@ -37,7 +39,7 @@ def snapshot(
     """The run now; steps and losses are the last words of a trainer that lives, else the newest checkpoint's.
 
     `live` is a trainer that runs; `checkpoint` is proven, `sealed` need not be. Speed and time left are
-    shown only of a trainer that trains, and is not `ending`.
+    shown only of a trainer that trains, and is not `ending`. `why_no_more`: why the plan has no more entries.
     """
     view = live.view if live is not None else None
     newest, proven = checkpoint, True
@@ -76,6 +78,7 @@ def snapshot(
         "plan_entries": len(plan.entries) if plan else 0,
         "plan_windows": plan.windows if plan else 0,
         "plan_windows_ahead": _ahead(plan, said["position"]),
+        "plan_waits_for": None if why_no_more in ("", ENOUGH) else why_no_more.removeprefix("waiting for "),
     }
 
 
