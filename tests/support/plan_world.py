@@ -14,11 +14,12 @@ from stoker.observe.ledger import Claim, Disk, room
 from stoker.plan import growth, residency
 from stoker.plan.consumption import Holdings
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
-from stoker.plan.log import Entry, Plan, reconcile
+from stoker.plan.log import Entry, Plan
 from stoker.plan.positions import START, Position, after, left_after, take
 from stoker.plan.residency import Floors, ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
 from stoker.store.files import canonical_json
+from stoker.store.log import lost_lines
 from stoker.supervise.run.horizon import finished_at
 
 Window = tuple[int, int]  # entry, offset
@@ -293,9 +294,10 @@ class World:
         """The trainer dies: all after the newest checkpoint is lost; the plan is compared with its copy."""
         run.running = False
         del run.history[run.committed.step :]
-        for entry in reconcile(run.plan, run.committed.plan):
-            run.append(entry)
-            assert run.plan.head == run.committed.plan.hashes[entry.n]
+        copy = run.committed.plan
+        for n in lost_lines("the plan", run.plan.hashes, copy.hashes):
+            run.append(copy.entries[n])
+            assert run.plan.head == copy.hashes[n]
         self._account(run)
 
     def lose_plan(self, run: Run, length: int) -> None:

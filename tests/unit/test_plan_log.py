@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
-from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, reconcile, restore, segment_key
+from stoker.plan.log import End, Passed, PlanWriter, Segment, read_plan, restore, segment_key
 from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.log import GENESIS
 from support.plan_data import segment
@@ -217,7 +217,7 @@ def test_a_plan_that_lost_its_end_gets_it_back_from_the_checkpoint(tmp_path: Pat
 def test_a_plan_that_went_on_since_the_checkpoint_stays(tmp_path: Path) -> None:
     write(tmp_path / "copy.jsonl", 2)
     write(tmp_path / "plan.jsonl")
-    assert reconcile(read_plan(tmp_path / "plan.jsonl"), read_plan(tmp_path / "copy.jsonl")) == ()
+    assert restore(PlanWriter(tmp_path / "plan.jsonl"), read_plan(tmp_path / "copy.jsonl")) == 0
 
 
 def test_a_fork_is_refused(tmp_path: Path) -> None:
@@ -225,5 +225,5 @@ def test_a_fork_is_refused(tmp_path: Path) -> None:
     writer = PlanWriter(tmp_path / "plan.jsonl")
     writer.append(ENTRIES[0])
     writer.append(Passed(1, "b.parquet", "missing"))
-    with pytest.raises(DataError, match="entry 1 differs"):
+    with pytest.raises(DataError, match="line 2 differs"):
         restore(writer, read_plan(tmp_path / "copy.jsonl"))

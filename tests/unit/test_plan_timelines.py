@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker.checkpoints.select import counts
 from stoker.plan.positions import Position
 from stoker.plan.timelines import (
     Timeline,
     Timelines,
     ancestry,
     committed,
-    on_history,
     parse_timelines,
     read_timelines,
     restore_timelines,
@@ -49,9 +49,9 @@ def test_an_ancestor_counts_up_to_the_earliest_fork_on_the_way() -> None:
     timelines = Timelines(FORKS)
     assert ancestry(timelines, 1) == [(1, None), (0, 900)]
     assert ancestry(timelines) == [(2, None), (1, 500), (0, 500)]
-    assert on_history(ancestry(timelines), 0, 500)
-    assert not on_history(ancestry(timelines), 0, 501)
-    assert on_history(ancestry(timelines), 2, 10_000)
+    assert counts(0, 500, ancestry(timelines))
+    assert not counts(0, 501, ancestry(timelines))
+    assert counts(2, 10_000, ancestry(timelines))
 
 
 def test_a_sibling_is_no_ancestor_and_its_skips_do_not_count() -> None:

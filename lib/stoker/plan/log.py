@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
-from stoker.store.log import ChainedLog, LogScan
+from stoker.store.log import ChainedLog, LogScan, restore_lines
 from stoker.store.parsing import require_version
 
 PERMUTATION = "feistel8-v1"
@@ -169,24 +169,20 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
     if "v" not in body:
         raise ValueError("it says no format version")
     require_version(body, where)
-    n = _count(body, "n")
-    if "passed" in body:
-        return Passed(n, *_words(body["passed"]))
-    if "end" in body:
-        if not isinstance(body["end"], str):
-            raise ValueError("end is not a reason")
-        return End(n, body["end"])
-    return Segment(
-        n=n,
-        epoch=_count(body, "epoch"),
-        sets=_sets(body),
-        seq_len=_count(body, "seq_len", least=1),
-        windows=_count(body, "windows"),
-        tail_tokens=_count(body, "tail_tokens"),
-        key=_hex64(body.get("key"), "key"),
-        permutation=_permutation(body.get("permutation")),
-        run_id=_run_id(body),
-    )
+    match body:
+        case {"n": int(n), "passed": [str(path), str(reason)]}:
+            return Passed(n, path, reason)
+        case {"n": int(n), "end": str(reason)}:
+            return End(n, reason)
+        case {"n": int(n), "epoch": int(epoch), "sets": [_, *_] as sets, "seq_len": int(seq_len)} if (
+            epoch >= 0 and seq_len >= 1 and body.get("permutation") == PERMUTATION
+        ):
+            windows, tail, key = (body.get(name) for name in ("windows", "tail_tokens", "key"))
+            run_id = sys.intern(str(body.get("run_id", "")))
+            if isinstance(windows, int) and isinstance(tail, int) and min(windows, tail) >= 0:
+                return Segment(n, epoch, sets, seq_len, windows, tail, _hex64(key, "key"), run_id=run_id)
+    told = {name: value for name, value in body.items() if name != "sets"}
+    raise ValueError(f"{str(told)[:500]} is no segment with permutation {PERMUTATION}, no passed and no end")
 
 
 class PlanWriter:
@@ -196,7 +192,7 @@ class PlanWriter:
     """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
-        self._path, self._run_id = path, run_id
+        self.path, self._run_id = path, run_id
         self._plan = read_plan(path, run_id)
         self._log = ChainedLog(path)
 
@@ -209,36 +205,16 @@ class PlanWriter:
         try:
             _check(entry, len(self._plan.entries), self._run_id)
         except ValueError as problem:
-            raise DataError(f"{self._path}: entry {entry.n}: {problem}") from problem
+            raise DataError(f"{self.path}: entry {entry.n}: {problem}") from problem
         self._plan = self._plan.followed_by(entry, self._log.append(entry.body()))
         return self._plan
 
 
-def reconcile(plan: Plan, copy: Plan) -> tuple[Entry, ...]:
-    """Entries of a checkpoint's copy that the plan has lost; none when the copy is a prefix of the plan.
-
-    Raises DataError when the two forked: training went by one of them, no append can tell which is right.
-    """
-    common = min(len(plan.hashes), len(copy.hashes))
-    for n in range(common):
-        if plan.hashes[n] != copy.hashes[n]:
-            raise DataError(
-                f"plan entry {n} differs from the copy in the newest proven checkpoint: two histories; "
-                "nothing is appended. Restore plan.jsonl from that checkpoint, or roll back before it"
-            )
-    return copy.entries[common:]
-
-
 def restore(writer: PlanWriter, copy: Plan) -> int:
-    """Append what the plan has lost against the copy, line for line; returns how many entries came back."""
-    lost = reconcile(writer.plan, copy)
-    for entry in lost:
-        if writer.append(entry).head != copy.hashes[entry.n]:
-            raise DataError(
-                f"plan entry {entry.n} cannot be written again as the checkpoint's copy has it: "
-                "another version wrote that line; restore plan.jsonl from the checkpoint by hand"
-            )
-    return len(lost)
+    """Append what the plan has lost against a checkpoint's copy, line for line; returns how many entries."""
+    return restore_lines(
+        writer.path, writer.plan.hashes, copy.hashes, lambda n: writer.append(copy.entries[n]).head
+    )
 
 
 def _check(entry: Entry, n: int, run_id: str | None) -> None:
@@ -251,36 +227,9 @@ def _check(entry: Entry, n: int, run_id: str | None) -> None:
         )
 
 
-def _run_id(body: Mapping[str, Any]) -> str:
-    value = body.get("run_id", "")
-    if not isinstance(value, str):
-        raise ValueError("run_id is not a text")  # noqa: TRY004 - the field is wrong, as others may be
-    return sys.intern(value)
-
-
-def _count(body: Mapping[str, Any], field: str, *, least: int = 0) -> int:
-    value = body.get(field)
-    if type(value) is not int or value < least:
-        raise ValueError(f"{field}={value!r} is not a whole number of at least {least}")
-    return value
-
-
-def _words(value: object) -> tuple[str, str]:
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value):
-        return value[0], value[1]
-    raise ValueError("passed is not [path, reason]")
-
-
 def _hex64(value: object, what: str) -> str:
     if not (isinstance(value, str) and _HEX64.fullmatch(value)):
         raise ValueError(f"{what}={value!r} is not a sha256 in hex")
-    return value
-
-
-def _sets(body: Mapping[str, Any]) -> list[Any]:
-    value = body.get("sets")
-    if not isinstance(value, list) or not value:
-        raise ValueError("sets is not a list of [key, manifest sha256]")
     return value
 
 
@@ -289,9 +238,3 @@ def _pair(pair: Sequence[str]) -> SetPair:
         raise ValueError("sets is not a list of [key, manifest sha256]")
     key, manifest = _hex64(pair[0], "set key"), _hex64(pair[1], "manifest sha256")
     return sys.intern(key), sys.intern(manifest)  # later epochs name the same sets again
-
-
-def _permutation(value: object) -> str:
-    if value != PERMUTATION:
-        raise ValueError(f"permutation {value!r} is not known here; this version knows {PERMUTATION}")
-    return PERMUTATION

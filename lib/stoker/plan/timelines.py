@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
-from stoker.store.log import ChainedLog, LogReading, read_log
+from stoker.store.log import ChainedLog, LogReading, read_log, restore_lines
 from stoker.store.parsing import require_version
 
 T = TypeVar("T")
@@ -63,27 +64,10 @@ def read_timelines(path: Path) -> Timelines:
 
 
 def restore_timelines(path: Path, copy: Timelines) -> int:
-    """Append the forks that the log has lost against a copy, line for line; returns how many came back.
-
-    A copy that is shorter has nothing to give. DataError, with nothing done, where the two differ.
-    """
-    there = read_timelines(path)
-    common = min(len(there.hashes), len(copy.hashes))
-    if there.hashes[:common] != copy.hashes[:common]:
-        raise DataError(
-            f"{path} is not the history that a checkpoint carries: two histories; put back the copy in the "
-            "newest checkpoint, or move the checkpoints of the other history away"
-        )
-    lost = copy.forks[common:]
-    if lost:
-        log = ChainedLog(path)
-        try:
-            for fork, line in zip(lost, copy.hashes[common:], strict=True):
-                if log.append(fork.body()) != line:
-                    raise DataError(f"{path}: timeline {fork.number} was written by another version")
-        finally:
-            log.close()
-    return len(lost)
+    """Append the forks that the log lost against a copy; returns how many. DataError where they differ."""
+    ours = read_timelines(path).hashes
+    with contextlib.closing(ChainedLog(path)) as log:
+        return restore_lines(path, ours, copy.hashes, lambda n: log.append(copy.forks[n].body()))
 
 
 def parse_timelines(reading: LogReading, path: str) -> Timelines:
@@ -110,18 +94,12 @@ def ancestry(timelines: Timelines, current: int | None = None) -> list[tuple[int
 
     None as last step: no fork ends it. Raises DataError for a timeline that is not there.
     """
-    number = timelines.current if current is None else current
     history: list[tuple[int, int | None]] = []
     upto: int | None = None
-    for fork in _path(timelines, number):
+    for fork in _path(timelines, current):
         history.append((fork.number, upto))
         upto = fork.from_step if upto is None else min(upto, fork.from_step)
     return [*history, (0, upto)]
-
-
-def on_history(history: Sequence[tuple[int, int | None]], timeline: int, step: int) -> bool:
-    """Whether a step made on a timeline is part of an ancestry."""
-    return any(timeline == number and (upto is None or step <= upto) for number, upto in history)
 
 
 def committed(
@@ -149,12 +127,12 @@ def committed(
 
 def skips(timelines: Timelines, current: int | None = None) -> tuple[Skip, ...]:
     """All ranges that training on a timeline (default: the current) passes over, its ancestors' included."""
+    return tuple(skip for fork in _path(timelines, current) for skip in fork.skip)
+
+
+def _path(timelines: Timelines, current: int | None) -> list[Timeline]:
+    """The forks from a timeline (default: the current) down to, and without, timeline 0."""
     number = timelines.current if current is None else current
-    return tuple(skip for fork in _path(timelines, number) for skip in fork.skip)
-
-
-def _path(timelines: Timelines, number: int) -> list[Timeline]:
-    """The forks from a timeline down to, and without, timeline 0."""
     if not 0 <= number <= len(timelines.forks):
         raise DataError(f"timeline {number} is not in timelines.jsonl, which ends at {timelines.current}")
     path: list[Timeline] = []
@@ -171,15 +149,9 @@ def _parse(body: Mapping[str, Any], where: str) -> Timeline:
     numbers = [body.get(field) for field in ("timeline", "parent", "from")]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("timeline, parent and from are not all whole numbers")
-    spans = body.get("skip")
-    if not isinstance(spans, list) or not all(isinstance(span, list) and len(span) == 2 for span in spans):
-        raise ValueError("skip is not a list of [position, position]")
-    return Timeline(
-        number=body["timeline"],
-        parent=body["parent"],
-        from_step=body["from"],
-        skip=tuple((Position.parse(first), Position.parse(last)) for first, last in spans),
-        reason=str(body.get("reason", "")),
-        request=str(body.get("request", "")),
-        lost=str(body.get("lost", "")),
-    )
+    try:
+        skip = tuple((Position.parse(first), Position.parse(last)) for first, last in body["skip"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError("skip is not a list of [position, position]") from problem
+    words = {name: str(body.get(name, "")) for name in ("reason", "request", "lost")}
+    return Timeline(body["timeline"], body["parent"], body["from"], skip, **words)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -63,8 +63,7 @@ class WindowReader:
         self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
-        self._maps: OrderedDict[int, _Tokens] = OrderedDict()
-        self._most_maps = max(1, most_maps)
+        self._map = lru_cache(max(1, most_maps))(self._opened)  # the one used longest ago is closed
 
     @property
     def tokens(self) -> int:
@@ -94,7 +93,7 @@ class WindowReader:
 
     def close(self) -> None:
         """Forget the open maps."""
-        self._maps.clear()
+        self._map.cache_clear()
 
     def __enter__(self) -> WindowReader:
         return self
@@ -114,16 +113,8 @@ class WindowReader:
             filled += len(part)
             number += 1
 
-    def _map(self, number: int) -> _Tokens:
-        """The map of a file; the one used longest ago is closed when there are too many."""
-        mapped = self._maps.get(number)
-        if mapped is None:
-            mapped = np.asarray(np.memmap(self._files[number].path, dtype=self.dtype, mode="r"))
-            self._maps[number] = mapped
-            if len(self._maps) > self._most_maps:
-                self._maps.popitem(last=False)
-        self._maps.move_to_end(number)
-        return mapped
+    def _opened(self, number: int) -> _Tokens:
+        return np.asarray(np.memmap(self._files[number].path, dtype=self.dtype, mode="r"))
 
     def _check_vocabulary(self, batch: _Tokens, wanted: Windows) -> None:
         if not batch.size or int(batch.max()) < self.vocab_size:

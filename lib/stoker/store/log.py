@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.store.errors import storage_errors
+from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, opened, write_all
 from stoker.store.parsing import parse_json
 
@@ -116,6 +116,33 @@ class LogScan:
         self._unparsed = 0
         self._head = _hash(line)
         return entry
+
+
+def lost_lines(path: Path | str, ours: Sequence[str], copy: Sequence[str]) -> range:
+    """The numbers, from 0, of the lines that a log has lost against a whole copy of it, both by their hashes.
+
+    Raises DataError where the two forked: work went by one of them, no append can tell which is right.
+    """
+    common = min(len(ours), len(copy))
+    for n in range(common):
+        if ours[n] != copy[n]:
+            raise DataError(
+                f"{path}: line {n + 1} differs from the copy in the newest proven checkpoint: two histories; "
+                "nothing is appended. Put back that copy, or move the checkpoints of the other history away"
+            )
+    return range(common, len(copy))
+
+
+def restore_lines(path: Path, ours: Sequence[str], copy: Sequence[str], append: Callable[[int], str]) -> int:
+    """Append what a log has lost against a copy; returns how many lines. `append` writes one, by number."""
+    lost = lost_lines(path, ours, copy)
+    for n in lost:
+        if append(n) != copy[n]:
+            raise DataError(
+                f"{path}: line {n + 1} cannot be written again as the checkpoint's copy has it: another "
+                "version wrote it; put back the copy by hand"
+            )
+    return len(lost)
 
 
 class ChainedLog:

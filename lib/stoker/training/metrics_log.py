@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.plan.timelines import on_history
+from stoker.checkpoints.select import counts
 from stoker.store.files import make_dir, write_atomic
 from stoker.store.parsing import parse_json
 
@@ -71,7 +71,7 @@ def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int
         beyond = row is None or row["step"] > resume_step
         if row is None or (row["timeline"] == timeline and beyond):
             continue
-        if "val_loss" in row and not beyond and on_history(history, row["timeline"], row["step"]):
+        if "val_loss" in row and not beyond and counts(row["timeline"], row["step"], history):
             evaluated.add(row["step"])
         if kept and kept[-1][1] == start:
             kept[-1] = (kept[-1][0], start + len(line))

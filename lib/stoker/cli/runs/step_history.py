@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.checkpoints.format import BODY, CheckpointBody, read_body
-from stoker.checkpoints.select import find_checkpoints
+from stoker.checkpoints.select import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
 from stoker.plan.positions import START, Accounts, Position, advance, after, left_after, linear, take
-from stoker.plan.timelines import ancestry, on_history, read_timelines, skips
+from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import RecordDamaged, read_record
@@ -107,7 +107,7 @@ class History:
         self.finished = self._finished()
 
     def _counts(self, timeline: int, step: int) -> bool:
-        return on_history(self._line, timeline, step)
+        return counts(timeline, step, self._line)
 
     @property
     def last(self) -> Mark:
