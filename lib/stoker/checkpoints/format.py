@@ -92,20 +92,16 @@ def read_body(data: bytes, where: Path | str = BODY) -> CheckpointBody:
     if not isinstance(raw, dict) or "v" not in raw:
         raise DataError(f"{BODY} says no format version")
     require_version(raw, where)
-    numbers = {field: _count(raw, field) for field in ("step", "tokens", "timeline")}
-    position = raw.get("position")
-    if not (isinstance(position, list) and len(position) == 2 and all(_is_count(part) for part in position)):
+    numbers: list[Any] = [raw.get(field) for field in ("step", "tokens", "timeline")]
+    position, head = raw.get("position"), raw.get("plan_head")
+    if not all(map(_is_count, numbers)):
+        raise DataError(f"{BODY}: step, tokens and timeline are {numbers}, not whole numbers")
+    if not (isinstance(position, list) and len(position) == 2 and all(map(_is_count, position))):
         raise DataError(f"{BODY}: position {position!r} is not [entry, offset]")
-    head = raw.get("plan_head")
     if not (isinstance(head, str) and _HEX64.fullmatch(head)):
         raise DataError(f"{BODY}: plan_head {head!r} is not a sha256")
-    return CheckpointBody(
-        position=(position[0], position[1]),
-        plan_head=head,
-        files=_files(raw.get("files")),
-        raw=raw,
-        **numbers,
-    )
+    step, tokens, timeline = numbers
+    return CheckpointBody(step, tokens, tuple(position), timeline, head, _files(raw.get("files")), raw)
 
 
 def write_sums(sums: Mapping[str, str]) -> bytes:
@@ -137,13 +133,6 @@ def _files(value: object) -> dict[str, FileEntry]:
             raise DataError(f"{BODY}: {name}: size and sha256 are not both there")
         files[name] = FileEntry(size, digest)
     return files
-
-
-def _count(raw: Mapping[str, Any], field: str) -> int:
-    value: Any = raw.get(field)
-    if not _is_count(value):
-        raise DataError(f"{BODY}: {field}={value!r} is not a whole number")
-    return int(value)
 
 
 def _is_count(value: object) -> bool:

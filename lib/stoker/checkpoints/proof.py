@@ -13,18 +13,16 @@ import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, mark_of, read_body, read_sums, step_of
 from stoker.checkpoints.reading import reading
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, StorageError
 from stoker.store.hashing import hash_file
 
 Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]
-T = TypeVar("T")
 
 QUICK_BYTES = 1 << 20  # files up to this size are hashed even without deep
 SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; no honest one is larger
@@ -46,14 +44,6 @@ class Proof:
     extra: tuple[str, ...] = ()
 
 
-class _Invalid(Exception):
-    """The disk says so: the checkpoint is not whole."""
-
-
-class _Unreadable(Exception):
-    """It cannot be known now."""
-
-
 def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None = None) -> Proof:
     """Prove the checkpoint in a directory; a bad or unreadable one is a verdict, never an exception.
 
@@ -66,16 +56,16 @@ def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None
     examination = _Examination(path, progress)
     try:
         return examination.prove(deep)
-    except _Invalid as finding:
+    except DataError as finding:  # the disk says so: the checkpoint is not whole
         return Proof("invalid", str(finding), examination.cached)
-    except _Unreadable as finding:
-        return Proof("unreadable", str(finding), examination.cached)
     except OSError as error:
         detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
         return Proof("unreadable", f"cannot be read now: {detail}", examination.cached)
 
 
 class _Examination:
+    """One proof; DataError says what is wrong, OSError that it cannot be known now."""
+
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.path = path
         self.cached = False
@@ -83,23 +73,23 @@ class _Examination:
 
     def prove(self, deep: bool) -> Proof:
         if not stat.S_ISDIR(os.lstat(self.path).st_mode):
-            raise _Invalid("it is no directory")
+            raise DataError("it is no directory")
         with reading(self.path):
             return self._prove(deep)
 
     def _prove(self, deep: bool) -> Proof:
         found = self._tree()
-        sums = _parsed(read_sums, self._small(SUMS, found))
+        sums = read_sums(self._small(SUMS, found))
         data = self._small(BODY, found)
         digest = hashlib.sha256(data).hexdigest()
         if sums.get(BODY) != digest:  # first: what is not as it was written says nothing of its version
-            raise _Invalid(f"{BODY} and {SUMS} disagree on {BODY}")
-        body = _parsed(partial(read_body, where=self.path / BODY), data)
+            raise DataError(f"{BODY} and {SUMS} disagree on {BODY}")
+        body = read_body(data, self.path / BODY)
         self._agree(sums, body, digest)
         for name, entry in sorted(body.files.items()):
             size = _plain(name, found).st_size
             if size != entry.size:
-                raise _Invalid(f"{name} has {size} bytes, {BODY} says {entry.size}")
+                raise DataError(f"{name} has {size} bytes, {BODY} says {entry.size}")
         read = [name for name, entry in sorted(body.files.items()) if deep or entry.size <= QUICK_BYTES]
         self._hash_all({name: sums[name] for name in read})
         extra = sorted(set(found) - set(sums) - {SUMS})
@@ -126,27 +116,25 @@ class _Examination:
         """A small file's bytes, known to be those on disk."""
         size = _plain(name, found).st_size
         if size > SMALL_BYTES:
-            raise _Invalid(f"{name} has {size} bytes; no checkpoint's is that large")
+            raise DataError(f"{name} has {size} bytes; no checkpoint's is that large")
         data = (self.path / name).read_bytes()
         on_disk = hash_file(self.path / name, progress=self._progress)
         self.cached |= on_disk.cached
         if on_disk.sha256 != hashlib.sha256(data).hexdigest():
-            raise _Unreadable(
-                f"{name}: the page cache and the disk disagree; check the disk, then prove again"
-            )
+            raise StorageError(f"{name}: the page cache and the disk disagree; check the disk")
         return data
 
     def _agree(self, sums: Mapping[str, str], body: CheckpointBody, digest: str) -> None:
         listed = {**{name: entry.sha256 for name, entry in body.files.items()}, BODY: digest}
         differing = sorted({name for name, _ in listed.items() ^ sums.items()})
         if differing:
-            raise _Invalid(f"{BODY} and {SUMS} disagree on {differing[0]}")
+            raise DataError(f"{BODY} and {SUMS} disagree on {differing[0]}")
         step = step_of(self.path.name)
         if step is not None and step != body.step:
-            raise _Invalid(f"{BODY} speaks of step {body.step}, the directory's name of step {step}")
+            raise DataError(f"{BODY} speaks of step {body.step}, the directory's name of step {step}")
         mark = mark_of(self.path.name)
         if mark is not None and not digest.startswith(mark):
-            raise _Invalid(f"{BODY}'s sha256 is {digest[:16]}, the directory's name ends in {mark}")
+            raise DataError(f"{BODY}'s sha256 is {digest[:16]}, the directory's name ends in {mark}")
 
     def _hash_all(self, expected: Mapping[str, str]) -> None:
         pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
@@ -162,21 +150,14 @@ class _Examination:
         if first.sha256 == expected:
             return
         if hash_file(self.path / name, progress=self._progress).sha256 != first.sha256:
-            raise _Unreadable(f"{name} reads differently each time; check the disk and memory")
-        raise _Invalid(f"sha256 of {name} differs")
-
-
-def _parsed(parse: Callable[[bytes], T], data: bytes) -> T:
-    try:
-        return parse(data)
-    except DataError as problem:
-        raise _Invalid(str(problem)) from problem
+            raise StorageError(f"{name} reads differently each time; check the disk and memory")
+        raise DataError(f"sha256 of {name} differs")
 
 
 def _plain(name: str, found: Mapping[str, os.stat_result]) -> os.stat_result:
     """The stat of a listed file; it must be there and be a regular file."""
     if name not in found:
-        raise _Invalid(f"{name} is missing")
+        raise DataError(f"{name} is missing")
     if not stat.S_ISREG(found[name].st_mode):
-        raise _Invalid(f"{name} is not a regular file")
+        raise DataError(f"{name} is not a regular file")
     return found[name]
