@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.corpus.records.sources import EXCEEDS_DISK
+from stoker.corpus.schedule.actions import Start
+from stoker.corpus.schedule.decide import buildable, decide
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.schedule.state import Room
+from stoker.corpus.schedule.state import Limits, Room
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
@@ -17,6 +21,7 @@ from stokerd.sharding.facts import growth
 from support.shard_state import MIB, MakeShard, Shard
 
 FLOOR = 200 * MIB
+MANY = Limits(stagers=1, builders=2, provers=1, queue_files=1, queue_bytes=1, release="never")
 STAGE = {"settle": "0s", "free_floor": f"{FLOOR}B"}
 
 
@@ -54,9 +59,11 @@ class Growing:
         self.shard.state.space.refresh(self.shard.state)
         return said
 
-    @property
-    def waiting(self) -> list[str]:
-        return growth.held_back(self.shard.state)
+    def may_begin(self, free: int) -> bool:
+        """Whether its build may begin with so much of hot free."""
+        self.measured(free)
+        self.shard.state.placement.choose(self.shard.state)
+        return Start("build", "a") in decide(self.shard.state.situation(), time.monotonic())
 
     @property
     def claimed(self) -> int:
@@ -87,13 +94,14 @@ def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(growin
     growing.begins()
     assert growing.asks(60 * MIB, 70 * MIB, free=FLOOR + 2 * MIB) == 0
     assert growing.ends() == ["build_set_back"]
-    growing.measured(FLOOR + 2 * MIB)
+    assert not growing.may_begin(FLOOR + 2 * MIB), "nothing has left"
     assert growing.claimed < 2 * MIB
-    assert growing.waiting == ["a"], "nothing has left"
-    growing.measured(FLOOR + 75 * MIB)
-    assert growing.waiting == ["a"], "the same would happen again"
-    growing.measured(FLOOR + 95 * MIB)
-    assert growing.waiting == []
+    assert not growing.may_begin(FLOOR + 75 * MIB), "the same would happen again"
+    growing.shard.source("b", "building")
+    order = buildable(replace(growing.shard.state.situation(), limits=MANY), time.monotonic())
+    assert order == ["b", "a"], "it keeps nobody waiting"
+    growing.shard.state.records.drop("b")
+    assert growing.may_begin(FLOOR + 95 * MIB)
     assert growing.begins() > 85 * MIB
     assert growing.claimed > 85 * MIB
 
@@ -106,7 +114,7 @@ def test_a_file_whose_set_hot_could_never_hold_is_found_too_large_with_its_figur
     assert finding.reason == EXCEEDS_DISK
     assert finding.figures["needed_bytes"] >= 600 * MIB
     assert finding.figures["room_bytes"] == 1000 * MIB - FLOOR - MIB, "all but the floor and the file itself"
-    assert not growing.waiting
+    assert not growing.shard.state.space.outgrown
 
 
 class TestLandingOnHot:

@@ -25,7 +25,7 @@ def is_over(state: State, situation: Situation | None) -> bool:
     for disk in state.disks:
         if not (disk.is_known and disk.is_measured) or disk.litter:
             return False
-    if state.warm is not None and state.space.short and not state.placement.is_tried(state):
+    if state.warm is not None and "hot" in state.space.short and not state.placement.is_tried(state):
         return False
     listers = {disk.lister for disk in state.disks}
     if any(job.subject not in listers and not job.abandoned for job in state.pool.jobs):
@@ -58,7 +58,7 @@ def end(state: State) -> int:
         left.append(f"{behind} not copied to warm")
     if stuck := [job.name for job in state.pool.jobs if job.abandoned]:
         raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
-    if state.space.short:
-        raise StorageError(f"{state.space.short}; free some space, then start again")
+    if (short := state.space.short.get("hot")) is not None:
+        raise StorageError(f"{short}; free some space, then start again")
     state.context.log.info("drained", message=summary(state.sources.sums, left))
     return 0

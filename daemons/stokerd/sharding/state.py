@@ -16,7 +16,7 @@ from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import differs
-from stoker.corpus.schedule.growth import Growth, SetBack, TooLarge
+from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.landing import may_be_demanded
 from stoker.corpus.schedule.memory_steps import Attempt
 from stoker.corpus.schedule.moves import WarmContents, recallable
@@ -34,7 +34,6 @@ from stoker.store.requests import Request
 from stokerd.common.files_list import FilesList
 from stokerd.sharding.effects import Effect
 from stokerd.sharding.facts.disks import Disk
-from stokerd.sharding.facts.growth import held_back
 from stokerd.sharding.facts.pauses import Pauses
 from stokerd.sharding.facts.pinning import Pinning
 from stokerd.sharding.facts.placement import Placement
@@ -78,7 +77,7 @@ class BuildWork(SourceWork):
     is_resumed: bool = False
     tokens: int | None = None
     asks: tuple[int, int] | None = None
-    refusal: tuple[Growth, SetBack | TooLarge] | None = None
+    refused: Growth | None = None
 
 
 @dataclass(frozen=True)
@@ -326,6 +325,7 @@ class State:
             uncertain=self.warm is not None and not self.warm.is_known,
             not_before=self.retries.not_before,
             paused_until={kind: self.pauses.until(kind, self) for kind in PAUSABLE},
+            outgrown=self.space.outgrown.keys(),
             room=self.space.schedule_room(self, wanted, placed.cold_bytes),
         )
         urgent = self._urgent(situation) | ({alone} if alone is not None else frozenset())
@@ -340,7 +340,7 @@ class State:
             paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
         if records.files.names is not None:  # the tokenizer's files are brought whatever the list says
             paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
-        return paths + self.pauses.memory.held_back(alone) + held_back(self)
+        return paths + self.pauses.memory.held_back(alone)
 
     def _urgent(self, situation: Situation) -> frozenset[str]:
         """The paths of sets that a run waits for and that have to be made again."""
@@ -360,7 +360,7 @@ class State:
             hydrate=self.placement.wants.hydrate,
             wanted=self.placement.wants.wanted,
             rotten=frozenset(self.records.rotten),
-            sync_room=self.space.for_syncs(self),
+            sync_room=self.space.free(self.warm),
             bytes_of=self.space.estimate.published,
         )
 

@@ -145,7 +145,7 @@ def _disks(state: State) -> dict[str, Any]:
             "bringing_back": sorted(state.doing("hydrate"))[:MOST_NAMED],
         },
         "disks": {disk.place: _disk(state, disk) for disk in state.disks},
-        "waits_for_room": state.space.short,
+        "waits_for_room": state.space.short.get("hot", ""),
         "moved_bytes": {move: state.progress.moved_bytes[move] for move in MOVES},
     }
 
@@ -195,7 +195,8 @@ def _standing(state: State) -> str:
     stuck = (job for job in state.pool.jobs if job.abandoned)
     words += [f"{job.name} hangs in the kernel (pid {job.worker.pid})" for job in stuck]
     warm = "" if state.warm is None else state.warm.trouble
-    rest = (pauses.source_trouble(state), state.space.short, warm, state.space.warm_short)
+    short = state.space.short
+    rest = (pauses.source_trouble(state), short.get("hot"), warm, short.get("warm"))
     return "; ".join(words) or next(filter(None, rest), "")
 
 

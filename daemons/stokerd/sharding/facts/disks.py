@@ -31,7 +31,7 @@ class Disk:
         self.why = ""  # the lister's word that the disk is not there
         self.looked_from = 0.0  # when the last look that was answered had been asked for
         self.fits = False  # whether the disk is large enough for the configuration
-        self.building_bytes: Mapping[str, int] = {}  # hot: built so far, by the first digits of the key
+        self.building_bytes: dict[str, int] = {}  # hot: built so far, by the first digits of the key
         self.partial: Mapping[str, int] = {}  # hot: copied so far of files on their way, by name
         self.gone: frozenset[str] = frozenset()  # warm: evicted sets that the last look did not find
         self.litter: list[str] = []
@@ -143,6 +143,11 @@ class Disk:
     def is_known(self) -> bool:
         """Whether it may be worked on: hot while it is writable, warm while it answers."""
         return self.is_seen and (self.is_writable if self.place == "hot" else not self.is_hanging)
+
+    @property
+    def known_size(self) -> DiskSize | None:
+        """The disk's size as of now, where it may be worked on."""
+        return self.measure if self.is_known else None
 
     @property
     def is_hanging(self) -> bool:

@@ -107,7 +107,7 @@ class Placement:
         if not any(run.wants for run in self.holdings):
             self.wants, self._chosen = Wants(), ()
             return
-        sources, free = state.sources, state.space.free(state, state.space.floor)
+        sources, free = state.sources, state.space.free(state.hot, state.space.floor)
         busy = {str(sources[path].key) for path in state.doing("hydrate")}
         sets, paths = self._published(state)
         chosen = (self.holdings, busy, free)
@@ -129,7 +129,7 @@ class Placement:
 
     def make_room(self, state: State, needed_bytes: int) -> Iterator[Effect]:
         """Write the intent to evict what should leave, so that what is needed now finds room."""
-        now, free, changes = time.monotonic(), state.space.free(state), state.sources.changes
+        now, free, changes = time.monotonic(), state.space.free(state.hot), state.sources.changes
         waits = self.is_tried(state) and now < self.due
         if state.warm is None or not state.warm.is_known or self._is_damaged or free is None or waits:
             return
@@ -158,7 +158,7 @@ class Placement:
             sets,
             self.holdings,
             next_use(self.holdings, [str(source.key) for source in listed if source.key in paths]),
-            free_bytes=(space.free(state) or 0) + self._leaving(state),
+            free_bytes=(space.free(state.hot) or 0) + self._leaving(state),
             wanted_free_bytes=space.wanted_free(state, needed_bytes),
             floors=Floors(self._evict.keep_hot_sets, self._evict.min_active_tokens),
             reserve_bytes=space.floor,
@@ -184,7 +184,11 @@ class Placement:
             f"runs hold {format_bytes(held_bytes)} on hot and want {format_bytes(wanted)} more: {self.why}; "
             "lower plan.segment_tokens or train.checkpoint.keep_last, or give hot more room"
         )
-        figures = {"held_bytes": held_bytes, "wanted_bytes": wanted, "free_bytes": state.space.free(state)}
+        figures = {
+            "held_bytes": held_bytes,
+            "wanted_bytes": wanted,
+            "free_bytes": state.space.free(state.hot),
+        }
         yield Alert("hot_too_small", level="error", fields={"reason": reason, **figures})
 
     def _published(self, state: State) -> tuple[list[ShardSet], dict[str, str]]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
-from stoker.corpus.schedule.growth import AGAIN, Growth
+from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.moves import unsynced
 from stoker.corpus.schedule.state import Room, Situation
 from stoker.corpus.staging.reconcile import parquet_name, partial_of
@@ -21,28 +18,23 @@ from stoker.corpus.staging.size_estimate import Estimate, Workload, amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.observe.ledger import Disk as DiskSize
-from stoker.store.layout import DAEMONS, STAGE_SHARD
+from stoker.store.layout import STAGE_SHARD
 from stokerd.sharding.effects import Alert, AlertOver, Effect, StartOver
 from stokerd.sharding.facts.disks import Disk
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-KEPT_REACHED = 1000
 RECORDED_AFTER_S = 60.0  # of waiting while something goes on that may make room
 
 
-@dataclass(frozen=True)
-class Held:
-    """A content whose build was set back, and the bytes that its set needed by then."""
-
-    sha256: str
-    needed: int
-
-
 class Space:
-    """Room on hot and warm; none is given out while a disk's size is not known. `short` and `warm_short` say
-    what waits for room, `held` which builds were set back, by path."""
+    """Room on hot and warm; none is given out while a disk's size is not known. `short` says what waits for
+    room, by disk.
+
+    `granted` is what builds may take of hot, by the source's path; `outgrown` what a build that was set back
+    needs to begin again.
+    """
 
     def __init__(self, context: DaemonContext) -> None:
         pipeline = context.pipeline
@@ -54,13 +46,13 @@ class Space:
         self._mine: list[Claim] = []
         self._written: list[Claim] | None = None
         self._others: tuple[Claim, ...] = ()
-        self._others_seen: object = None
-        self._short_since = 0.0
-        self.granted: dict[str, int] = {}  # what builds may take of hot, by the source's path
-        self._reached: dict[str, int] = {}  # tokens built by workers of this daemon, by the key's digits
-        self.held: dict[str, Held] = {}
+        self._short_since: dict[str, float] = {}
+        self.granted: dict[str, int] = {}
+        self.outgrown: dict[str, int] = {}
         self.estimate = Estimate(2, None)
-        self.short = self.warm_short = ""
+        self.short: dict[str, str] = {}
+
+    # What is claimed
 
     def refresh(self, state: State) -> None:
         """Count what is claimed again, and make it durable if it changed."""
@@ -68,88 +60,66 @@ class Space:
         token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
         self.estimate = Estimate(token_bytes, ratio_of(sums.measured, token_bytes))
         work = self._workload(state)
+        claims = {"hot": self.estimate.hot_claims(work), "warm": self.estimate.warm_claims(work)}
         self._mine = []
         for disk in state.disks:
-            claims = (
-                self.estimate.hot_claims(work) if disk.place == "hot" else self.estimate.warm_claims(work)
-            )
             if disk.size is not None:
-                self._mine += claims_of(disk.size.device, str(disk.root), claims)
+                self._mine += claims_of(disk.size.device, str(disk.root), claims[disk.place])
         if self._mine != self._written:
             write_claims(self._layout, STAGE_SHARD, self._mine)
             self._written = self._mine
-        written = self._others_written()
-        if written != self._others_seen:
-            self._others, self._others_seen = others_claims(self._layout, STAGE_SHARD), written
-
-    def _others_written(self) -> object:
-        """Changes when another daemon writes its claims."""
-        found = []
-        for daemon in DAEMONS:
-            with contextlib.suppress(FileNotFoundError):
-                about = self._layout.ledger(daemon).stat()
-                found.append((daemon, about.st_ino, about.st_mtime_ns))
-        return tuple(found)
+        self._others = others_claims(self._layout, STAGE_SHARD)
 
     def _workload(self, state: State) -> Workload:
         sources = state.sources
-        if len(self._reached) > KEPT_REACHED:
-            self._reached.clear()  # of sets that are published by now, mostly; the next commit tells again
         for job in state.builds():
             if job.facts.tokens is not None:
-                self._reached[str(sources[job.subject].key)[:KEY16]] = job.facts.tokens
+                key = str(sources[job.subject].key)[:KEY16]
+                state.hot.building_bytes[key] = job.facts.tokens * self.estimate.token_bytes
         unbuilt = sources.in_state("staged", "building")
         building = {one.path for one in unbuilt if one.state == "building"}
         self.granted = {path: size for path, size in self.granted.items() if path in building}
+        self.outgrown = {path: size for path, size in self.outgrown.items() if path in building}
         staging = [sources[path] for path in state.doing("stage")]
         return Workload(
             staging=staging,
             unbuilt=unbuilt,
             hydrating=[sources[path] for path in state.doing("hydrate")],
             syncing=[sources[path] for path in state.doing("sync")],
-            committed={one.path: self._committed(state, one) for one in unbuilt},
-            copied={one.path: self._copied(state, one) for one in staging},
+            committed={one.path: _committed(state, one) for one in unbuilt},
+            copied={one.path: _copied(state, one) for one in staging},
             granted=self.granted,
             linked=state.is_linked,
             pinned=state.records.pinning.pin is not None,
         )
 
-    def _committed(self, state: State, source: Source) -> int:
-        """What is built of the source's set already."""
-        key = str(source.key)[:KEY16]
-        if key in self._reached:
-            return self._reached[key] * self.estimate.token_bytes
-        return state.hot.building_bytes.get(key, 0)
-
-    @staticmethod
-    def _copied(state: State, source: Source) -> int:
-        """What of the source's file is on hot already, as seen when hot was last looked at."""
-        return state.hot.partial.get(parquet_name(source), 0) if state.hot.partial else 0
-
-    def _rest(self, state: State, source: Source) -> int:
-        return self.estimate.rest(source, self._committed(state, source), self.granted.get(source.path, 0))
+    def claimed(self, disk: DiskSize) -> int:
+        """What all daemons claim of a disk."""
+        return claimed_bytes((*self._mine, *self._others), disk.device)
 
     # Builds that grow beyond what was expected
 
     def grant(self, state: State, source: Source) -> int:
         """What the build of a source may take of hot: what it was granted, else what is expected of it."""
-        expected = max(self.estimate.built(source), self._committed(state, source))
-        return self.granted.setdefault(source.path, expected)
+        expected = max(self.estimate.built(source), _committed(state, source))
+        return self.granted.setdefault(source.path, self.outgrown.pop(source.path, expected))
 
-    def forget_build(self, source: Source) -> None:
-        """What was built of the source's set is gone, and nothing is granted to it any more."""
+    def set_back(self, state: State, source: Source, needed: int | None) -> None:
+        """What was built of the source's set is gone; it begins again where there is room for `needed`."""
         self.granted.pop(source.path, None)
-        self._reached.pop(str(source.key)[:KEY16], None)
+        state.hot.building_bytes.pop(str(source.key)[:KEY16], None)
+        if needed is not None:
+            self.outgrown[source.path] = needed
 
     def growth(self, state: State, source: Source, *, written: int, needed: int) -> Growth | None:
         """What decides whether a build may take `needed` bytes; None while hot's size is not known."""
-        size = _known(state.hot)
+        size = state.hot.known_size
         if size is None:
             return None
-        is_linked, rest = self._lands_on_hot and state.is_linked, self._rest(state, source)
+        is_linked = self._lands_on_hot and state.is_linked
         purpose: Purpose | None = "sets" if is_linked else None
         # Downloads keep hot full to the floor, and sets are built in it: then half of it is kept.
-        floor = self.floor // 2 if is_linked else self.floor
+        free = self.free(state.hot, self.floor // 2 if is_linked else self.floor, purpose) or 0
         checkpoints = claimed_bytes(self._others, size.device, "checkpoints")
         sums = state.sources.sums
         stays = amount_bytes(sums.hot, self.estimate.token_bytes)
@@ -160,55 +130,52 @@ class Space:
             claimed=self.granted.get(source.path, 0),
             written=written,
             needed=needed,
-            room=rest + room(size, (*self._mine, *self._others), floor_bytes=floor, purpose=purpose),
+            room=self._rest(state, source) + free,
             floor_room=size.free_bytes - checkpoints - self._begun(state, but=source.path),
             most=size.total_bytes - self.floor - checkpoints - stays,
         )
 
     # Room
 
-    def free(self, state: State, floor_bytes: int = 0, purpose: Purpose | None = None) -> int | None:
-        """Bytes of hot that nothing claims, less a floor; None while that is not known."""
-        size = _known(state.hot)
-        claims = (*self._mine, *self._others)
-        return None if size is None else room(size, claims, floor_bytes=floor_bytes, purpose=purpose)
-
-    def for_syncs(self, state: State) -> int | None:
-        """Room on warm."""
-        size = None if state.warm is None else _known(state.warm)
-        return None if size is None else room(size, (*self._mine, *self._others))
+    def free(self, disk: Disk | None, floor_bytes: int = 0, purpose: Purpose | None = None) -> int | None:
+        """Bytes of a disk that nothing claims, less a floor; None while that is not known."""
+        if disk is None or disk.known_size is None:
+            return None
+        return room(disk.known_size, (*self._mine, *self._others), floor_bytes=floor_bytes, purpose=purpose)
 
     def schedule_room(self, state: State, wanted: frozenset[str], cold_bytes: int) -> Room:
         """What staging and building may take; `cold_bytes` of sets that are waited for come first.
 
         `wanted` are paths the tokenizer waits for: their sets are built when their files are all here. Where
         downloads land on hot and are staged by links, those take no room themselves, and sets come before
-        what is still to land.
+        what is still to land. Builds go into the floor if need be, or what is staged could never leave.
         """
-        is_linked = self._lands_on_hot and state.is_linked
-        free = self.free(state, purpose="sets") if is_linked else self.free(state, self.floor)
+        is_linked, size = self._lands_on_hot and state.is_linked, state.hot.known_size
+        free = self.free(state.hot, purpose="sets") if is_linked else self.free(state.hot, self.floor)
         is_unmeasured = self.estimate.ratio is None
         is_on_its_way = bool(state.sources.count("staged", "building") or state.doing("stage"))
+        checkpoints = 0 if size is None else claimed_bytes(self._others, size.device, "checkpoints")
         return Room(
             stage=None if free is None else free - cold_bytes,
-            build=self._for_builds(state),
+            build=None if size is None else size.free_bytes - checkpoints - self._begun(state),
             stage_needs=lambda one: self.stage_needs(state, one, with_set=one.path not in wanted),
-            build_needs=lambda one: self._rest(state, one),
-            one_build=is_unmeasured and not state.doing("build"),
+            build_needs=lambda one: self.build_needs(state, one),
+            one_build=is_unmeasured and not self.outgrown and not state.doing("build"),
             one_stage=is_linked and is_unmeasured and not is_on_its_way,
         )
 
     def stage_needs(self, state: State, source: Source, *, with_set: bool = True) -> int:
         """Bytes that staging a source takes, with the set that is built of it."""
-        copy = 0 if state.is_linked else max(0, source.size - self._copied(state, source))
+        copy = 0 if state.is_linked else max(0, source.size - _copied(state, source))
         return copy + (self.estimate.built(source) if with_set else 0)
 
-    def _for_builds(self, state: State) -> int | None:
-        """Room for going on to build: into the floor if need be, or what is staged could never leave."""
-        size = _known(state.hot)
-        if size is None:
-            return None
-        return size.free_bytes - claimed_bytes(self._others, size.device, "checkpoints") - self._begun(state)
+    def build_needs(self, state: State, source: Source) -> int:
+        """Bytes that going on with a build takes; one that was set back begins again above the floor."""
+        outgrown = self.outgrown.get(source.path)
+        return self._rest(state, source) if outgrown is None else outgrown + self.floor
+
+    def _rest(self, state: State, source: Source) -> int:
+        return self.estimate.rest(source, _committed(state, source), self.granted.get(source.path, 0))
 
     def _begun(self, state: State, but: str | None = None) -> int:
         """What the builds that go on will still write."""
@@ -220,101 +187,86 @@ class Space:
         tenth = 0 if state.hot.size is None else state.hot.size.total_bytes // 10
         return max(tenth if self._target_free is None else self._target_free, self.floor + needed_bytes)
 
-    def claimed(self, disk: DiskSize) -> int:
-        """What all daemons claim of a disk."""
-        return claimed_bytes((*self._mine, *self._others), disk.device)
-
     # Making room, and saying what waits for it
 
     def make_room(self, state: State, situation: Situation) -> Iterator[Effect]:
         """Have sets leave hot for what waits for room, and say so where none can."""
         now, sources, placement = time.monotonic(), state.sources, state.placement
+        cold = placement.wants.cold_bytes
         staging = [sources[path] for path in stageable(situation, now)[:1]]
         building = [sources[path] for path in buildable(situation, now)[:1]]
-        set_back = [(f"building {p}", again_bytes(one)) for p, one in islice(self.held.items(), 1)]
-        cold = placement.wants.cold_bytes
-        needed = cold + sum(self.stage_needs(state, one) for one in staging) + sum(n for _, n in set_back)
-        yield from placement.make_room(state, needed)
+        stages = [(f"staging {one.path}", self.stage_needs(state, one)) for one in staging]
+        outgrown = sum(self.outgrown.get(one.path, 0) for one in building)
+        yield from placement.make_room(state, cold + outgrown + sum(size for _, size in stages))
         is_stuck = state.is_idle()
         first = building or [source for source in staging if source.path in situation.wanted]
         if is_stuck and (staging or building) and state.hot.is_measured and state.hot.partial:
-            self._discard_partial(state)
+            _discard_partial(state)
         elif is_stuck and first and state.hot.is_measured:
-            yield from self._unstage(state, first[0])
-        needs = [(f"building {one.path}", self._rest(state, one)) for one in building]
+            yield from _unstage(state, first[0])
+        needs = [(f"building {one.path}", self.build_needs(state, one)) for one in building]
         needs += [("bringing shard sets back", cold)] if cold and placement.wants.is_blocked else []
-        needs += [(f"staging {one.path}", self.stage_needs(state, one)) for one in staging] + set_back
-        yield from self._say_short(state, needs, is_stuck=is_stuck and not placement.is_consumed)
-        yield from self._say_warm_full(state, [*islice(unsynced(sources), 1)])
+        over = -(self.free(state.hot) or 0)
+        needs += stages + ([("what was claimed already", over)] if over > 0 else [])
+        yield from self._say_short(state.hot, needs, at_once=is_stuck and not placement.is_consumed)
+        if state.warm is not None and state.warm.is_writable and not state.doing("sync"):
+            first_sync = next(unsynced(sources), None)
+            size = 0 if first_sync is None else self.estimate.published(first_sync)
+            is_short = size > (self.free(state.warm) or 0)
+            copies = [("copying a shard set there", size)] if is_short else []
+            yield from self._say_short(state.warm, copies, at_once=True)
         yield from placement.say_too_small(state)
 
-    @staticmethod
-    def _discard_partial(state: State) -> None:
-        """Give up the copies that were begun: their room is needed first, and they can be made again."""
-        paths = {parquet_name(source): source.path for source in state.sources.in_state("seen")}
-        for name in state.hot.partial:
-            for file in partial_of(state.pipeline.hot_layout, name):
-                state.hot.discard(file, of=paths.get(name))
-        state.hot.partial = {}
-
-    @staticmethod
-    def _unstage(state: State, first: Source) -> Iterator[Effect]:
-        """Give back the room of one staged file, which comes back later; a hard link gives none."""
-        keep = state.records.pinning.training_contents
-        staged = [one for one in state.sources.in_state("staged") if one is not first]
-        spare = [one for one in staged if one.sha256 not in keep]
-        if spare and not state.is_linked:
-            source = max(spare, key=lambda one: one.path)
-            state.discard_parquet(source)
-            yield StartOver(source, f"{first.path} needs its room first")
-
-    def _say_short(self, state: State, needs: list[tuple[str, int]], *, is_stuck: bool) -> Iterator[Effect]:
-        """An alert, with the numbers, of what waits for room on hot: at once if stuck, else after a while."""
-        size = _known(state.hot)
+    def _say_short(self, disk: Disk, needs: list[tuple[str, int]], *, at_once: bool) -> Iterator[Effect]:
+        """An alert, with the numbers, of what waits for room on a disk."""
+        size, place, now = disk.known_size, disk.place, time.monotonic()
         if size is None:
             return
-        over = -(self.free(state) or 0)
-        needs += [("what was claimed already", over)] if over > 0 else []
         if not needs:
-            self.short, self._short_since = "", 0.0
-            yield AlertOver("disk_short", tell="disk_enough", fields={"place": "hot"})
+            self.short.pop(place, None)
+            self._short_since.pop(place, None)
+            yield AlertOver("disk_short", place, tell="disk_enough", fields={"place": place})
             return
-        what, needed = needs[0]
-        claimed, now = self.claimed(size), time.monotonic()
-        self._short_since = self._short_since or now
-        self.short = (
-            f"{what} waits for room on hot: it takes {format_bytes(needed)}; {format_bytes(size.free_bytes)} "
-            f"of {format_bytes(size.total_bytes)} are free, {format_bytes(claimed)} of that is claimed and "
-            f"{format_bytes(self.floor)} stays free (stage.free_floor)"
+        (what, needed), claimed = needs[0], self.claimed(size)
+        floor = f" and {format_bytes(self.floor)} stays free (stage.free_floor)" if place == "hot" else ""
+        self.short[place] = (
+            f"{what} waits for room on {place}: it takes {format_bytes(needed)}; "
+            f"{format_bytes(size.free_bytes)} of {format_bytes(size.total_bytes)} are free, "
+            f"{format_bytes(claimed)} of that is claimed{floor}"
         )
-        if is_stuck or now - self._short_since > RECORDED_AFTER_S:
+        since = self._short_since.setdefault(place, now)
+        if at_once or now - since > RECORDED_AFTER_S:
             figures = {"needed_bytes": needed, "free_bytes": size.free_bytes, "claimed_bytes": claimed}
-            reason = f"{self.short}; free some space: it goes on by itself"
-            about: Mapping[str, Any] = {"place": "hot", "reason": reason, **figures}
-            yield Alert("disk_short", repeat=False, fields=about)
-
-    def _say_warm_full(self, state: State, waiting: list[Source]) -> Iterator[Effect]:
-        free = self.for_syncs(state)
-        if free is None or state.warm is None or not state.warm.is_writable:
-            return
-        needed = sum(self.estimate.published(source) for source in waiting)
-        if needed <= free:
-            self.warm_short = ""
-            yield AlertOver("warm_full", tell="warm_has_room")
-        elif not state.doing("sync"):
-            self.warm_short = (
-                f"copying to {state.warm.root} waits for room: it takes {format_bytes(needed)}, "
-                f"{format_bytes(free)} are unclaimed there"
-            )
-            reason = f"{self.warm_short}; free some space there: shard sets stay on hot until then"
-            about = {"reason": reason, "needed_bytes": needed, "free_bytes": free}
-            yield Alert("warm_full", level="error", fields=about)
+            reason = f"{self.short[place]}; free some space: it goes on by itself"
+            about: Mapping[str, Any] = {"place": place, "reason": reason, **figures}
+            yield Alert("disk_short", place, repeat=False, fields=about)
 
 
-def again_bytes(held: Held) -> int:
-    """The room in which a build that was set back begins again."""
-    return int(held.needed * AGAIN)
+def _committed(state: State, source: Source) -> int:
+    """What is built of the source's set already."""
+    return state.hot.building_bytes.get(str(source.key)[:KEY16], 0)
 
 
-def _known(disk: Disk) -> DiskSize | None:
-    return disk.measure if disk.is_known else None
+def _copied(state: State, source: Source) -> int:
+    """What of the source's file is on hot already, as seen when hot was last looked at."""
+    return state.hot.partial.get(parquet_name(source), 0) if state.hot.partial else 0
+
+
+def _discard_partial(state: State) -> None:
+    """Give up the copies that were begun: their room is needed first, and they can be made again."""
+    paths = {parquet_name(source): source.path for source in state.sources.in_state("seen")}
+    for name in state.hot.partial:
+        for file in partial_of(state.pipeline.hot_layout, name):
+            state.hot.discard(file, of=paths.get(name))
+    state.hot.partial = {}
+
+
+def _unstage(state: State, first: Source) -> Iterator[Effect]:
+    """Give back the room of one staged file, which comes back later; a hard link gives none."""
+    keep = state.records.pinning.training_contents
+    staged = [one for one in state.sources.in_state("staged") if one is not first]
+    spare = [one for one in staged if one.sha256 not in keep]
+    if spare and not state.is_linked:
+        source = max(spare, key=lambda one: one.path)
+        state.discard_parquet(source)
+        yield StartOver(source, f"{first.path} needs its room first")

@@ -208,10 +208,14 @@ def buildable(situation: Situation, now: float) -> list[str]:
         for source in situation.sources.in_state("staged", "building")
         if not situation.is_published(source) and _open(situation, source.path, "build", now)
     ]
-    urgent, claimed = situation.urgent, in_hand(situation)
+    urgent, last, claimed = situation.urgent, situation.outgrown, in_hand(situation)
     chosen: list[str] = []
     most = slots(situation, "build", situation.limits.builders)
-    for source in sorted(ready, key=lambda one: (one.path not in urgent, one.state != "building", one.path)):
+    order = {
+        one.path: (one.path in last, one.path not in urgent, one.state != "building", one.path)
+        for one in ready
+    }
+    for source in sorted(ready, key=lambda one: order[one.path]):
         if len(chosen) == most:
             break
         if source.sha256 not in claimed:

@@ -42,33 +42,17 @@ class Growth:
         usual = min(self.written + self.floor_room, USUAL * self.expected) if self.is_usual else 0
         return max(self.written + self.room, usual)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether hot can never hold the set: only of one far beyond what its file's size promised.
 
-@dataclass(frozen=True)
-class Raise:
-    """Go on, with so many bytes claimed."""
-
-    to: int
-
-
-@dataclass(frozen=True)
-class SetBack:
-    """Give up the partial set, and begin again once there is more room."""
+        A disk that is full of others, or of somebody else's files, convicts no file.
+        """
+        return not self.is_usual and self.needed * HOPELESS > self.most
 
 
-@dataclass(frozen=True)
-class TooLarge:
-    """Quarantine the file: hot cannot hold its set."""
-
-
-def decide_growth(growth: Growth) -> Raise | SetBack | TooLarge:
-    """What a build that asks for room is told.
-
-    Only a set far beyond what its file's size promised is called too large: a disk that is full of others,
-    or of somebody else's files, convicts no file.
-    """
-    if growth.needed <= growth.limit:
-        wanted = max(growth.needed, growth.claimed * USUAL, growth.claimed + STEP_BYTES)
-        return Raise(min(growth.limit, wanted))
-    if not growth.is_usual and growth.needed * HOPELESS > growth.most:
-        return TooLarge()
-    return SetBack()
+def decide_growth(growth: Growth) -> int | None:
+    """What a build that asks for room may claim from now on; None where its partial set is given up."""
+    if growth.needed > growth.limit:
+        return None
+    return min(growth.limit, max(growth.needed, growth.claimed * USUAL, growth.claimed + STEP_BYTES))

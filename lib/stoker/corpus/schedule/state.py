@@ -52,7 +52,8 @@ class Situation:
     asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
     out. `differing` are the only paths whose receipt and record may disagree; None means check all.
-    `uncertain`: what lies on warm is not known now. `room` tells what the disk has room for, None where that
+    `uncertain`: what lies on warm is not known now. `outgrown` are those whose build was set back for want
+    of room, and goes after all others. `room` tells what the disk has room for, None where that
     does not matter.
     """
 
@@ -74,6 +75,7 @@ class Situation:
     uncertain: bool = False
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
+    outgrown: Collection[str] = ()
     room: Room | None = None
 
     def is_published(self, source: Source) -> bool:
