@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stoker.config.units import format_bytes
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
-from stoker.plan.residency import Floors, ShardSet, held, next_use, to_evict, to_hydrate, urgency
+from stoker.plan.residency import Floors, ShardSet, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
 from stokerd.sharding.effects import Alert, AlertOver, Effect, Write
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 HYDRATIONS = 2
 EVICT_AT_ONCE = 8  # intents written under one hold of the lock: supervisors wait for it
 NOTHING_LEFT_S, LOCKED_S = 2.0, 0.1  # until the next try
-RECORDED_AFTER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,15 @@ class Placement:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._layout = context, context.layout
-        self._evict = context.pipeline.evict
+        evict = context.pipeline.evict
+        self._floors = Floors(evict.keep_hot_sets, evict.min_active_tokens)
         self.holdings: list[Holdings] = []
         self.wants = Wants()
         self.why = ""
         self._is_damaged = False
         self._seen: object = None
         self._tried = -1  # the changes to the records at the last try to have sets leave
-        self._blocked_since = 0.0
         self._sets: tuple[object, list[ShardSet], dict[str, str]] | None = None
-        self._chosen: tuple[Any, ...] = ()  # what `wants` were decided on
         self.due = 0.0  # when to try again, monotonic seconds
 
     def look(self) -> Iterator[Effect]:
@@ -105,23 +102,17 @@ class Placement:
     def choose(self, state: State) -> None:
         """Decide what to bring back."""
         if not any(run.wants for run in self.holdings):
-            self.wants, self._chosen = Wants(), ()
+            self.wants = Wants()
             return
-        sources, free = state.sources, state.space.free(state.hot, state.space.floor)
-        busy = {str(sources[path].key) for path in state.doing("hydrate")}
+        sources, free, busy = state.sources, state.space.free(state.hot, state.space.floor), _coming(state)
         sets, paths = self._published(state)
-        chosen = (self.holdings, busy, free)
-        if self._chosen and self._chosen[0] is sets and self._chosen[1:] == chosen:
-            return
-        self._chosen = (sets, *chosen)
         keys, waiting = to_hydrate(sets, self.holdings, room_bytes=free or 0, at_once=HYDRATIONS, busy=busy)
         wanted = [key for key in urgency(self.holdings) if key in paths]
-        cold = [key for key in wanted if sources[paths[key]].evicted and key not in busy]
         self.wants = Wants(
             hydrate=tuple(paths[key] for key in keys),
             wanted=frozenset(paths[key] for key in wanted),
             cold_bytes=waiting,
-            cold=len(cold),
+            cold=sum(sources[paths[key]].evicted and key not in busy for key in wanted),
             is_blocked=waiting > 0 and free is not None and len(keys) + len(busy) < HYDRATIONS,
         )
 
@@ -133,63 +124,38 @@ class Placement:
         waits = self.is_tried(state) and now < self.due
         if state.warm is None or not state.warm.is_known or self._is_damaged or free is None or waits:
             return
-        if free + self._leaving(state) >= state.space.wanted_free(state, needed_bytes):
-            self.why, self._tried = "", changes
+        leaving = [state.sources[path] for path in state.sources.evicting]
+        free += sum(state.space.estimate.published(one) for one in leaving if not one.evicted)
+        wanted, self._tried, self.due = state.space.wanted_free(state, needed_bytes), changes, now
+        if free >= wanted:
+            self.why = ""
             return
-        self.due, self._tried = now + NOTHING_LEFT_S, changes
-        if not self._to_evict(state, needed_bytes):
+        if not self._to_evict(state, free, wanted):
+            self.due = now + NOTHING_LEFT_S
             return
         with _exclusive(self._layout.shard_sets_lock) as is_held:
             if not is_held:
                 self.due = now + LOCKED_S
                 return
             yield from self.look()
-            if self._is_damaged:
-                return
-            for path in self._to_evict(state, needed_bytes)[:EVICT_AT_ONCE]:
+            for path in [] if self._is_damaged else self._to_evict(state, free, wanted)[:EVICT_AT_ONCE]:
                 yield Write(replace(state.sources[path], evicting=True))
-        self.due = now
 
-    def _to_evict(self, state: State, needed_bytes: int) -> list[str]:
-        sources, pin, space = state.sources, state.records.pinning.pin, state.space
+    def _to_evict(self, state: State, free: int, wanted: int) -> list[str]:
+        sources, pin = state.sources, state.records.pinning.pin
         sets, paths = self._published(state)
         listed = [sources[path] for path in (pin.listing if pin else ()) if path in sources]
         keys, self.why = to_evict(
             sets,
             self.holdings,
             next_use(self.holdings, [str(source.key) for source in listed if source.key in paths]),
-            free_bytes=(space.free(state.hot) or 0) + self._leaving(state),
-            wanted_free_bytes=space.wanted_free(state, needed_bytes),
-            floors=Floors(self._evict.keep_hot_sets, self._evict.min_active_tokens),
-            reserve_bytes=space.floor,
-            busy={str(sources[path].key) for path in state.doing("hydrate")},
+            free_bytes=free,
+            wanted_free_bytes=wanted,
+            floors=self._floors,
+            reserve_bytes=state.space.floor,
+            busy=_coming(state),
         )
         return [paths[key] for key in keys]
-
-    @staticmethod
-    def _leaving(state: State) -> int:
-        leaving = (state.sources[path] for path in state.sources.evicting)
-        return sum(state.space.estimate.published(source) for source in leaving if not source.evicted)
-
-    def say_too_small(self, state: State) -> Iterator[Effect]:
-        """Say what to change when what the runs hold for long leaves no room for what they want next."""
-        now, wanted = time.monotonic(), self.wants.cold_bytes
-        if not self.wants.is_blocked or not self.why:
-            self._blocked_since = now
-        if now - self._blocked_since < RECORDED_AFTER_S:
-            return
-        holding = held(self.holdings)
-        held_bytes = sum(one.bytes for one in self._published(state)[0] if one.hot and one.key in holding)
-        reason = (
-            f"runs hold {format_bytes(held_bytes)} on hot and want {format_bytes(wanted)} more: {self.why}; "
-            "lower plan.segment_tokens or train.checkpoint.keep_last, or give hot more room"
-        )
-        figures = {
-            "held_bytes": held_bytes,
-            "wanted_bytes": wanted,
-            "free_bytes": state.space.free(state.hot),
-        }
-        yield Alert("hot_too_small", level="error", fields={"reason": reason, **figures})
 
     def _published(self, state: State) -> tuple[list[ShardSet], dict[str, str]]:
         """Every published set, and the path it belongs to by its key; the same while nothing changed."""
@@ -204,6 +170,11 @@ class Placement:
                     sets.append(_shard_set(state, source))
             self._sets = asked, sets, paths
         return self._sets[1], self._sets[2]
+
+
+def _coming(state: State) -> set[str]:
+    """The keys of the sets that are being brought back."""
+    return {str(state.sources[path].key) for path in state.doing("hydrate")}
 
 
 def _shard_set(state: State, source: Source) -> ShardSet:
@@ -230,12 +201,12 @@ def _exclusive(path: Path) -> Iterator[bool]:
     """Hold the lock file alone, if that is possible at once: supervisors that name sets go first."""
     with storage_errors("open", path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    is_held = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
-        yield True
+            is_held = False
+        yield is_held
     finally:
         os.close(descriptor)

@@ -205,7 +205,9 @@ class Space:
         elif is_stuck and first and state.hot.is_measured:
             yield from _unstage(state, first[0])
         needs = [(f"building {one.path}", self.build_needs(state, one)) for one in building]
-        needs += [("bringing shard sets back", cold)] if cold and placement.wants.is_blocked else []
+        if cold and placement.wants.is_blocked:
+            why = f" ({placement.why})" if placement.why else ""
+            needs.append((f"bringing back shard sets that a run wants{why}", cold))
         over = -(self.free(state.hot) or 0)
         needs += stages + ([("what was claimed already", over)] if over > 0 else [])
         yield from self._say_short(state.hot, needs, at_once=is_stuck and not placement.is_consumed)
@@ -215,7 +217,6 @@ class Space:
             is_short = size > (self.free(state.warm) or 0)
             copies = [("copying a shard set there", size)] if is_short else []
             yield from self._say_short(state.warm, copies, at_once=True)
-        yield from placement.say_too_small(state)
 
     def _say_short(self, disk: Disk, needs: list[tuple[str, int]], *, at_once: bool) -> Iterator[Effect]:
         """An alert, with the numbers, of what waits for room on a disk."""
