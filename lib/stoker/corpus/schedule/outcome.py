@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stoker.kit.workers.parent import WorkerExit
@@ -37,6 +37,16 @@ Kind = Literal[
     "died",
     "again",
 ]
+
+
+# What a finished worker's status means, and what to say of it.
+_FINISHED: Mapping[str, tuple[Kind, str]] = {
+    "bad": ("bad", ""),
+    "changed": ("changed", "its content is not what the receipt says"),
+    "mismatch": ("changed", "its content is not what the receipt says"),
+    "recycled": ("recycled", "it had grown over its soft budget"),
+    "outgrown": ("outgrown", "its shard set needs more room than there is"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,60 +85,39 @@ class Outcome:
 
 def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
     """Classify any corpus or shard worker's end."""
-    if ended.kind == "finished" and ended.result is not None:
-        return _finished(ended.result)
-    outcome = _unfinished(ended, evidence)
-    return replace(outcome, error=str((ended.error or {}).get("type", "")), code=ended.code)
+    result, error = ended.result, ended.error or {}
+    if ended.kind == "finished" and result is not None:
+        kind, reason = _FINISHED.get(str(result.get("status")), ("done", ""))
+        return Outcome(kind, str(result["reason"]) if kind == "bad" else reason, result)
+    kind, more = _cause(ended, error, evidence)
+    reason = (ended.reason() or str(error.get("type", ""))) + more
+    doubtful = kind == "died" and ended.signal == signal.SIGBUS
+    return Outcome(kind, reason, doubtful=doubtful, error=str(error.get("type", "")), code=ended.code)
 
 
-def _unfinished(ended: WorkerExit, evidence: Evidence) -> Outcome:
-    reason = ended.reason()
+def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> tuple[Kind, str]:
+    """What became of a worker that did not finish, and what the evidence adds to its own words."""
+    spare, free, number = evidence.headroom_bytes, evidence.free_bytes, error.get("errno")
     match ended.kind:
-        case "killed":
-            return _killed(ended.signal, reason, evidence)
         case "over_memory" | "stalled" | "silent" as kind:  # a dead mount hangs as surely as a bad file could
-            return Outcome(kind, reason)
-    return _failed(ended, reason, evidence)
-
-
-def _finished(result: Mapping[str, Any]) -> Outcome:
-    match result.get("status"):
-        case "bad":
-            return Outcome("bad", str(result["reason"]), result)
-        case "changed" | "mismatch":
-            return Outcome("changed", "its content is not what the receipt says", result)
-        case "recycled":
-            return Outcome("recycled", "it had grown over its soft budget", result)
-        case "outgrown":
-            return Outcome("outgrown", "its shard set needs more room than there is", result)
-    return Outcome("done", result=result)
-
-
-def _killed(signum: int | None, reason: str, evidence: Evidence) -> Outcome:
-    if signum == signal.SIGKILL and evidence.oom_killed:
-        return Outcome("out_of_memory", f"{reason}: the kernel was out of memory")
-    scarce = evidence.headroom_bytes is not None and evidence.headroom_bytes < SCARCE_BYTES
-    if signum == signal.SIGABRT and scarce:  # what native code does where an allocation fails
-        return Outcome("out_of_memory", f"{reason} with no memory to spare")
-    if signum in _FATAL:
-        return Outcome("died", reason, doubtful=signum == signal.SIGBUS)
-    return Outcome("killed", reason)
-
-
-def _failed(ended: WorkerExit, reason: str, evidence: Evidence) -> Outcome:
-    error = ended.error or {}
-    if error.get("errno") in FULL:
-        return Outcome("disk_full", reason)
-    if error.get("type") in _NO_MEMORY or error.get("errno") == errno.ENOMEM:
-        return Outcome("out_of_memory", reason or str(error.get("type")))
-    full = evidence.free_bytes is not None and evidence.free_bytes < FULL_BYTES
-    if full and (ended.code == 74 or error.get("exit_code") == 70):
-        return Outcome("disk_full", f"{reason} (the disk is full)")
+            return kind, ""
+        case "killed" if ended.signal == signal.SIGKILL and evidence.oom_killed:
+            return "out_of_memory", ": the kernel was out of memory"
+        # What native code does where an allocation fails.
+        case "killed" if ended.signal == signal.SIGABRT and spare is not None and spare < SCARCE_BYTES:
+            return "out_of_memory", " with no memory to spare"
+        case "killed":
+            return "died" if ended.signal in _FATAL else "killed", ""
+    if number in FULL:
+        return "disk_full", ""
+    if error.get("type") in _NO_MEMORY or number == errno.ENOMEM:
+        return "out_of_memory", ""
+    if free is not None and free < FULL_BYTES and (ended.code == 74 or error.get("exit_code") == 70):
+        return "disk_full", " (the disk is full)"
     if ended.code == 74:
-        return Outcome("storage", reason)
-    if ended.code in _MACHINE_CODES or error.get("type") in _MACHINE or "type" not in error:
-        return Outcome("again", reason)
-    return Outcome("died", reason)
+        return "storage", ""
+    is_machines = ended.code in _MACHINE_CODES or error.get("type") in _MACHINE or "type" not in error
+    return "again" if is_machines else "died", ""
 
 
 def convicted(deaths: tuple[int, ...]) -> int | None:
