@@ -292,7 +292,7 @@ class Shard:
     def end(self, subject: str, outcome: Outcome) -> list[str]:
         """End a job, apply the effects and return them in brief, in their order."""
         job = self.pool.end(subject)
-        return self.apply(ACTIVITIES[job.kind].on_end(self.state, job, outcome))
+        return self.apply(ACTIVITIES[job.kind].end(self.state, job, outcome))
 
     def done(self, subject: str = "a", **result: Any) -> list[str]:
         """End a job with its worker's result."""

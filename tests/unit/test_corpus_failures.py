@@ -55,11 +55,6 @@ def test_the_machines_evidence_decides_before_the_file_is_suspected(
     assert judge(end, evidence).kind == kind
 
 
-def test_only_a_bus_error_is_doubtful() -> None:
-    assert judge(killed(signal.SIGBUS)).doubtful
-    assert not judge(killed(signal.SIGSEGV)).doubtful
-
-
 def test_the_ladder_makes_batches_smaller_then_builders_fewer_then_rests() -> None:
     ladder, seen = Ladder(), []
     for second in range(10):

@@ -16,7 +16,7 @@ from stoker.corpus.schedule.actions import KeepHot, Start
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import WarmContents, decide_moves, recallable
 from stoker.corpus.schedule.state import Limits, Room, Situation
-from stoker.corpus.staging.disk_contents import HotSeen, OwnerMark, WarmSeen
+from stoker.corpus.staging.disk_contents import OwnerMark, Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
 from stoker.corpus.staging.size_estimate import Estimate, Workload, ratio_of, set_bytes
 from stoker.store.errors import UnavailableError
@@ -138,23 +138,23 @@ class TestLooks:
             each.path: each for each in (source("a"), source("b", "proven"), source("c", evicted=True))
         }
         sources["d"] = source("d", evicting=True)
-        found = reconcile_hot(HotLayout(Path("/hot")), HotSeen((), (), (), ()), sources)
-        assert found.on_warm_only == ("a",)
+        found = reconcile_hot(HotLayout(Path("/hot")), Seen(), sources)
+        assert found.lost == ("a",)
         assert [path for path, _ in found.renew] == ["b"]
 
     def test_trash_goes_but_not_that_of_an_eviction_to_finish(self) -> None:
         sources = {"a": source("a", evicting=True)}
-        seen = HotSeen((), (), (key16("a"),), (), trash=(f"{key16('a')}-1", f"{key16('b')}-2"))
+        seen = Seen((key16("a"),), trash=(f"{key16('a')}-1", f"{key16('b')}-2"))
         found = reconcile_hot(HotLayout(Path("/hot")), seen, sources)
         assert found.remove == (f"/hot/.trash/{key16('b')}-2",)
 
     def test_a_copy_gone_from_warm_is_made_again_and_an_only_set_given_up_at_the_second_look(self) -> None:
-        warm, seen = WarmLayout(Path("/warm")), WarmSeen((), ("/warm/shards/d/.tmp-x",), ("old-1",))
+        warm, seen = WarmLayout(Path("/warm")), Seen((), ("/warm/shards/d/.tmp-x",), ("old-1",))
         sources = {"a": source("a"), "b": source("b", evicted=True), "c": source("c", evicting=True)}
         first = reconcile_warm(warm, seen, sources, gone_before=())
-        assert (first.copy_again, first.renew, first.gone) == (("a",), (), {"b"})
+        assert (first.lost, first.renew, first.gone) == (("a",), (), {"b"})
         assert first.remove == ("/warm/shards/d/.tmp-x", "/warm/.trash/old-1")
-        assert reconcile_warm(warm, seen, sources, gone_before=first.gone).renew == ("b",)
+        assert reconcile_warm(warm, seen, sources, gone_before=first.gone).renew[0][0] == "b"
         here = replace(seen, published=tuple(key16(path) for path in "abc"))
         assert reconcile_warm(warm, here, sources, gone_before=first.gone).renew == ()
 

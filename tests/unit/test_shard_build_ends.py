@@ -9,7 +9,7 @@ import pytest
 from stoker.corpus.schedule.memory_steps import SMALLEST, Attempt
 from stoker.corpus.schedule.outcome import Kind, Outcome
 from stoker.corpus.staging.finding import Finding
-from stokerd.sharding.activities.transitions import FOOTER, settle_doubts
+from stokerd.sharding.activities.transitions import FOOTER
 from stokerd.sharding.effects import StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork
 from support.shard_state import BOOKS, MANIFEST, Shard
@@ -191,24 +191,6 @@ class TestDeath:
         assert (source.attempts, source.deaths) == (3, ())
         assert waits(shard) and not shard.state.records.convicted
 
-    def test_a_page_that_cannot_be_read_is_blamed_once_the_disk_was_looked_at_again(
-        self, shard: Shard
-    ) -> None:
-        assert built(shard, "died", work=at(2), doubtful=True) == ["write building", "build_failed"]
-        assert shard.apply(settle_doubts(shard.state)) == []
-        shard.look()
-        assert shard.apply(settle_doubts(shard.state)) == ["write building"]
-        assert shard.on_disk().deaths == (2,)
-        assert shard.apply(settle_doubts(shard.state)) == []
-
-    def test_no_file_is_blamed_whose_disk_is_gone(self, shard: Shard) -> None:
-        built(shard, "died", work=at(2), doubtful=True)
-        shard.end("/hot-lister", Outcome("again", "gone", code=69))
-        assert shard.apply(settle_doubts(shard.state)) == []
-        shard.look()
-        assert shard.apply(settle_doubts(shard.state)) == []
-        assert shard.on_disk().deaths == ()
-
     def test_the_footer_is_a_place_too(self, shard: Shard) -> None:
         for _ in range(2):
             built(shard, "died", work=at(FOOTER))
@@ -245,7 +227,7 @@ def test_a_resumed_build_counts_only_what_it_adds(shard: Shard) -> None:
 
 def test_the_decisions_are_values_that_can_be_compared(shard: Shard) -> None:
     job, source = shard.job("build", work=BuildWork(attempt=EASY)), shard.on_disk()
-    end = shard.state.activities["build"].on_end
+    end = shard.state.activities["build"].end
     about = {"path": "a", "reason": "why", "row_group": None, "retry_in_s": 1.0}
     assert list(end(shard.state, job, Outcome("out_of_memory", "why"))) == [
         Write(source.moved("building", attempts=1)),

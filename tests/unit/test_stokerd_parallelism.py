@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.corpus.staging.disk_contents import HotSeen, look_at_hot
+from stoker.corpus.staging.disk_contents import Seen, look_at
 from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
 from stoker.corpus.staging.size_estimate import Estimate, Workload
 from stoker.observe.headroom import MemoryFacts
@@ -113,15 +113,15 @@ class TestPartialCopies:
         name = parquet_name(self.SOURCE)
         (hot.parquet / f".part-{name}").write_bytes(bytes(400))
         (hot.parquet / f".part-{name}.json").write_bytes(b"{}")
-        seen = look_at_hot(hot, "d")
+        seen = look_at(hot, "d")
         assert seen.partial == {name: 400}
         assert seen.parquet == ()
 
-        def removed(seen: HotSeen, state: SourceState) -> list[str]:
+        def removed(seen: Seen, state: SourceState) -> list[str]:
             found = reconcile_hot(hot, seen, {"a.parquet": replace(self.SOURCE, state=state)})
             return sorted(path.removeprefix(f"{hot.parquet}/.part-") for path in found.remove)
 
         assert removed(seen, "seen") == []
         assert removed(seen, "duplicate") == [name, f"{name}.json"]
         (hot.parquet / f".part-{name}").unlink()
-        assert look_at_hot(hot, "d").partial == {name: 0}
+        assert look_at(hot, "d").partial == {name: 0}

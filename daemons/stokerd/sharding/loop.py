@@ -21,7 +21,6 @@ from stoker.store.errors import StorageError
 from stokerd.common.storage_wait import wait_for_processes, wait_for_state
 from stokerd.sharding import once
 from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
-from stokerd.sharding.activities.transitions import settle_doubts
 from stokerd.sharding.effects import Effects
 from stokerd.sharding.facts import growth, landing, quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
@@ -129,7 +128,6 @@ class StageShard:
         self.effects.apply(state.placement.look())
         state.pauses.look(state)
         self.effects.apply(self.parallelism.look(state))
-        self.effects.apply(settle_doubts(state))
         self.tend_disks()
         state.space.refresh(state)
         self.effects.apply(growth.answer(state))
@@ -194,11 +192,7 @@ class StageShard:
             for message in messages:
                 self.effects.apply(activity.on_message(state, job, message))
             if ended is not None:
-                outcome = self.judge(job, ended)
-                state.progress.ends[job.kind][outcome.kind] += 1
-                if outcome.kind in ("done", "recycled"):
-                    state.pauses.disk_works(activity.writes_to)
-                self.effects.apply(activity.on_end(state, job, outcome))
+                self.effects.apply(activity.end(state, job, self.judge(job, ended)))
         self.has_news |= self.stamp() != before
 
     def judge(self, job: Job[Work], ended: WorkerExit) -> Outcome:

@@ -80,16 +80,6 @@ class BuildWork(SourceWork):
     refused: Growth | None = None
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """A death that the disk may explain as well, of a worker on this content, at a monotonic time."""
-
-    job: Job[Any]
-    sha256: str
-    reason: str
-    since: float
-
-
 @dataclass
 class Progress:
     """What was done since the start; `at` is when something last got on (time.time).
@@ -133,7 +123,6 @@ class Records:
         self.convicted: dict[str, Finding] = {}  # what waits for quarantine, by path
         self.invalid_sets: dict[str, str] = {}  # why the set at a path's target goes there
         self.disputed: dict[str, Receipt] = {}
-        self.doubts: dict[str, Doubt] = {}
         self.rotten: set[str] = set()  # the keys whose copy on warm is known to be wrong
         self.requests: list[Request] = []  # that wait for an answer
         self.to_prove: dict[str, list[Request]] = {}

@@ -12,6 +12,7 @@ from stoker.corpus.staging.disk_full import Place
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.pool import Job
 from stoker.shards.format.identity import Filters
+from stokerd.sharding.activities.transitions import failed
 from stokerd.sharding.effects import Effect
 from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.state import State
@@ -30,14 +31,26 @@ def no_effects(_state: State, _job: Job[Any], _message: Message) -> Iterator[Eff
 class ShardActivity(Activity):
     """All there is to know of one kind of job.
 
-    `begin` starts it on a subject, `on_message` takes what its worker says, `on_end` how it ended.
-    `writes_to` is the place that is full where it meets a full disk.
+    `begin` starts it on a subject, `on_message` takes what its worker says, `on_done` its result,
+    `on_end` any other end, and all where there is no `on_done`. `writes_to` is what a full disk is.
     """
 
     begin: Callable[[State, str], Iterator[Effect]]
-    on_end: Callable[[State, Job[Any], Outcome], Iterator[Effect]]
+    on_done: Callable[[State, Job[Any], Message], Iterator[Effect]] | None = None
+    on_end: Callable[[State, Job[Any], Outcome], Iterator[Effect]] = failed
     on_message: Callable[[State, Job[Any], Message], Iterator[Effect]] = no_effects
     writes_to: Place | None = None
+
+    def end(self, state: State, job: Job[Any], outcome: Outcome) -> Iterator[Effect]:
+        """What the end of a job makes true; it may have taken room, or given some."""
+        state.progress.ends[self.kind][outcome.kind] += 1
+        for disk in state.disks:
+            disk.measure_soon()
+        if outcome.kind in ("done", "recycled"):
+            state.pauses.disk_works(self.writes_to)
+        if outcome.kind == "done" and self.on_done is not None:
+            return self.on_done(state, job, outcome.result)
+        return self.on_end(state, job, outcome)
 
 
 def columns(pipeline: Pipeline) -> dict[str, str]:

@@ -91,20 +91,23 @@ def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[
             work.is_resumed = bool(message.get("row_group") or message.get("row"))
 
 
+def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effect]:
+    source = state.sources[job.subject]
+    _credit(state, job, source)
+    if result["status"] == "target_invalid":
+        yield from reject_set(state, source, str(result["reason"]))
+        return
+    state.pauses.memory.succeeded(source.path)
+    state.records.xxh3.pop(source.sha256, None)
+    yield from proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
+    state.retries.succeeded(source.path)
+
+
 def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
     source, memory = state.sources[job.subject], state.pauses.memory
     assert job.facts.attempt is not None  # every build begins with one
-    state.hot.measure_soon()
     is_further = _credit(state, job, source)
     match outcome.kind:
-        case "done" if outcome.result["status"] == "target_invalid":
-            yield from reject_set(state, source, str(outcome.result["reason"]))
-        case "done":
-            memory.succeeded(source.path)
-            state.records.xxh3.pop(source.sha256, None)
-            result, key = outcome.result, state.key(source)
-            yield from proven(state, source, key, result["books"], result["manifest_sha256"])
-            state.retries.succeeded(source.path)
         case "recycled":  # a fresh worker goes on at once; one that never came further reads less at a time
             yield event("worker_recycled", "debug", path=source.path, further=is_further)
             if not is_further:
@@ -130,7 +133,7 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
             blamed = yield from blame(state, job, source, outcome.reason)
             yield from try_again(state, job, blamed, outcome.reason)
         case _:
-            yield from failed(state, job, source, outcome)
+            yield from failed(state, job, outcome)
 
 
 def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
@@ -151,6 +154,7 @@ BUILD = ShardActivity(
     is_reusable=True,
     begin=begin,
     on_message=on_message,
+    on_done=on_done,
     on_end=on_end,
     writes_to="hot",
 )

@@ -8,9 +8,9 @@ from functools import partial
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import UnavailableError
-from stokerd.sharding.activities.base import ShardActivity, marks
-from stokerd.sharding.activities.transitions import failed
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Alert, Begin, Effect, Write, event
+from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State, Work
 
 MODULE = "stoker.corpus.staging.cleanup_worker"
@@ -24,12 +24,8 @@ def _begin_release(state: State, path: str) -> Iterator[Effect]:
     yield Begin(RELEASE, path, task, SourceWork())
 
 
-def _released(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
+def _released(state: State, job: Job[SourceWork], _result: Message) -> Iterator[Effect]:
     source = state.sources[job.subject]
-    state.hot.measure_soon()
-    if outcome.kind != "done":
-        yield from failed(state, job, source, outcome)
-        return
     yield Write(source.moved("released"))
     yield event("source_released", path=source.path)
     state.retries.succeeded(source.path)
@@ -44,23 +40,29 @@ def _begin_sweep(state: State, place: str) -> Iterator[Effect]:
     disk.sweeping, disk.litter = tuple(disk.litter), []
 
 
-def _swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
-    disk = next(disk for disk in state.disks if disk.sweeper == job.subject)
-    removed, disk.sweeping = disk.sweeping, ()
-    disk.measure_soon()
-    if outcome.kind == "done":
-        state.retries.succeeded(disk.sweeper)
-        for path in removed:
-            if path not in disk.litter:
-                disk.litter_of.pop(path, None)
-        return
-    disk.litter += removed
+def _swept(state: State, job: Job[Work], _result: Message) -> Iterator[Effect]:
+    disk = _disk_of(state, job)
+    state.retries.succeeded(disk.sweeper)
+    for path in disk.sweeping:
+        if path not in disk.litter:
+            disk.litter_of.pop(path, None)
+    disk.sweeping = ()
+    return iter(())
+
+
+def _not_swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
+    disk = _disk_of(state, job)
+    disk.litter, disk.sweeping = [*disk.litter, *disk.sweeping], ()
     state.retries.failed(disk.sweeper)
     yield Alert("sweep_failed", disk.place, fields={"place": disk.place, "reason": outcome.reason})
     if state.context.once and state.retries.failures(disk.sweeper) >= TRIES_ONCE:
         raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
 
 
-_cleanup = partial(ShardActivity, module=MODULE)
-RELEASE = _cleanup(kind="release", is_reusable=True, begin=_begin_release, on_end=_released)
-SWEEP = _cleanup(kind="sweep", is_reusable=True, begin=_begin_sweep, on_end=_swept)
+def _disk_of(state: State, job: Job[Work]) -> Disk:
+    return next(disk for disk in state.disks if disk.sweeper == job.subject)
+
+
+_cleanup = partial(ShardActivity, module=MODULE, is_reusable=True)
+RELEASE = _cleanup(kind="release", begin=_begin_release, on_done=_released)
+SWEEP = _cleanup(kind="sweep", begin=_begin_sweep, on_done=_swept, on_end=_not_swept)

@@ -9,7 +9,7 @@ from stoker.config.load import refuse
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.disk_contents import HotSeen, WarmSeen
+from stoker.corpus.staging.disk_contents import Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import LockHeld, UnavailableError
@@ -20,8 +20,6 @@ from stokerd.sharding.facts.disks import ANSWERS_WITHIN_S, Disk
 from stokerd.sharding.state import TRIES_ONCE, State, Work
 
 ON_HOT = {"staged", "building", *PUBLISHED}
-HOT_NAMES = ("parquet", "building", "published", "temporaries", "trash")
-WARM_NAMES = ("published", "temporaries", "trash")
 
 
 def tend(state: State, disk: Disk) -> Iterator[Effect]:
@@ -61,7 +59,7 @@ def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effec
         case "seen":
             disk.answered()
             state.retries.succeeded(disk.lister)
-            yield from (_agree_hot if disk.place == "hot" else _agree_warm)(state, disk, message)
+            yield from _agree(state, disk, message)
         case "measured":
             disk.measured(message)
             yield from _measured(state, disk)
@@ -82,41 +80,34 @@ def _measured(state: State, disk: Disk) -> Iterator[Effect]:
             raise UnavailableError(disk.trouble)
 
 
-def _agree_hot(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
-    layout, sources = state.pipeline.hot_layout, state.sources
-    disk.building_bytes, disk.partial = dict(message["building_bytes"]), dict(message["partial"])
-    names = {name: tuple(message[name]) for name in HOT_NAMES}
-    seen = HotSeen(**names, building_bytes=disk.building_bytes, partial=disk.partial)
-    found = reconcile_hot(layout, seen, disk.untouched(sources, state.pool.busy))
-    for path in found.on_warm_only:
-        yield from set_gone(state, sources[path], "its shard set is not on hot")
+def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
+    """Bring the records in line with what lies on the disk."""
+    sources, pipeline, is_hot = state.sources, state.pipeline, disk.place == "hot"
+    seen, untouched = Seen.of(message), disk.untouched(sources, state.pool.busy)
+    disk.building_bytes, disk.partial = seen.building_bytes, seen.partial
+    if pipeline.warm_layout is None or is_hot:
+        found = reconcile_hot(pipeline.hot_layout, seen, untouched)
+    else:
+        found = reconcile_warm(pipeline.warm_layout, seen, untouched, gone_before=disk.gone)
+    for path in found.lost:
+        if is_hot:
+            yield from set_gone(state, sources[path], "its shard set is not on hot")
+        else:
+            yield from copy_lost(sources[path], "its copy is not on warm")
     for path, reason in found.renew:
         disk.published.discard(str(sources[path].key)[:KEY16])
-        yield StartOver(sources[path], reason, "warning")
+        yield StartOver(sources[path], reason, "warning" if is_hot else "error")
         state.retries.succeeded(path)  # what it failed for was that
     if not disk.is_agreed:  # later, what looks left over may just be in the making
         disk.discard(*found.remove)
         for path, file in found.parquet:
             disk.discard(file, of=path)
-    disk.looked(seen.published)
-    yield AlertOver("list_failed", tell="list_succeeded")
-
-
-def _agree_warm(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
-    layout, sources = state.pipeline.warm_layout, state.sources
-    assert layout is not None  # it has been looked at
-    seen = WarmSeen(**{name: tuple(message[name]) for name in WARM_NAMES})
-    untouched = disk.untouched(sources, state.pool.busy)
-    found = reconcile_warm(layout, seen, untouched, gone_before=disk.gone)
-    for path in found.copy_again:
-        yield from copy_lost(sources[path], "its copy is not on warm")
-    for path in found.renew:
-        yield StartOver(sources[path], "its shard set was on warm only, and is gone from there", "error")
-    if not disk.is_agreed:
-        disk.discard(*found.remove)
     disk.gone = found.gone
     disk.looked(seen.published)
-    yield AlertOver("warm_unavailable", tell="warm_available", fields={"path": str(disk.root)})
+    if is_hot:
+        yield AlertOver("list_failed", tell="list_succeeded")
+    else:
+        yield AlertOver("warm_unavailable", tell="warm_available", fields={"path": str(disk.root)})
 
 
 def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:

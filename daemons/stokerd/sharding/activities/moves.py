@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stoker.store.files import TEMPORARY
 from stoker.store.names import new_id
-from stokerd.sharding.activities.base import ShardActivity, marks
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.activities.transitions import RETRY_S, copy_lost, reject_set
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State
@@ -48,28 +48,28 @@ def _begin_recall(state: State, path: str) -> Iterator[Effect]:
 
 
 def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
-    """Record what a finished move made true; one that failed is tried again for ever."""
+    """Wait for room, or with the next try."""
     source, kind = state.sources[job.subject], job.kind
-    for disk in state.disks:
-        disk.measure_soon()
-    if outcome.kind == "disk_full":  # it goes on as soon as there is room
-        state.retries.retry_in(source.path, RETRY_S)
-        if kind == "hydrate":  # what came of it so far takes some of that
-            state.hot.discard(coming(state, source))
-        place = BY_KIND[kind].writes_to or "hot"
-        state.pauses.disk_full(state, kind, place, source.path, outcome.reason)
-    elif outcome.kind != "done":
+    if outcome.kind != "disk_full":
         yield from _try_again(state, kind, source, outcome.reason)
-    elif kind == "recall":
-        yield from _recalled(state, source, outcome.result["proofs"][0])
-    else:
-        state.retries.succeeded(source.path)
-        state.retries.succeeded(f"/{kind}")
-        yield AlertOver(f"{kind}_failed", tell=f"{kind}_resumed")
-        yield from _moved(state, kind, source, outcome.result)
+        return
+    state.retries.retry_in(source.path, RETRY_S)  # it goes on as soon as there is room
+    if kind == "hydrate":  # what came of it so far takes some of that
+        state.hot.discard(coming(state, source))
+    place = BY_KIND[kind].writes_to or "hot"
+    state.pauses.disk_full(state, kind, place, source.path, outcome.reason)
 
 
-def _moved(state: State, kind: str, source: Source, result: Mapping[str, Any]) -> Iterator[Effect]:
+def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    """Record what a finished move made true."""
+    kind = job.kind
+    state.retries.succeeded(job.subject)
+    state.retries.succeeded(f"/{kind}")
+    yield AlertOver(f"{kind}_failed", tell=f"{kind}_resumed")
+    yield from _moved(state, kind, state.sources[job.subject], result)
+
+
+def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator[Effect]:
     key, reason = str(source.key)[:KEY16], str(result["reason"])
     match (kind, result["status"]):
         case ("sync", "copied" | "existed"):
@@ -109,7 +109,7 @@ def _moved(state: State, kind: str, source: Source, result: Mapping[str, Any]) -
             yield from _rotten(state, source, reason)
 
 
-def _event(word: str, state: State, kind: str, source: Source, result: Mapping[str, Any]) -> Effect:
+def _event(word: str, state: State, kind: str, source: Source, result: Message) -> Effect:
     state.progress.moved_bytes[kind] += int(result["bytes"])
     more: dict[str, Any] = {"cached": True} if result["cached"] else {}
     return event(word, path=source.path, key=str(source.key)[:KEY16], bytes=result["bytes"], **more)
@@ -129,7 +129,8 @@ def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
     yield event("warm_copy_rotten", "error", path=source.path, key=key, reason=reason)
 
 
-def _recalled(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
+def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    source, proof = state.sources[job.subject], result["proofs"][0]
     if proof["verdict"] == "proven":
         state.retries.succeeded(source.path)
         if state.sources.owner(source.sha256) is not None:
@@ -168,15 +169,12 @@ def coming(state: State, source: Source) -> str:
     return str(path.with_name(f"{TEMPORARY}{path.name}"))
 
 
-def _move(kind: str, **more: Any) -> ShardActivity:
-    begin = partial(_begin_move, kind)
-    return ShardActivity(
-        kind=kind, module="stoker.shards.move.move_worker", begin=begin, on_end=on_end, **more
-    )
-
-
-SYNC, EVICT, HYDRATE = _move("sync", writes_to="warm"), _move("evict"), _move("hydrate", writes_to="hot")
-RECALL = ShardActivity(
-    kind="recall", module="stoker.shards.format.proof_worker", begin=_begin_recall, on_end=on_end
+_move = partial(ShardActivity, on_end=on_end)
+_copy = partial(_move, module="stoker.shards.move.move_worker", on_done=on_moved)
+SYNC = _copy(kind="sync", begin=partial(_begin_move, "sync"), writes_to="warm")
+EVICT = _copy(kind="evict", begin=partial(_begin_move, "evict"))
+HYDRATE = _copy(kind="hydrate", begin=partial(_begin_move, "hydrate"), writes_to="hot")
+RECALL = _move(
+    kind="recall", module="stoker.shards.format.proof_worker", begin=_begin_recall, on_done=on_recalled
 )
 BY_KIND = {each.kind: each for each in (SYNC, EVICT, HYDRATE, RECALL)}

@@ -7,11 +7,10 @@ from typing import Any
 
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED, Source
-from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
-from stokerd.sharding.activities.base import ShardActivity, marks
-from stokerd.sharding.activities.transitions import failed, proven, reject_set, try_again
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
+from stokerd.sharding.activities.transitions import proven, reject_set, try_again
 from stokerd.sharding.effects import Answer, Begin, Effect
 from stokerd.sharding.state import SourceWork, State
 
@@ -26,14 +25,10 @@ def begin(state: State, path: str) -> Iterator[Effect]:
     yield Begin(PROVE, path, task, SourceWork(is_asked=source.state in PUBLISHED))
 
 
-def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
-    source = state.sources[job.subject]
-    state.hot.measure_soon()
-    proof = outcome.result["proofs"][0] if outcome.kind == "done" else None
+def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    source, proof = state.sources[job.subject], result["proofs"][0]
     if job.facts.is_asked:
         yield from _answer(state, source, proof)
-    elif proof is None:
-        yield from failed(state, job, source, outcome)
     elif proof["verdict"] == "proven":
         yield from proven(state, source, state.key(source), proof["books"], proof["manifest_sha256"])
         state.retries.succeeded(source.path)
@@ -43,11 +38,10 @@ def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Eff
         yield from try_again(state, job, source, f"its shard set cannot be read: {proof['reason']}")
 
 
-def _answer(state: State, source: Source, proof: Mapping[str, Any] | None) -> Iterator[Effect]:
+def _answer(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
     """First the record is right, then the requests are answered."""
-    if proof is None or proof["missing"]:
-        if proof is not None:  # a look tells whether it is gone, or the whole disk
-            state.hot.look_soon()
+    if proof["missing"]:
+        state.hot.look_soon()  # which tells whether it is gone, or the whole disk
         state.retries.failed(source.path)
         return
     state.retries.succeeded(source.path)
@@ -85,4 +79,4 @@ def _owner(state: State, key: object) -> Source | None:
     return next((one for one in sources.values() if key_of and key_of(one.sha256) == key), None)
 
 
-PROVE = ShardActivity(kind="prove", module="stoker.shards.format.proof_worker", begin=begin, on_end=on_end)
+PROVE = ShardActivity(kind="prove", module="stoker.shards.format.proof_worker", begin=begin, on_done=on_done)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.names import record_name
-from stokerd.sharding.activities.base import ShardActivity, marks
-from stokerd.sharding.activities.transitions import failed
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Begin, Effect, Write, event
 from stokerd.sharding.state import SourceWork, State
 
@@ -18,35 +16,30 @@ from stokerd.sharding.state import SourceWork, State
 def begin(state: State, path: str) -> Iterator[Effect]:
     """Set aside the path's file if there is a finding against it, else the set at its target."""
     source, finding = state.sources[path], state.records.convicted.get(path)
-    kind, thing, more, aside_key = "parquet", state.parquet(source), {}, ""
+    kind, thing, key = "parquet", state.parquet(source), ""
     if finding is None:
-        key = state.key(source)
-        finding = Finding("set_invalid", state.records.invalid_sets[path])
-        kind, thing, more, aside_key = (
-            "shards",
-            str(state.set_on("hot", source, key)),
-            {"key": key},
-            key[:KEY16],
-        )
+        finding, key = Finding("set_invalid", state.records.invalid_sets[path]), state.key(source)
+        kind, thing = "shards", str(state.set_on("hot", source, key))
     task = {
         "directory": str(state.pipeline.layout.quarantine),
         "kind": kind,
         "name": record_name(source.dataset, source.path),
         "thing": thing,
-        "reason": {"path": path, "sha256": source.sha256, **finding.fields(), **more},
+        "reason": {
+            "path": path,
+            "sha256": source.sha256,
+            **finding.fields(),
+            **({"key": key} if key else {}),
+        },
         "budget_bytes": state.pipeline.quarantine.keep_bytes,
         "disks": marks(state.hot),
     }
-    yield Begin(QUARANTINE, path, task, SourceWork(aside_key=aside_key))
+    yield Begin(QUARANTINE, path, task, SourceWork(aside_key=key[:KEY16]))
 
 
-def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
+def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
     source, records = state.sources[job.subject], state.records
-    state.hot.measure_soon()
-    state.records.quarantine.read_soon()
-    if outcome.kind != "done":
-        yield from failed(state, job, source, outcome)
-        return
+    records.quarantine.read_soon()
     if job.facts.aside_key:
         del records.invalid_sets[source.path]
         state.hot.published.discard(job.facts.aside_key)
@@ -55,8 +48,8 @@ def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Eff
         yield Write(source.moved("quarantined", reason=finding.reason, column=finding.column))
         del records.convicted[source.path]
         state.discard_build(source)
-        folder = str(outcome.result["folder"])
-        yield event("source_quarantined", "warning", path=source.path, folder=folder, **finding.fields())
+        about = {"path": source.path, "folder": str(result["folder"]), **finding.fields()}
+        yield event("source_quarantined", "warning", **about)
     state.retries.succeeded(source.path)
 
 
@@ -64,6 +57,6 @@ QUARANTINE = ShardActivity(
     kind="quarantine",
     module="stoker.corpus.quarantine.quarantine_worker",
     begin=begin,
-    on_end=on_end,
+    on_done=on_done,
     writes_to="state",
 )

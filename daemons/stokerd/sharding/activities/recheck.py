@@ -45,7 +45,6 @@ def begin(state: State, _subject: str = RECHECK) -> Iterator[Effect]:
 def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
     """Act on what a look found, and answer who asked for it."""
     quarantine, work = state.records.quarantine, job.facts
-    state.hot.measure_soon()
     quarantine.read_soon()
     quarantine.looking_at = None
     kept, source = work.kept, state.sources.get(work.kept.path)

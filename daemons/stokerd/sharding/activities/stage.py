@@ -40,34 +40,34 @@ def on_message(_state: State, job: Job[SourceWork], message: Message) -> Iterato
     return iter(())
 
 
-def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
-    source, result = state.sources[job.subject], outcome.result
-    state.hot.measure_soon()
-    status = result.get("status")
-    if status == "unavailable":
+def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    source = state.sources[job.subject]
+    if result["status"] == "unavailable":
         state.pauses.source_failed(str(result["reason"]))
-    elif outcome.kind in ("silent", "stalled"):
+        yield from try_again(state, job, source, str(result["reason"]))
+        return
+    state.pauses.source_answered()
+    if result["status"] == "missing":  # a folder's file may come back; one that was fetched is fetched again
+        if state.records.is_fetched:
+            yield from dispute_receipt(state, source, job.facts.receipt)
+        yield from try_again(state, job, source, "the source file is not there")
+        return
+    if result.get("resumed"):
+        yield event("stage_resumed", path=source.path, bytes=result["resumed"])
+    if result["how"] != "kept":
+        state.is_linked = result["how"] == "link"
+    state.records.xxh3[source.sha256] = str(result["xxh3"])
+    yield Write(source.moved("staged", attempts=0, deaths=(), reason=None))
+    state.retries.succeeded(source.path)
+
+
+def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
+    if outcome.kind in ("silent", "stalled"):
         words = f"bringing {job.subject} to hot: {outcome.reason}; does its file system answer?"
         state.pauses.source_failed(words)
-    elif result:
+    elif outcome.result:
         state.pauses.source_answered()
-    if result.get("resumed"):
-        yield event("stage_resumed", path=job.subject, bytes=result["resumed"])
-    match status:
-        case "staged":
-            if result["how"] != "kept":
-                state.is_linked = result["how"] == "link"
-            state.records.xxh3[source.sha256] = str(result["xxh3"])
-            yield Write(source.moved("staged", attempts=0, deaths=(), reason=None))
-            state.retries.succeeded(source.path)
-        case "missing":  # a folder's file may come back; one that was fetched is fetched again
-            if state.records.is_fetched:
-                yield from dispute_receipt(state, source, job.facts.receipt)
-            yield from try_again(state, job, source, "the source file is not there")
-        case "unavailable":
-            yield from try_again(state, job, source, str(result["reason"]))
-        case _:
-            yield from failed(state, job, source, outcome)
+    return failed(state, job, outcome)
 
 
 STAGE = ShardActivity(
@@ -77,6 +77,7 @@ STAGE = ShardActivity(
     is_reusable=True,
     begin=begin,
     on_message=on_message,
+    on_done=on_done,
     on_end=on_end,
     writes_to="hot",
 )

@@ -62,7 +62,6 @@ def on_message(_state: State, job: Job[TokenizerWork], message: Message) -> Iter
 
 def on_end(state: State, job: Job[TokenizerWork], outcome: Outcome) -> Iterator[Effect]:
     """Pin the dataset; or convict what did not decode, dispute what changed, and train again."""
-    state.hot.measure_soon()
     if not outcome.result:
         yield from _failed(state, outcome)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,18 +15,18 @@ from stoker.corpus.staging.disk_full import LOOK_S
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
-from stokerd.sharding.state import BuildWork, Doubt, SourceWork, State
+from stokerd.sharding.state import BuildWork, SourceWork, State
 
 W = TypeVar("W", bound=SourceWork)
 
 HF_TOKENIZERS = "tokenizers"  # the engine that every file can be built with
 FOOTER = -1  # stands for the row group where the footer is what was being read
 RETRY_S = 1.0  # where nothing is to blame
-DOUBT_S = 5.0  # time for a look at the disk
 
 
-def failed(state: State, job: Job[W], source: Source, outcome: Outcome) -> Iterator[Effect]:
+def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
     """The effects of an end that is no success, for any job on a source."""
+    source = state.sources[job.subject]
     match outcome.kind:
         case "bad":
             state.records.convicted[source.path] = Finding.of(outcome.result)
@@ -43,13 +42,8 @@ def failed(state: State, job: Job[W], source: Source, outcome: Outcome) -> Itera
         case "killed":  # by hand, or with the daemon's own stop: longer each time, if it goes on
             wait_s = max(RETRY_S, state.retries.failed(source.path))
             yield from try_again(state, job, source, outcome.reason, wait_s=wait_s)
-        case "died" if outcome.doubtful:
-            # A page of a mapped file could not be read: its disk may be away, or the file, as well as bad.
-            doubt = Doubt(job, source.sha256, outcome.reason, time.monotonic())
-            state.records.doubts[source.path] = doubt
+        case "died":  # a mapped page that could not be read kills as well: a look tells if its disk is away
             state.hot.look_soon()
-            yield from try_again(state, job, source, outcome.reason, wait_s=DOUBT_S)
-        case "died":
             blamed = yield from blame(state, job, source, outcome.reason)
             yield from try_again(state, job, blamed, outcome.reason)
         case _:
@@ -88,20 +82,6 @@ def blame(state: State, job: Job[W], source: Source, reason: str) -> Generator[E
         finding = Finding("worker_died", f"{reason}; twice at the same place", group)
         state.records.convicted[source.path] = finding
     return source
-
-
-def settle_doubts(state: State) -> Iterator[Effect]:
-    """Count the deaths whose file still lies on a hot disk that answers, by a look begun after them."""
-    doubts = state.records.doubts
-    for path, doubt in list(doubts.items()):
-        source = state.sources.get(path)
-        stays = source is not None and source.state in ("staged", "building")
-        if source is None or not stays or source.sha256 != doubt.sha256 or not state.hot.is_known:
-            del doubts[path]  # gone, or its disk is: no fault of the file
-        elif state.hot.looked_from > doubt.since and path not in state.pool:
-            del doubts[path]
-            blamed = yield from blame(state, doubt.job, source, doubt.reason)
-            yield Write(blamed)
 
 
 def uses_fast_engine(state: State, source: Source) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ class Disk:
         self.is_writable = True
         self.is_measured = self.is_owned = self.is_agreed = False
         self.why = ""  # the lister's word that the disk is not there
-        self.looked_from = 0.0  # when the last look that was answered had been asked for
         self.fits = False  # whether the disk is large enough for the configuration
         self.building_bytes: dict[str, int] = {}  # hot: built so far, by the first digits of the key
         self.partial: Mapping[str, int] = {}  # hot: copied so far of files on their way, by name
@@ -90,9 +89,9 @@ class Disk:
 
     def answered(self) -> None:
         """A look was answered; the next may be asked for even if this one cannot be recorded."""
-        self.looked_from, self._asked_at, self.why = self._asked_at or 0.0, None, ""
+        self._asked_at, self.why = None, ""
 
-    def looked(self, published: tuple[str, ...]) -> None:
+    def looked(self, published: Collection[str]) -> None:
         """The records agree with a look; the first tells all that lies there, later ones what is gone."""
         self.published -= self._published_before - set(published)
         if not self.is_agreed:

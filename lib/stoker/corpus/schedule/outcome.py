@@ -72,13 +72,12 @@ class Outcome:
     `result` is what a finished worker returned, `error` (a type's name) and `code` are a failed one's.
 
     `recycled`, `outgrown` and `killed` (by hand) are no failures; `out_of_memory` is the machine's,
-    `over_memory` the worker's own size; `doubtful`: a death that a vanished file or disk explains as well.
+    `over_memory` the worker's own size.
     """
 
     kind: Kind
     reason: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
-    doubtful: bool = False
     error: str = ""
     code: int | None = None
 
@@ -91,8 +90,7 @@ def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
         return Outcome(kind, str(result["reason"]) if kind == "bad" else reason, result)
     kind, more = _cause(ended, error, evidence)
     reason = (ended.reason() or str(error.get("type", ""))) + more
-    doubtful = kind == "died" and ended.signal == signal.SIGBUS
-    return Outcome(kind, reason, doubtful=doubtful, error=str(error.get("type", "")), code=ended.code)
+    return Outcome(kind, reason, error=str(error.get("type", "")), code=ended.code)
 
 
 def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> tuple[Kind, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stoker.observe.ledger import Disk
 from stoker.store.durable_copy import NOTE, PART
@@ -16,29 +16,25 @@ from stoker.store.layout import HotLayout, WarmLayout
 
 
 @dataclass(frozen=True)
-class HotSeen:
-    """One look at hot: file names in parquet/, folder names in .building/, shards/<dataset>/ and .trash/.
+class Seen:
+    """One look at a disk: the names in shards/<dataset>/ and .trash/, on hot also in parquet/ and .building/.
 
     `temporaries` are paths that only an interrupted write can have left, `building_bytes` what each folder in
     .building/ takes, `partial` what there is of each file whose copy can be gone on with, by its name.
     """
 
-    parquet: tuple[str, ...]
-    building: tuple[str, ...]
-    published: tuple[str, ...]
-    temporaries: tuple[str, ...]
-    trash: tuple[str, ...] = ()
+    published: Sequence[str] = ()
+    temporaries: Sequence[str] = ()
+    trash: Sequence[str] = ()
+    parquet: Sequence[str] = ()
+    building: Sequence[str] = ()
     building_bytes: Mapping[str, int] = field(default_factory=dict)
     partial: Mapping[str, int] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class WarmSeen:
-    """One look at warm: folder names in shards/<dataset>/ and .trash/, and what an interrupted copy left."""
-
-    published: tuple[str, ...]
-    temporaries: tuple[str, ...]
-    trash: tuple[str, ...]
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Self:
+        """What a lister tells."""
+        return cls(**{each.name: message[each.name] for each in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -68,22 +64,16 @@ def insist_on(task: Mapping[str, Any]) -> None:
         OwnerMark(**mark).insist()
 
 
-def look_at_hot(hot: HotLayout, dataset: str) -> HotSeen:
+def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
     """List the places; one that is not there yet is empty. Raises OSError where one cannot be read."""
-    parquet, left_parquet = _names(hot.parquet)
-    published, left_published = _names(hot.shards(dataset))
-    building, _ = _names(hot.building)
-    trash, _ = _names(hot.trash)
-    sizes = {name: _bytes_in(hot.building / name) for name in building}
-    left = left_parquet + left_published
-    return HotSeen(parquet, building, published, left, trash, sizes, _partial(hot.parquet))
-
-
-def look_at_warm(warm: WarmLayout, dataset: str) -> WarmSeen:
-    """List the places; one that is not there yet is empty. Raises OSError where one cannot be read."""
-    published, left = _names(warm.shards(dataset))
-    trash, _ = _names(warm.trash)
-    return WarmSeen(published, left, trash)
+    published, left = _names(layout.shards(dataset))
+    trash, _ = _names(layout.trash)
+    if isinstance(layout, WarmLayout):
+        return Seen(published, left, trash)
+    parquet, left_parquet = _names(layout.parquet)
+    building, _ = _names(layout.building)
+    sizes = {name: _bytes_in(layout.building / name) for name in building}
+    return Seen(published, left_parquet + left, trash, parquet, building, sizes, _partial(layout.parquet))
 
 
 def measure(directory: Path) -> tuple[Disk, bool]:

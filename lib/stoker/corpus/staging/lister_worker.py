@@ -14,7 +14,7 @@ messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it wait
         "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
         "polling": why no change is told between looks, empty where it is};
         {"kind": "changed"} once after a look, when another may find something new;
-    for a disk {"kind": "seen", "look": n, and the names of HotSeen or WarmSeen}, and after it, as to every
+    for a disk {"kind": "seen", "look": n, and the names of Seen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}
 Exits 78 when the source folder and a directory that Stoker writes lie in one another, 75 when another
@@ -37,14 +37,7 @@ from typing import Any
 from stoker.config.apart import SOURCE, overlaps
 from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, look_through
 from stoker.corpus.source.tree_watch import TreeWatch
-from stoker.corpus.staging.disk_contents import (
-    HotSeen,
-    OwnerMark,
-    WarmSeen,
-    look_at_hot,
-    look_at_warm,
-    measure,
-)
+from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
 from stoker.kit.lock import Lock, read_contents, read_holder
 from stoker.kit.process.poll import readable
 from stoker.kit.workers.child import InputClosed, Report, run_worker
@@ -180,6 +173,8 @@ class OwnedDisk:
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._role, self._root, self._dataset = task["role"], Path(task["root"]), task["dataset"]
         self._report = report
+        self._layout = (HotLayout if self._role == "hot" else WarmLayout)(self._root)
+        self._lock_file = self._layout.owner_lock
         if task["expected"] and not self._lock_file.exists():
             raise self._elsewhere()
         make_dir(self._root)
@@ -201,7 +196,7 @@ class OwnedDisk:
         if not ours:
             raise self._elsewhere()
         if "look" in asked:
-            self._report("seen", look=asked["look"], **asdict(self._look()))
+            self._report("seen", look=asked["look"], **asdict(look_at(self._layout, self._dataset)))
         disk, writable = measure(self._root)
         number = asked.get("measure", asked.get("look"))
         self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=self._owner())
@@ -210,15 +205,6 @@ class OwnedDisk:
         """By what others know this very disk again, should another one be mounted in its place."""
         found = os.fstat(self._lock)
         return asdict(OwnerMark(str(self._lock_file), found.st_dev, found.st_ino))
-
-    def _look(self) -> HotSeen | WarmSeen:
-        if self._role == "hot":
-            return look_at_hot(HotLayout(self._root), self._dataset)
-        return look_at_warm(WarmLayout(self._root), self._dataset)
-
-    @property
-    def _lock_file(self) -> Path:
-        return (HotLayout if self._role == "hot" else WarmLayout)(self._root).owner_lock
 
     def _elsewhere(self) -> UnavailableError:
         lock = self._lock_file

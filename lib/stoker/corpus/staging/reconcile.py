@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from stoker.corpus.records.sources import PUBLISHED, Source
-from stoker.corpus.staging.disk_contents import HotSeen, WarmSeen
+from stoker.corpus.staging.disk_contents import Seen
 from stoker.store.durable_copy import NOTE, PART
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.names import record_name
@@ -18,33 +18,23 @@ def parquet_name(source: Source) -> str:
 
 
 @dataclass(frozen=True)
-class HotFindings:
-    """Paths to start anew, each with the reason; paths whose set is on warm only; what to remove from hot.
+class Findings:
+    """What a look at a disk says of the records: `lost` are the paths whose set is on the other disk only,
+    `renew` those to start over, each with the reason, `remove` what no record needs there.
 
-    `parquet` are files to remove with the paths of their sources, (path, file).
+    `parquet` are files on hot to remove with the paths of their sources, (path, file). `gone` are the paths
+    whose only set was not seen on warm this time: they start over when it is not seen the next time either,
+    for making a set again is dear and one look may err.
     """
 
-    renew: tuple[tuple[str, str], ...]
-    remove: tuple[str, ...]
-    on_warm_only: tuple[str, ...] = ()
+    renew: tuple[tuple[str, str], ...] = ()
+    remove: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     parquet: tuple[tuple[str, str], ...] = ()
+    gone: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class WarmFindings:
-    """Paths whose copy has to be made again, paths whose only set is gone, places on warm to remove.
-
-    `gone` are the paths whose only set was not seen this time: they are started anew when it is not seen the
-    next time either, for making a set again is dear and one look may err.
-    """
-
-    copy_again: tuple[str, ...]
-    renew: tuple[str, ...]
-    remove: tuple[str, ...]
-    gone: frozenset[str]
-
-
-def reconcile_hot(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) -> HotFindings:
+def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> Findings:
     """Find the records whose file or set is gone, and the leftovers that no record needs any more.
 
     Files in the parquet folder that belong to no record are left alone: Stoker did not put them there. What
@@ -71,10 +61,10 @@ def reconcile_hot(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) 
         str(hot.building / name) for name in seen.building if name.removesuffix(".lock") not in building
     ]
     remove += _not_going_on(hot, seen, sources)
-    return HotFindings(tuple(renew), tuple(remove), tuple(lost), tuple(files))
+    return Findings(tuple(renew), tuple(remove), tuple(lost), tuple(files))
 
 
-def _not_going_on(hot: HotLayout, seen: HotSeen, sources: Mapping[str, Source]) -> list[str]:
+def _not_going_on(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> list[str]:
     """Copies begun of files that are not to be brought (any more)."""
     if not seen.partial:
         return []
@@ -89,8 +79,8 @@ def partial_of(hot: HotLayout, name: str) -> tuple[str, str]:
 
 
 def reconcile_warm(
-    warm: WarmLayout, seen: WarmSeen, sources: Mapping[str, Source], *, gone_before: Collection[str]
-) -> WarmFindings:
+    warm: WarmLayout, seen: Seen, sources: Mapping[str, Source], *, gone_before: Collection[str]
+) -> Findings:
     """Find the records whose copy is gone, and what interrupted copies left."""
     published = set(seen.published)
     missing = {
@@ -102,10 +92,11 @@ def reconcile_warm(
         and str(source.key)[:16] not in published
     }
     gone = frozenset(path for path, source in missing.items() if source.evicted)
-    return WarmFindings(
-        copy_again=tuple(path for path, source in missing.items() if not source.evicted),
-        renew=tuple(sorted(gone & set(gone_before))),
+    reason = "its shard set was on warm only, and is gone from there"
+    return Findings(
+        renew=tuple((path, reason) for path in sorted(gone & set(gone_before))),
         remove=(*seen.temporaries, *(str(warm.trash / name) for name in seen.trash)),
+        lost=tuple(path for path, source in missing.items() if not source.evicted),
         gone=gone - set(gone_before),
     )
 
