@@ -271,7 +271,7 @@ class Shard:
         if work is None:
             self.apply(self.state.start(kind, subject))
         else:
-            self.state.begin(ACTIVITIES[kind], subject, {}, work)
+            self.apply([Begin(ACTIVITIES[kind], subject, {}, work)])
         return self.pool.jobs[-1]
 
     def task(self, kind: str, subject: str) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """What the stage-shard loop's handlers ask to be done, and the one place that does it.
 
-Effects are applied in order: a record is durable before the event that speaks of it.
+Effects are a closed set, applied in order: a record is durable before the event that speaks of it, and before
+the loop believes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.corpus.quarantine.directory import Kept, mark
 from stoker.corpus.quarantine.move import open_folder
@@ -26,11 +27,45 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State, Work
 
 
+class Effect(Protocol):
+    """Something to be done."""
+
+    def apply(self, to: Effects) -> None:
+        """Do it."""
+
+
+class Effects:
+    """Applies effects to the state on disk, the state in memory and the workers."""
+
+    def __init__(self, context: DaemonContext, state: State) -> None:
+        self.layout, self.events, self.state = context.layout, context.events, state
+        self.alerts = Alerts(context.events)
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Apply these in order; each is done before the next is asked for.
+
+        Where one fails the handler is closed at once: it may hold a lock, and the wait for a disk is long.
+        """
+        try:
+            for effect in effects:
+                effect.apply(self)
+        finally:
+            if isinstance(effects, Generator):
+                effects.close()
+
+
+# Records
+
+
 @dataclass(frozen=True)
 class Write:
     """Make a source record durable, then believe it."""
 
     source: Source
+
+    def apply(self, to: Effects) -> None:
+        write_source(to.layout, self.source)
+        to.state.records.put(self.source)
 
 
 @dataclass(frozen=True)
@@ -38,6 +73,10 @@ class Forget:
     """Remove a source record for good."""
 
     source: Source
+
+    def apply(self, to: Effects) -> None:
+        unlink_durably(to.layout.source(self.source.dataset, self.source.path))
+        to.state.records.drop(self.source.path)
 
 
 @dataclass(frozen=True)
@@ -50,6 +89,40 @@ class StartOver:
     size: int | None = None
     sha256: str | None = None
 
+    def apply(self, to: Effects) -> None:
+        source, reason = self.source, self.reason
+        size = source.size if self.size is None else self.size
+        renewed = source.renewed(size=size, sha256=self.sha256 or source.sha256, reason=reason)
+        Write(renewed).apply(to)
+        about = {"path": source.path, "was": source.state, "reason": reason}
+        to.events.record("source_renewed", level=self.level, **about)
+
+
+@dataclass(frozen=True)
+class WritePin:
+    """Make the dataset's pin durable, then believe it."""
+
+    pin: DatasetPin
+
+    def apply(self, to: Effects) -> None:
+        write_pin(to.layout, self.pin)
+        to.state.records.pinning.pin = self.pin
+
+
+@dataclass(frozen=True)
+class SetDemand:
+    """Tell the download watchdog what is wanted of the landing."""
+
+    demand: Demand
+
+    def apply(self, to: Effects) -> None:
+        records = to.state.records
+        write_demand(to.layout, records.dataset, self.demand)
+        records.demand = self.demand
+
+
+# Events
+
 
 @dataclass(frozen=True)
 class Event:
@@ -58,6 +131,14 @@ class Event:
     word: str
     level: str
     fields: Mapping[str, Any]
+
+    def apply(self, to: Effects) -> None:
+        to.events.record(self.word, level=self.level, **self.fields)
+
+
+def event(word: str, level: str = "info", **fields: Any) -> Event:
+    """An event with these fields."""
+    return Event(word, level, fields)
 
 
 @dataclass(frozen=True)
@@ -70,6 +151,10 @@ class Alert:
     repeat: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    def apply(self, to: Effects) -> None:
+        how: dict[str, Any] = {"level": self.level, "repeat": self.repeat}
+        to.alerts.raise_(self.word, self.about, **how, **self.fields)
+
 
 @dataclass(frozen=True)
 class AlertOver:
@@ -79,6 +164,12 @@ class AlertOver:
     about: str = ""
     tell: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply(self, to: Effects) -> None:
+        to.alerts.clear(self.word, self.about, tell=self.tell, **self.fields)
+
+
+# Jobs and requests
 
 
 @dataclass(frozen=True)
@@ -90,6 +181,10 @@ class Begin:
     task: Mapping[str, Any]
     work: Work
 
+    def apply(self, to: Effects) -> None:
+        self.work.memory = to.state.pauses.memory.look_now()
+        to.state.pool.start(self.activity, self.subject, self.task, self.work)
+
 
 @dataclass(frozen=True)
 class Send:
@@ -97,6 +192,10 @@ class Send:
 
     subject: str
     message: Mapping[str, Any]
+
+    def apply(self, to: Effects) -> None:
+        if self.subject in to.state.pool:  # it may have ended right after it asked
+            to.state.pool[self.subject].worker.send(self.message)
 
 
 @dataclass(frozen=True)
@@ -106,6 +205,9 @@ class Dispute:
     path: str
     sha256: str
 
+    def apply(self, to: Effects) -> None:
+        file_request(to.layout, DOWNLOAD_WATCHDOG, "dispute", {"path": self.path, "sha256": self.sha256})
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -114,28 +216,26 @@ class Answer:
     request: Request
     outcome: Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class WritePin:
-    """Make the dataset's pin durable, then believe it."""
-
-    pin: DatasetPin
+    def apply(self, to: Effects) -> None:
+        finish_request(to.layout, STAGE_SHARD, self.request, self.outcome)
+        to.state.records.answered(self.request)
 
 
-@dataclass(frozen=True)
-class SetDemand:
-    """Tell the download watchdog what is wanted of the landing."""
-
-    demand: Demand
+# Findings
 
 
 @dataclass(frozen=True)
 class OpenFinding:
-    """Write a finding of which nothing is kept but the reason; `quarantined`: with the event of a new one."""
+    """Write a finding of which nothing is kept but the reason, with its event."""
 
     name: str
     reason: Mapping[str, Any]
-    quarantined: bool = False
+
+    def apply(self, to: Effects) -> None:
+        folder = open_folder(to.layout.quarantine, "parquet", self.name, self.reason)
+        about = {key: value for key, value in self.reason.items() if key != "sha256"}
+        to.events.record("source_quarantined", level="warning", folder=str(folder), **about)
+        to.state.records.quarantine.read_soon()
 
 
 @dataclass(frozen=True)
@@ -144,6 +244,10 @@ class MarkFinding:
 
     name: str
     changes: Mapping[str, Any]
+
+    def apply(self, to: Effects) -> None:
+        mark(to.layout.quarantine / self.name, **self.changes)
+        to.state.records.quarantine.read_soon()
 
 
 @dataclass(frozen=True)
@@ -154,107 +258,16 @@ class DropFinding:
     why: str
     reason_too: bool = False
 
-
-RecordEffect = Write | Forget | StartOver | WritePin | SetDemand
-FindingEffect = OpenFinding | MarkFinding | DropFinding
-Effect = RecordEffect | FindingEffect | Event | Alert | AlertOver | Begin | Send | Dispute | Answer
-
-
-def event(word: str, level: str = "info", **fields: Any) -> Event:
-    """An event with these fields."""
-    return Event(word, level, fields)
-
-
-class Effects:
-    """Applies effects to the state on disk, the state in memory and the workers."""
-
-    def __init__(self, context: DaemonContext, state: State) -> None:
-        self._layout, self._events, self._state = context.layout, context.events, state
-        self._alerts = Alerts(context.events)
-
-    def apply(self, effects: Iterable[Effect]) -> None:
-        """Apply these in order; each is done before the next is asked for.
-
-        Where one fails the handler is closed at once: it may hold a lock, and the wait for a disk is long.
-        """
-        try:
-            for effect in effects:
-                self._apply(effect)
-        finally:
-            if isinstance(effects, Generator):
-                effects.close()
-
-    def _apply(self, effect: Effect) -> None:
-        match effect:
-            case Event():
-                self._events.record(effect.word, level=effect.level, **effect.fields)
-            case Alert():
-                self._raise(effect)
-            case AlertOver():
-                self._alerts.clear(effect.word, effect.about, tell=effect.tell, **effect.fields)
-            case Begin():
-                self._state.begin(effect.activity, effect.subject, effect.task, effect.work)
-            case Send(subject, message):
-                if subject in self._state.pool:  # it may have ended right after it asked
-                    self._state.pool[subject].worker.send(message)
-            case Dispute():
-                args = {"path": effect.path, "sha256": effect.sha256}
-                file_request(self._layout, DOWNLOAD_WATCHDOG, "dispute", args)
-            case Answer():
-                finish_request(self._layout, STAGE_SHARD, effect.request, effect.outcome)
-                self._state.records.answered(effect.request)
-            case OpenFinding() | MarkFinding() | DropFinding():
-                self._write_finding(effect)
-            case _:
-                self._write_record(effect)
-
-    def _raise(self, alert: Alert) -> None:
-        how: dict[str, Any] = {"level": alert.level, "repeat": alert.repeat}
-        self._alerts.raise_(alert.word, alert.about, **how, **alert.fields)
-
-    def _write_record(self, effect: RecordEffect) -> None:
-        records = self._state.records
-        match effect:
-            case Write(source):
-                write_source(self._layout, source)
-                records.put(source)
-            case Forget(source):
-                unlink_durably(self._layout.source(source.dataset, source.path))
-                records.drop(source.path)
-            case StartOver(source, reason, level, size, sha256):
-                size = source.size if size is None else size
-                renewed = source.renewed(size=size, sha256=sha256 or source.sha256, reason=reason)
-                write_source(self._layout, renewed)
-                records.put(renewed)
-                about = {"path": source.path, "was": source.state, "reason": reason}
-                self._events.record("source_renewed", level=level, **about)
-            case WritePin(pin):
-                write_pin(self._layout, pin)
-                records.pinning.pin = pin
-            case SetDemand(demand):
-                write_demand(self._layout, records.dataset, demand)
-                records.demand = demand
-
-    def _write_finding(self, effect: FindingEffect) -> None:
-        directory = self._layout.quarantine
-        match effect:
-            case OpenFinding(name, reason, quarantined):
-                folder = open_folder(directory, "parquet", name, reason)
-                if quarantined:
-                    about = {key: value for key, value in reason.items() if key != "sha256"}
-                    self._events.record("source_quarantined", level="warning", folder=str(folder), **about)
-            case MarkFinding(name, changes):
-                mark(directory / name, **changes)
-            case DropFinding(kept, why, reason_too):
-                size = int((kept.dropping or {}).get("bytes", kept.bytes))
-                about = {"kind": kept.kind, "path": kept.path, "folder": kept.name}
-                self._events.record("quarantine_dropped", **about, bytes=size, why=why)
-                self._state.progress.dropped[kept.kind] += 1
-                if reason_too:
-                    remove_tree(directory / kept.name)
-                else:
-                    for thing in kept.things:
-                        remove_durably(directory / kept.name / thing)
-                    dropped = {"time": utc_now(), "why": why, "bytes": size}
-                    mark(directory / kept.name, dropping=None, dropped=dropped)
-        self._state.records.quarantine.read_soon()
+    def apply(self, to: Effects) -> None:
+        kept, folder = self.kept, to.layout.quarantine / self.kept.name
+        size = int((kept.dropping or {}).get("bytes", kept.bytes))
+        about = {"kind": kept.kind, "path": kept.path, "folder": kept.name}
+        to.events.record("quarantine_dropped", **about, bytes=size, why=self.why)
+        to.state.progress.dropped[kept.kind] += 1
+        if self.reason_too:
+            remove_tree(folder)
+        else:
+            for thing in kept.things:
+                remove_durably(folder / thing)
+            mark(folder, dropping=None, dropped={"time": utc_now(), "why": self.why, "bytes": size})
+        to.state.records.quarantine.read_soon()

@@ -125,4 +125,4 @@ def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
     yield Write(source.moved("quarantined", reason=reason, column=None))
     finding = Finding(reason, _NOTHING_COMES[reason])
     body = {"path": path, "sha256": source.sha256, **finding.fields()}
-    yield OpenFinding(record_name(dataset, path), body, quarantined=True)
+    yield OpenFinding(record_name(dataset, path), body)

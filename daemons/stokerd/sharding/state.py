@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.demand import read_demand
@@ -24,7 +24,6 @@ from stoker.corpus.schedule.state import Limits, Situation
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.kit.workers.retries import Retries
 from stoker.observe.headroom import MemoryFacts
@@ -249,11 +248,6 @@ class State:
     def start(self, kind: str, subject: str) -> Iterator[Effect]:
         """The effects that begin a job."""
         return self.activities[kind].begin(self, subject)
-
-    def begin(self, activity: Activity, subject: str, task: Mapping[str, Any], work: Work) -> None:
-        """Start a job, and note how much memory there was."""
-        work.memory = self.pauses.memory.look_now()
-        self.pool.start(activity, subject, task, work)
 
     def doing(self, kind: str) -> list[str]:
         """The subjects of the jobs of a kind."""
