@@ -84,7 +84,7 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
     """Bring the records in line with what lies on the disk."""
     sources, pipeline, is_hot = state.sources, state.pipeline, disk.place == "hot"
     seen, untouched = Seen.of(message), disk.untouched(sources, state.pool.busy)
-    disk.building_bytes, disk.partial = seen.building_bytes, seen.partial
+    disk.building_bytes, disk.partial = dict(seen.building_bytes), seen.partial
     if pipeline.warm_layout is None or is_hot:
         found = reconcile_hot(pipeline.hot_layout, seen, untouched)
     else:
