@@ -1,16 +1,13 @@
-"""Replay: a history as phases, what rules out equal bits, rows and tensors held against each other."""
+"""Replay: a history as phases, what rules out equal bits, rows held against each other."""
 
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.checkpoints.difference import differences, tensor_places
-from stoker.checkpoints.format import read_body
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import DataError
@@ -18,7 +15,6 @@ from stoker.supervise.replay.replay import Phase, forbids, phase_of, phases
 from stoker.supervise.replay.replay_site import Site, link_sets
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
 from stoker.supervise.run.launch_log import Launched
-from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
 
@@ -174,29 +170,6 @@ def test_each_difference_of_the_rows_is_told_with_both_values(tmp_path: Path) ->
         "step 2: loss is 2.0000000000000004 in the record, 2.0 in the replay",
         "step 3: the record has no row",
     ]
-
-
-def test_tensors_are_compared_bit_by_bit(tmp_path: Path) -> None:
-    """Also where values are equal and bits are not: 0.0 and -0.0."""
-    one = seal(tmp_path / "a", 7)
-    places = tensor_places(one, read_body((one / "checkpoint.json").read_bytes()))
-    assert sorted(places) == ["model w", "optimizer w.exp_avg"]
-    assert places["model w"].shape == (4, 4)
-    other = seal(tmp_path / "b", 7)
-    file = other / "model-00001.safetensors"
-    raw = bytearray(file.read_bytes())
-    raw[-64:] = b"".join(struct.pack("<f", 0.0) for _ in range(16))
-    file.write_bytes(raw)
-    zeros = tensor_places(other, read_body((other / "checkpoint.json").read_bytes()))
-    assert list(differences(places, zeros)) == ["model w: the bits differ from element 0 of 16 on"]
-    third = seal(tmp_path / "c", 7)
-    raw[-12:-8] = struct.pack("<f", -0.0)
-    (third / "model-00001.safetensors").write_bytes(raw)
-    negative = tensor_places(third, read_body((third / "checkpoint.json").read_bytes()))
-    assert list(differences(zeros, negative)) == ["model w: the bits differ from element 13 of 16 on"]
-    assert list(differences(zeros, zeros)) == []
-    del negative["optimizer w.exp_avg"]
-    assert "optimizer w.exp_avg: only one of the two has it" in list(differences(zeros, negative))
 
 
 def test_links_lead_to_hot_and_to_warm_where_a_set_has_left_hot(tmp_path: Path) -> None:

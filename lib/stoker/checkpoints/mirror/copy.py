@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from stoker.checkpoints.format import BODY, SUMS, TEMPORARY, checkpoint_name, mark_of, read_body, step_of
 from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
@@ -59,52 +57,33 @@ def copy_checkpoint(source: Path, target: Path, digest: str, trash: Path, tell: 
     return set_aside
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """What became of a fetch: the proof of what now lies in checkpoints/, or why the copy is no help.
+def fetch_checkpoint(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
+    """Bring a mirrored checkpoint back into `checkpoints` under the name of its step; returns its proof.
 
-    `gone`: there is no such copy; `bad`: it was proven wrong and moved to `set_aside`.
+    A step that is there already and is the same checkpoint is enough. Raises SourceBad for a copy that is
+    wrong, StorageError where either disk cannot be read or written now, DataError when another checkpoint has
+    the step's name.
     """
-
-    state: Literal["fetched", "gone", "bad"]
-    reason: str = ""
-    proof: Proof | None = None
-    set_aside: str | None = None
-
-
-def fetch_checkpoint(copied: Path, checkpoints: Path, trash: Path, tell: Progress) -> Fetched:
-    """Bring a mirrored checkpoint back into `checkpoints` under the name of its step, proven there.
-
-    A step that is there already and is the same checkpoint is enough. Raises StorageError where either disk
-    cannot be read or written now, DataError when another checkpoint has the step's name.
-    """
-    if not copied.is_dir():
-        return Fetched("gone", f"{copied} is not there")
-    try:
-        with reading(copied):
-            return Fetched("fetched", proof=_fetch(copied, checkpoints, tell))
-    except SourceBad as difference:
-        return Fetched("bad", str(difference), set_aside=str(move_aside(copied, trash)))
-
-
-def _fetch(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
     step, mark = step_of(copied.name), mark_of(copied.name)
     assert step is not None and mark is not None, copied
     target = checkpoints / checkpoint_name(step)
-    if os.path.lexists(target):
-        proof = prove_checkpoint(target, progress=tell)
-        if not _is(proof, mark):
-            raise DataError(f"{target} is there and is not {copied} ({proof.verdict}); nothing is replaced")
-        return proof
-    temporary = checkpoints / f"{TEMPORARY}fetched-{step:09d}"
-    remove_tree(temporary)
-    try:
-        proof = _proven_copy(copied, temporary, mark, tell)
-        publish_dir(temporary, target)
-    except BaseException:
+    with reading(copied):
+        if os.path.lexists(target):
+            proof = prove_checkpoint(target, progress=tell)
+            if not _is(proof, mark):
+                raise DataError(
+                    f"{target} is there and is not {copied} ({proof.verdict}); nothing is replaced"
+                )
+            return proof
+        temporary = checkpoints / f"{TEMPORARY}fetched-{step:09d}"
         remove_tree(temporary)
-        raise
-    return proof
+        try:
+            proof = _proven_copy(copied, temporary, mark, tell)
+            publish_dir(temporary, target)
+        except BaseException:
+            remove_tree(temporary)
+            raise
+        return proof
 
 
 def _proven_copy(source: Path, into: Path, digest: str, tell: Progress) -> Proof:

@@ -9,8 +9,8 @@ list   {"run_id": str or null}
 copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
        -> {"set_aside"}, or {"source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
-       -> {"state": "fetched" | "gone" | "bad", "reason", "proof": as the proof worker has it, "set_aside",
-           "logs": those that were brought}
+       -> {"state": "fetched", "proof": as the proof worker has it, "logs": those that were brought},
+          or {"state": "gone" | "bad", "reason", "set_aside"}
 heldout {"path", "sha256"}  -> {"heldout": "brought", "missing" or "bad"}
 prune  {"names": [...]}     -> {"gone": [...]}
 
@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import TIMELINES_COPY
-from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file, fetch_checkpoint, give_up
+from stoker.checkpoints.mirror.copy import (
+    SourceBad,
+    copy_checkpoint,
+    copy_file,
+    fetch_checkpoint,
+    give_up,
+    move_aside,
+)
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
 from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
@@ -88,14 +95,18 @@ def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) ->
 
 
 def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
-    fetched = fetch_checkpoint(mirror / task["name"], Path(task["checkpoints"]), trash, tell)
-    told = {"state": fetched.state, "reason": fetched.reason, "set_aside": fetched.set_aside}
-    if fetched.proof is None or fetched.proof.body is None:
-        return {**told, "proof": None, "logs": []}
-    run_id = str(fetched.proof.body.raw["run_id"])
+    copied = mirror / task["name"]
+    if not copied.is_dir():
+        return {"state": "gone", "reason": f"{copied} is not there", "set_aside": None}
+    try:
+        proof = fetch_checkpoint(copied, Path(task["checkpoints"]), tell)
+    except SourceBad as problem:
+        return {"state": "bad", "reason": str(problem), "set_aside": str(move_aside(copied, trash))}
+    assert proof.body is not None
+    run_id = str(proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
     brought = [str(path) for path in lost if copy_file(mirror / log_name(path, run_id), path, tell)]
-    return {**told, "proof": as_message(fetched.proof), "logs": brought}
+    return {"state": "fetched", "proof": as_message(proof), "logs": brought}
 
 
 def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, tell: Progress) -> dict[str, Any]:

@@ -32,8 +32,9 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
     """Train what RUN has trained once more in OUT, and compare.
 
     The recorded plan is followed with the settings each step was made with, rollbacks and skips included, but
-    no kill and no restart. Every loss of the run's history and every tensor of its newest checkpoint up to
-    the last step must come out the same, bit by bit: exit code 0, else 1 with the first differences.
+    no kill and no restart. Every loss of the run's history and the files with the tensors of its newest
+    checkpoint up to the last step must come out the same, bit by bit: exit code 0, else 1 with the first
+    differences.
 
     The pipeline may be running or not, and is not disturbed. OUT is a new directory; a replay that was
     stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
@@ -97,7 +98,7 @@ def _lines(site: Site, verdict: Verdict) -> Iterator[str]:
     if verdict.step is None:
         tensors = f"no checkpoint of the run is as early as step {verdict.to:,}: losses only"
     else:
-        tensors = f"{verdict.tensors:,} tensors at step {verdict.step:,}"
+        tensors = f"{plural(verdict.files, 'file')} of tensors at step {verdict.step:,}"
     if verdict.identical:
         yield f"identical: {rows}; {tensors}"
         return

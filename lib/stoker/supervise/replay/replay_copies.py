@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.format import BODY, SUMS, read_body
-from stoker.checkpoints.reading import reading
+from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.select import Found, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
@@ -76,9 +74,11 @@ def _begin(
     site = Site(out, {})
     site.run.create()
     site.metrics.parent.mkdir(exist_ok=True)
-    compared = next((found for found in sealed if found.step <= to), None)
+    compared = next((found.body for found in sealed if found.step <= to and found.body), None)
     if compared is not None:
-        _copy_checkpoint(compared.path, site.metrics.parent / COMPARED)
+        insist_on_room(out, ROOM_FACTOR * compared.bytes, 0)
+    made_by = checkpoint_name(newest if compared is None else compared.step)
+    shutil.copyfile(recorded.checkpoints / made_by / "trainer.json", site.machine)
     # The log after the checkpoint, and the plan after both: each is ahead of what was read before it.
     for source, target in (
         (recorded.metrics, site.metrics),
@@ -88,7 +88,6 @@ def _begin(
     ):
         raw = source.read_bytes() if source.exists() else b""
         write_atomic(target, raw[: raw.rfind(b"\n") + 1])  # not the line that is being written
-    shutil.copyfile((compared or sealed[0]).path / "trainer.json", site.machine)
     base = read_record(recorded.launch)
     write_record(site.base, base)
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
@@ -102,7 +101,7 @@ def _begin(
         "from": str(recorded.root),
         "timeline": timelines.current,
         "to": to,
-        "compared_step": None if compared is None else compared.step,
+        "compared": None if compared is None else {name: compared.raw[name] for name in COMPARED},
     }
     write_record(out / "replay.json", told)
     return told
@@ -116,17 +115,3 @@ def _sealed(recorded: RunLayout, timelines: Timelines) -> list[Found]:
             f"{recorded.checkpoints} holds no sealed checkpoint yet: there is nothing to compare"
         )
     return found
-
-
-def _copy_checkpoint(source: Path, target: Path) -> None:
-    """Take a checkpoint along, by links where the file system allows."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    with reading(source):
-        body = read_body((source / BODY).read_bytes())
-        insist_on_room(target, ROOM_FACTOR * body.bytes, 0)
-        for name in [*body.files, BODY, SUMS]:
-            try:
-                os.link(source / name, target / name)
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(source / name, target / name)

@@ -2,7 +2,7 @@
 
     replay.json         whose history this is, how far it goes, which checkpoint it is compared with
     run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's own results
-    recorded/           training log, launch record and the checkpoint that the replay is compared with
+    recorded/           training log, launch record, and what one of its checkpoints was computed with
     shards/             links to the run's shard sets on hot, or on warm
 
 All is taken at the beginning, so that the pipeline may go on, roll back and prune meanwhile.
@@ -24,7 +24,7 @@ from stoker.store.record import write_record
 from stoker.supervise.replay.replay import Phase, phases
 from stoker.supervise.run.launch_log import read_launches
 
-COMPARED = "checkpoint"
+COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoint.json
 
 
 class Site:
@@ -39,8 +39,8 @@ class Site:
         self.metrics = recorded / "metrics.jsonl"
         self.base = recorded / "launch.json"
         self.machine = recorded / "trainer.json"  # of one of its checkpoints: what it was computed with
-        # The recorded checkpoint to compare with, None when there is none as early.
-        self.compared = recorded / COMPARED if told.get("compared_step") is not None else None
+        # Of the recorded checkpoint.json to compare with, None when there is none as early.
+        self.compared: Mapping[str, Any] | None = told.get("compared")
         self.to, self.timeline = int(told.get("to", 0)), int(told.get("timeline", 0))
 
     def plan(self) -> Plan:
@@ -52,9 +52,8 @@ class Site:
     def phases(self) -> list[Phase]:
         """What is to be trained; it stops where the recorded checkpoint stands."""
         launches = read_launches(self.run.launches)[0]
-        return phases(
-            launches, self.timelines(), timeline=self.timeline, to=self.to, stop=self.told["compared_step"]
-        )
+        stop = self.compared["step"] if self.compared is not None else None
+        return phases(launches, self.timelines(), timeline=self.timeline, to=self.to, stop=stop)
 
     def finish(self, verdict: Mapping[str, Any]) -> None:
         """Write down what was found; the directory is no unfinished replay any more."""

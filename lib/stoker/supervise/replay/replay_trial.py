@@ -163,7 +163,7 @@ class Trial:
 
     def prune(self) -> None:
         """Keep the newest of the replay's own checkpoints, and the one that is to be compared."""
-        compared = self.site.told["compared_step"]
+        compared = self.site.compared["step"] if self.site.compared is not None else None
         for found in list(own_checkpoints(self.site))[KEPT:]:
             if found.step != compared:
                 remove_checkpoint(found.path)

@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.difference import differences, tensor_places
 from stoker.checkpoints.format import checkpoint_name
-from stoker.checkpoints.proof import Proof, prove_checkpoint
+from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
 from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.store.parsing import parse_json
 from stoker.supervise.replay.replay import forbids
 from stoker.supervise.replay.replay_site import Site
 
-TRAINER = "trainer.json"
+TRAINER, TENSORS = "trainer.json", ("model-", "optimizer-")
 MOST_TOLD = 10
 TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # of the clock, not of the training
 Key = tuple[int, bool]  # (step, a training row; else a held-out one)
@@ -27,14 +26,17 @@ Rows = Mapping[Key, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was compared, and the first of what differs; `step` is the compared checkpoint's."""
+    """What was compared, and the first of what differs; `step` is the compared checkpoint's.
+
+    `files` are those that hold the tensors of the model and the optimizer.
+    """
 
     identical: bool
     to: int
     step: int | None
     rows: int
     heldout_rows: int
-    tensors: int
+    files: int
     differences: tuple[str, ...]
     more: int
 
@@ -60,9 +62,7 @@ def compare(site: Site) -> Verdict:
     Raises ConfigError where the replay was computed otherwise than the run, DataError or StorageError for a
     checkpoint that cannot be compared with.
     """
-    tensors, found = 0, list[str]()
-    if site.compared is not None:
-        tensors, found = _compare_checkpoints(site, site.compared)
+    files, found = (0, list[str]()) if site.compared is None else _compare_checkpoints(site, site.compared)
     history = ancestry(site.timelines(), site.timeline)
     rows = [read_rows(path, history, site.to) for path in (site.metrics, site.run.metrics)]
     found = [*row_differences(*rows), *found]
@@ -71,10 +71,10 @@ def compare(site: Site) -> Verdict:
     return Verdict(
         identical=not found,
         to=site.to,
-        step=None if site.compared is None else int(site.told["compared_step"]),
+        step=None if site.compared is None else site.compared["step"],
         rows=trained,
         heldout_rows=len(both) - trained,
-        tensors=tensors,
+        files=files,
         differences=tuple(found[:MOST_TOLD]),
         more=len(found[MOST_TOLD:]),
     )
@@ -105,30 +105,29 @@ def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
                 yield f"step {step}: {name} is {one.get(name)} in the record, {other.get(name)} in the replay"
 
 
-def _compare_checkpoints(site: Site, compared: Path) -> tuple[int, list[str]]:
-    """How many tensors there are, and what differs."""
-    step = int(site.told["compared_step"])
-    repeated = site.run.checkpoints / checkpoint_name(step)
-    recorded, mine = _proof(compared), _proof(repeated)
-    if mine.body is None:
-        raise DataError(f"{repeated} is not whole: {mine.reason}; remove it, and it is made again")
-    if recorded.body is None:
-        return 0, [f"step {step}: the recorded checkpoint is not whole: {recorded.reason}"]
-    _refuse(forbids(_trainer(compared / TRAINER), _trainer(repeated / TRAINER)))
-    one, other = tensor_places(compared, recorded.body), tensor_places(repeated, mine.body)
-    found = [f"step {step}: {word}" for word in differences(one, other)]
-    for name in ("step", "timeline", "tokens", "position"):
-        told, made = recorded.body.raw.get(name), mine.body.raw.get(name)
-        if told != made:
-            found.append(f"step {step}: {name} is {told} in the recorded checkpoint, {made} in the replay's")
-    return len(one), found
-
-
-def _proof(directory: Path) -> Proof:
-    proof = prove_checkpoint(directory)
+def _compare_checkpoints(site: Site, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """How many files of tensors there are, and what differs; equal files hold equal bits."""
+    repeated = site.run.checkpoints / checkpoint_name(recorded["step"])
+    proof = prove_checkpoint(repeated)
     if proof.verdict == "unreadable":
-        raise StorageError(f"{directory} cannot be read now: {proof.reason}; run this again")
-    return proof
+        raise StorageError(f"{repeated} cannot be read now: {proof.reason}; run this again")
+    if proof.body is None:
+        raise DataError(f"{repeated} is not whole: {proof.reason}; remove it, and it is made again")
+    _refuse(forbids(_trainer(site.machine), _trainer(repeated / TRAINER)))
+    told, made = _figures(recorded), _figures(proof.body.raw)
+    found = [
+        f"step {recorded['step']}: {name} is {told.get(name)} in the recorded checkpoint, "
+        f"{made.get(name)} in the replay's"
+        for name in sorted(told.keys() | made.keys())
+        if told.get(name) != made.get(name)
+    ]
+    return sum(name.startswith(TENSORS) for name in told), found
+
+
+def _figures(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same in two checkpoints: its place in the plan, and the hashes of its tensors."""
+    hashes = {name: entry["sha256"] for name, entry in body["files"].items() if name.startswith(TENSORS)}
+    return hashes | {name: body[name] for name in ("step", "timeline", "tokens", "position")}
 
 
 def _trainer(path: Path) -> dict[str, Any]:

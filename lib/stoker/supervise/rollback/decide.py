@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.plan.log import Plan
-from stoker.plan.positions import START, Position, Skip, linear
+from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import reaching
 from stoker.plan.timelines import Timeline, Timelines
 from stoker.store.errors import DataError, UsageError
@@ -109,17 +109,11 @@ def decide(ask: Ask, run: Standing) -> Timeline:
         )
     if ask.to != 0 and ask.to not in run.steps:
         raise RollbackRefused(f"step {ask.to} has no checkpoint on the run's history; {possible(run.steps)}")
-    return Timeline(
-        number=current + 1,
-        parent=current,
-        from_step=ask.to,
-        skip=_rest_of_entries(ask, run)
-        if ask.lost
-        else tuple(_range(first, last, ask.to, run) for first, last in ask.skip),
-        reason=ask.reason,
-        request=ask.request,
-        lost=lost_key(ask, run) if ask.lost else "",
-    )
+    skip = tuple(_range(first, last, ask.to, run) for first, last in ask.skip)
+    lost = lost_key(ask, run) if ask.lost else ""
+    if lost:
+        skip = _rest_of_entries(lost, run.plan, run.place(ask.to) or START)
+    return Timeline(current + 1, current, ask.to, skip, ask.reason, ask.request, lost)
 
 
 def possible(steps: Collection[int]) -> str:
@@ -146,27 +140,21 @@ def outcome_of(fork: Timeline, plan: Plan, moved: Sequence[str]) -> dict[str, An
 
 def skipped_windows(plan: Plan, skip: Sequence[Skip]) -> int:
     """Windows in ranges of the plan, each counted once."""
-    places = sorted((linear(plan, first), linear(plan, last)) for first, last in skip)
-    reached, count = 0, 0
-    for first, last in places:
-        count += max(0, last - max(first, reached))
-        reached = max(reached, last)
-    return count
+    return plan.windows - left_after(plan, START, skip)
 
 
-def _rest_of_entries(ask: Ask, run: Standing) -> tuple[Skip, ...]:
-    """What is left, from the step gone back to on, of the planned entries that name the lost set.
+def _rest_of_entries(key: str, plan: Plan, position: Position) -> tuple[Skip, ...]:
+    """What is left, from a position on, of the planned entries that name the lost set.
 
     Its tokens are in windows all over an entry, as the order is a permutation: hundreds of thousands of
     single windows. The entry's other sets are read again in the next epoch.
     """
-    key, position = lost_key(ask, run), run.place(ask.to) or START
     return tuple(
         (
             position if position.entry == segment.n else Position(segment.n, 0),
             Position(segment.n, segment.windows),
         )
-        for segment in reaching(run.plan, position)
+        for segment in reaching(plan, position)
         if any(named == key for named, _ in segment.sets)
     )
 

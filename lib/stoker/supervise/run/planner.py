@@ -25,6 +25,7 @@ from stoker.plan.growth import GrowthPolicy, PlanSource
 from stoker.plan.log import Entry, Plan, PlanWriter, Segment, SetPair, read_plan, restore
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.plan.residency import reach_from, reaching
+from stoker.store.files import opened
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.store.record import RecordDamaged
 from stoker.supervise.run.gates import DataInView
@@ -301,9 +302,6 @@ def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
 @contextlib.contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
     """Hold a lock file shared: an evictor, who takes it alone, waits for us, and we a moment for it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
+    with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
-    finally:
-        os.close(descriptor)

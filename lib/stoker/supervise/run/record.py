@@ -44,6 +44,9 @@ class Heldout:
     tokens: int
 
 
+PROGRESS = ("state", "finished", "launches", "fruitless", "best_step", "reason")
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """The run now. `launches` counts all, `fruitless` the last ones in a row that got nowhere.
@@ -62,17 +65,7 @@ class RunRecord:
 
     def body(self) -> dict[str, Any]:
         """The record's body as formats.md has it."""
-        return {
-            "v": 1,
-            **asdict(self.identity),
-            "heldout": asdict(self.heldout) if self.heldout else None,
-            "state": self.state,
-            "finished": self.finished,
-            "launches": self.launches,
-            "fruitless": self.fruitless,
-            "best_step": self.best_step,
-            "reason": self.reason,
-        }
+        return {**self.for_checkpoints(), **{name: getattr(self, name) for name in PROGRESS}}
 
     def for_checkpoints(self) -> dict[str, Any]:
         """What a checkpoint carries of it: the part that cannot be found out again."""
@@ -99,16 +92,8 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
         heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
     except (KeyError, TypeError) as problem:
         raise ValueError(f"not a run record: {problem!r}") from problem
-    return RunRecord(
-        identity,
-        heldout,
-        state=body.get("state", "running"),
-        finished=body.get("finished"),
-        launches=int(body.get("launches", 0)),
-        fruitless=int(body.get("fruitless", 0)),
-        best_step=int(body.get("best_step", 0)),
-        reason=body.get("reason"),
-    )
+    progress = {name: body[name] for name in PROGRESS if name in body}
+    return RunRecord(identity, heldout, **{"state": "running", **progress})
 
 
 FIXED = ("seed", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
