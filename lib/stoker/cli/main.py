@@ -78,7 +78,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="stoker", message="stoker %(version)s")
 def cli() -> None:
-    """Keep a language-model pretraining run fed and burning.
+    """Keep a language-model pretraining run supplied with data and training.
 
     Most commands take a pipeline's YAML file. Exit codes: 0, 1 a finding, 64 usage, 65 bad data,
     69 unavailable, 74 storage, 75 try again, 78 wrong configuration.
@@ -120,15 +120,11 @@ def exit_code(arguments: Sequence[str]) -> int:
         # Whoever read our output has enough; give the interpreter's last flush somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except ConfigError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return error.exit_code
-    except StokerError as error:
-        print(f"stoker: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"stoker: {_sentence(error)}", file=sys.stderr)
-        return EXIT_IO
+    except (StokerError, OSError) as error:
+        told = printable(str(error) if isinstance(error, StokerError) else _sentence(error))
+        # A configuration's faults begin with their own place, file and line.
+        print(told if isinstance(error, ConfigError) else f"stoker: {told}", file=sys.stderr)
+        return error.exit_code if isinstance(error, StokerError) else EXIT_IO
     return code if isinstance(code, int) else 0
 
 

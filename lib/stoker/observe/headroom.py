@@ -14,6 +14,15 @@ from pathlib import Path
 from stoker.observe.cgroups import fields, groups_of, number
 
 UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2^63
+# By version of the cgroup: the files of kills, limit and use, and what the kernel takes back before it kills.
+FILES = {
+    1: ("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    2: ("memory.events", "memory.max", "memory.current"),
+}
+CACHE = {
+    1: ("total_inactive_file", "total_active_file"),
+    2: ("inactive_file", "active_file", "slab_reclaimable"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,29 +54,11 @@ class MemoryWatch:
         with contextlib.suppress(KeyError):
             kills["machine"] = fields(self._proc / "vmstat")["oom_kill"]
         for version, group in self._groups:
-            count, left = _look_at_v2(group) if version == 2 else _look_at_v1(group)
-            if count is not None:
+            events, limit, use = (group / name for name in FILES[version])
+            if (count := fields(events).get("oom_kill")) is not None:
                 kills[str(group)] = count
-            if left is not None:
-                slack.append(left)
+            most, used = number(limit), number(use)
+            if most is not None and used is not None and most < UNLIMITED:
+                stat = fields(group / "memory.stat")
+                slack.append(most - max(0, used - sum(stat.get(name, 0) for name in CACHE[version])))
         return MemoryFacts(max(0, min(slack)), kills)
-
-
-def _look_at_v2(group: Path) -> tuple[int | None, int | None]:
-    kills = fields(group / "memory.events").get("oom_kill")
-    most, used = number(group / "memory.max"), number(group / "memory.current")
-    if most is None or used is None:
-        return kills, None
-    stat = fields(group / "memory.stat")
-    cache = stat.get("inactive_file", 0) + stat.get("active_file", 0) + stat.get("slab_reclaimable", 0)
-    return kills, most - max(0, used - cache)
-
-
-def _look_at_v1(group: Path) -> tuple[int | None, int | None]:
-    kills = fields(group / "memory.oom_control").get("oom_kill")
-    most, used = number(group / "memory.limit_in_bytes"), number(group / "memory.usage_in_bytes")
-    if most is None or used is None or most > UNLIMITED:
-        return kills, None
-    stat = fields(group / "memory.stat")
-    cache = stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0)
-    return kills, most - max(0, used - cache)

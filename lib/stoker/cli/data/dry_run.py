@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -26,27 +24,19 @@ from stoker.store.names import inside
 
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69
-PROBE_S, PROBE_QUIET_S = 5.0, 60.0
+PROBE_S = 5.0
+PROBE = Activity("probe", "stoker.corpus.source.probe_worker", silent_s=60.0)
 KINDS = ("here, verified", "released", "given up", "to be hashed", "to be fetched")
 
 
-@dataclass
-class Pile:
-    """Files of one kind: how many, the bytes that are known of them, and how many sizes are not."""
+Pile = list[int | None]  # the sizes of files of one kind, None where only the server knows
 
-    files: int = 0
-    bytes: int = 0
-    unsized: int = 0
 
-    def add(self, size: int | None) -> None:
-        """One more; None where only the server knows its size."""
-        self.files += 1
-        self.bytes += size or 0
-        self.unsized += size is None
-
-    def __str__(self) -> str:
-        more = f" and {self.unsized:,} of unknown size" if self.unsized else ""
-        return f"{plural(self.files, 'file')}, {format_bytes(self.bytes)}{more}"
+def _told(sizes: Sequence[int | None]) -> str:
+    """How many files, the bytes that are known of them, and how many sizes are not."""
+    unsized = sum(size is None for size in sizes)
+    more = f" and {unsized:,} of unknown size" if unsized else ""
+    return f"{plural(len(sizes), 'file')}, {format_bytes(sum(size or 0 for size in sizes))}{more}"
 
 
 def dry_run_of(pipeline: Pipeline) -> int:
@@ -56,30 +46,29 @@ def dry_run_of(pipeline: Pipeline) -> int:
     """
     listed = list_source(pipeline)
     if not (listed.seen or listed.wanted):
-        for line in _refusals(listed):
-            click.echo(line)
+        click.echo("\n".join(_refusals(listed)), nl=bool(listed.refused))
         globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
         raise UnavailableError(
             f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
         )
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
-    piles: dict[str, Pile] = defaultdict(Pile)
+    piles: dict[str, Pile] = {kind: [] for kind in KINDS}
     missing: list[Wanted] = []
     root = str(pipeline.source_root)
     for file in listed.seen:
         receipt = receipts.get(file.path)
         same = receipt is not None and receipt.etag == file.etag and receipt.file == file_of(root, file.path)
         is_known = receipt is not None and same and receipt.usable
-        piles["here, verified" if is_known else "to be hashed"].add(file.size)
+        piles["here, verified" if is_known else "to be hashed"].append(file.size)
     for wanted in listed.wanted:
         kind, size = _standing(pipeline, wanted, receipts.get(wanted.path))
-        piles[kind].add(size)
+        piles[kind].append(size)
         if kind == "to be fetched":
             missing.append(wanted)
     click.echo("\n".join([*_report(pipeline, listed, piles), *_refusals(listed)]))
     if missing:
         return _measure(pipeline, listed, piles["to be fetched"], missing)
-    click.echo("nothing has to be fetched" if piles["to be hashed"].files else "nothing is left to do")
+    click.echo("nothing has to be fetched" if piles["to be hashed"] else "nothing is left to do")
     return 0
 
 
@@ -95,32 +84,26 @@ def _standing(pipeline: Pipeline, wanted: Wanted, receipt: Receipt | None) -> tu
     return ("to be hashed", lies) if wanted.size in (None, lies) else ("to be fetched", wanted.size)
 
 
-def _report(pipeline: Pipeline, listed: Listed, piles: dict[str, Pile]) -> Iterator[str]:
+def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Pile]) -> Iterator[str]:
     """What there is and what is here, a line each."""
     yield f"source          {listed.origin}" + (f", {listed.revision[:12]}" if listed.revision else "")
-    whole = Pile(
-        *(sum(getattr(pile, name) for pile in piles.values()) for name in ("files", "bytes", "unsized"))
-    )
     limit = pipeline.dataset.limit
     bounds = ", ".join(f"{name}: {most:,}" for name, most in limit if most is not None)
+    whole = _told([size for sizes in piles.values() for size in sizes])
     yield f"listed          {whole}" + (f" (dataset.limit: {bounds})" if bounds else "")
     if limit.rows or limit.tokens:
         yield "                fewer will be needed: how much a file holds is known once it is built"
-    for kind in KINDS:
-        if piles[kind].files or kind == KINDS[0]:
-            yield f"{kind:<15} {piles[kind]}"
-    if piles["to be fetched"].files:
-        place = pipeline.source_root
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        found = os.statvfs(place)
-        yield f"into            {pipeline.source_root}, {format_bytes(found.f_bavail * found.f_frsize)} free"
+    yield from (f"{kind:<15} {_told(sizes)}" for kind, sizes in piles.items() if sizes or kind == KINDS[0])
+    if piles["to be fetched"]:
+        root = pipeline.source_root
+        place = next(one for one in (root, *root.parents) if one.exists())
+        yield f"into            {root}, {format_bytes(shutil.disk_usage(place).free)} free"
 
 
 def _refusals(listed: Listed) -> Iterator[str]:
-    for path, reason in listed.refused[:SHOWN_REFUSED]:
-        yield f"refused         {path}: {reason}"
-    if (more := listed.refused_in_all - min(SHOWN_REFUSED, len(listed.refused))) > 0:
+    shown = listed.refused[:SHOWN_REFUSED]
+    yield from (f"refused         {path}: {reason}" for path, reason in shown)
+    if (more := listed.refused_in_all - len(shown)) > 0:
         yield f"refused         {more:,} more"
 
 
@@ -129,18 +112,15 @@ def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wante
     first = missing[: pipeline.download.files_at_once]
     files = [wanted.remote(listed.repo, listed.revision).to_fields() for wanted in first]
     task: dict[str, Any] = {"files": files, "seconds": PROBE_S, **listed.access}
-    probe = Activity("probe", "stoker.corpus.source.probe_worker", PROBE_QUIET_S)
     try:
-        found = work(probe, task, "the rate cannot be measured")
+        found = work(PROBE, task, "the rate cannot be measured")
     except WorkerFailed as failure:
         click.echo(f"rate            {failure}")
         return 0
-    if found["status"] == "failed":
-        click.echo(f"rate            the rate cannot be measured: {found['reason']}")
-        return EXIT_UNAVAILABLE if found["class"] in REFUSALS else 0
-    if not found["bytes"]:
-        click.echo("rate            nothing came while it was measured")
-        return 0
+    if found["status"] == "failed" or not found["bytes"]:
+        why = found.get("reason", "nothing came")
+        click.echo(f"rate            the rate cannot be measured: {why}")
+        return EXIT_UNAVAILABLE if found.get("class") in REFUSALS else 0
     rate, sizes = found["bytes"] / max(found["seconds"], 1e-3), found["sizes"]
     at_once = f"measured over {found['seconds']:.1f} s with {plural(len(first), 'file')} at once"
     click.echo(f"rate            {rate / 1e6:,.1f} MB/s, {at_once}")
@@ -148,11 +128,12 @@ def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wante
     if bandwidth is not None and bandwidth < rate:
         rate = bandwidth
         click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
-    if pile.unsized and not sizes:
+    unsized = sum(size is None for size in pile)
+    if unsized and not sizes:
         click.echo("time            not known: the server tells no sizes")
         return 0
-    left = pile.bytes + (pile.unsized * sum(sizes) / len(sizes) if pile.unsized else 0)
-    if pile.unsized:
+    left = sum(size or 0 for size in pile) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
+    if unsized:
         click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
     click.echo(f"time            about {format_duration(left / rate)}")
     return 0

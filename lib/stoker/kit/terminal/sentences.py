@@ -18,65 +18,28 @@ AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth a word
 _UNIT = re.compile("_bytes$|(?<!_per)_s$")  # of a field's name; its value is told with one
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 
+# The everyday events; every other one, and one without a field that its sentence names, gets a generic form.
 # {field} is the field as a person writes it, {field:noun} a number of nouns; [...] is left out where a field
-# in it is missing. An event without a sentence here, or without a field that its sentence names, gets a
-# generic form.
+# in it is missing.
 SENTENCES = {
-    "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
-    "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
     "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
-    "content_gone": "{path} is lost for good: {reason}",
     "daemon_failed": "the daemon ended with an error: {message}",
     "daemon_ready": "{message}",
-    "daemon_started": "started, pid {pid}",
-    "daemon_stopped": "stopped[ with exit code {exit_code}]",
-    "data_wait": "training waits for data since {since}: {waiting_for}; {message}",
     "dataset_complete": "dataset {dataset} is complete: {files:file}",
     "dataset_pinned": "dataset {dataset} version {version} begins: tokenizer with {vocab_size:token}",
-    "disk_full": "the disk is full[ ({place})]: {reason}",
-    "disk_has_room": "there is room again on {place}",
-    "download_anew": "{path} is fetched from its beginning again, {bytes} dropped: {reason}",
-    "download_failed": "{path} did not come: {reason}; next try in {retry_in_s}",
-    "download_given_up": "{path} is given up: {reason}; next try in {retry_in_s}",
-    "download_mismatch": "{path} came with wrong content ({found}, not {expected}) and is fetched again",
-    "download_resumed": "files are fetched again; before: {reason}",
-    "download_retry": "{path}: {reason}; next try in {retry_in_s}",
-    "downloads_go_on": "files come again",
-    "downloads_wait": "nothing comes, {files:file} waiting: {reason}; next try in {retry_in_s}",
     "drained": "{message}",
-    "file_reverified": "{path} verified again[, {size}]",
-    "file_unproven": "{path} is here, {size}, but not proven: {reason}",
     "file_verified": "{path} verified, {size}",
-    "listing_complete": "all {files:file} of the source verified",
-    "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
-    "plan_grown": "{windows:window} planned, of epoch {epoch}",
     "progress": "{message}",
-    "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
-    "rolled_back": "rolled back to step {to}[: {reason}]",
-    "run_failed": "the run failed: {message}",
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
     "[, {eta_s} left]",
-    "shard_set_damaged": "shard set of {path} is damaged: {reason}; {message}",
-    "shard_set_evicted": "{path} left the fast disk, {bytes}",
-    "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
-    "shard_set_synced": "{path} copied to the big disk, {bytes}",
-    "source_changed": "{path} changed[ ({reason})]",
-    "source_duplicate": "{path} has the content of {of} and is used once",
-    "source_moved": "{source} moved from revision {before} to {revision}",
-    "source_pinned": "{source} is at revision {revision}",
     "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
-    "start_gate_open": "training may begin: {message}",
     "storage_trouble": "{message}",
-    "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",
-    "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
-    "trainer_stop_asked": "the trainer is asked to save and end",
-    "trainer_suspect": "the trainer may hang at step {step}: {reason}",
 }
 
 
