@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Metrics
-from stoker.observe.progress import download_parts, download_text
+from stoker.observe.progress import download_parts
 from stokerd.common.progress import ProgressTeller
 
 if TYPE_CHECKING:
@@ -99,4 +99,4 @@ class StatusBoard:
             **more,
         }
         self._progress.tell(status)
-        self._context.beat(status, trouble or download_text(status))
+        self._context.beat(status, trouble or ", ".join(download_parts(status)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,14 @@ def print_json(value: Any) -> None:
     """One JSON value, indented; a name whose bytes are no text is escaped."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     click.echo(text.encode(errors="backslashreplace").decode())
+
+
+def answer(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a report as JSON, or its lines for a person."""
+    if as_json:
+        print_json(report)
+    else:
+        click.echo("\n".join(map(one_line, lines)))
 
 
 def printable(text: str) -> str:

@@ -47,29 +47,6 @@ def download_parts(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"{counts[state]:,} {state.replace('_', ' ')}"
 
 
-def download_text(status: Mapping[str, Any]) -> str:
-    """One line for `systemctl status`, while nothing is wrong."""
-    waits = status.get("paused") or status.get("waits")
-    if not status["looked"]:
-        return f"looking at {status['source']}" + (f"; {waits}" if waits else "")
-    counts = status["files"]
-    left = sum(counts.values()) - sum(counts.get(state, 0) for state in DONE)
-    text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified, "
-    text += "all there is" if status["complete"] else f"{left:,} to go"
-    for state, more in (
-        ("released", ""),
-        ("given_up", "; stoker events says why"),
-        ("unproven", ""),
-        ("rotten", "; stoker audit says what to do"),
-    ):
-        if count := counts.get(state):
-            text += f", {count} {state.replace('_', ' ')}{more}"
-    if waits:
-        return f"{text}; {waits}"
-    rate = status.get("rate_bytes_per_second")
-    return f"{text}, {rate / 1e6:,.1f} MB/s" if rate else text
-
-
 def shard_parts(status: Mapping[str, Any]) -> Iterator[str]:
     """The stage-shard loop's files, share, time left, rates and activities, the weightiest first."""
     known = status["files_of"]

@@ -6,33 +6,29 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from stoker.cli.options import PATH, plural
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.pin import read_pin
+from stoker.corpus.records.sources import PUBLISHED, read_sources
+from stoker.shards.exchange.export_out import new_directory, write_json
+from stoker.shards.exchange.export_sets import OfferedSet, agree, find_sets
 from stoker.store.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from stoker.shards.exchange.export_sets import OfferedSet
 
 ROW_TOKENS = 2048  # where no pipeline says its own
 MOST_IN_A_ROW = 1 << 20
 
 
-@click.command(
-    short_help="Write shard sets as other trainers read them.",
-    epilog="Example: stoker export --format hf-arrow /etc/stoker/fineweb.yaml /data/fineweb-arrow",
-)
+@click.command(epilog="Example: stoker export --format hf-arrow /etc/stoker/fineweb.yaml /data/fineweb")
 @click.option("--format", "form", type=click.Choice(["hf-arrow", "nanogpt"]), required=True)
 @click.argument("shards", type=PATH)
 @click.argument("out", type=PATH)
-@click.option("--split", type=click.Choice(["train", "val", "all"]), default="all", show_default=True)
-@click.option(
-    "--rows", type=click.IntRange(1, MOST_IN_A_ROW), help="Tokens a row; default: the pipeline's seq_len."
-)
+@click.option("--split", type=click.Choice(["train", "val", "all"]), default="all")
+@click.option("--rows", type=click.IntRange(1, MOST_IN_A_ROW), help="Tokens a row; else seq_len.")
 @click.option("--documents", is_flag=True, help="A row a document instead.")
 def export(  # noqa: PLR0917 - click passes one an option
     form: str, shards: Path, out: Path, split: str, rows: int | None, documents: bool
@@ -45,9 +41,6 @@ def export(  # noqa: PLR0917 - click passes one an option
     hf-arrow is for `datasets.load_from_disk`; tokens that do not fill a last row are left out, and said.
     nanogpt is train.bin and val.bin, with nothing left out. Exit codes: 65 a set is not whole; 74 no room.
     """
-    from stoker.shards.exchange.export_out import new_directory, write_json
-    from stoker.shards.exchange.export_sets import OfferedSet, agree, find_sets
-
     if (form == "nanogpt") + (rows is not None) + documents > 1:
         raise UsageError("--format nanogpt (one stream a split), --rows, --documents: give one of them")
     row_tokens = ROW_TOKENS
@@ -95,10 +88,6 @@ def _counts(tokens: dict[str, int]) -> str:
 
 def _published(pipeline: Pipeline) -> Iterator[OfferedSet]:
     """Every published set of a pipeline in listing order, from hot or else from warm."""
-    from stoker.corpus.records.pin import read_pin
-    from stoker.corpus.records.sources import PUBLISHED, read_sources
-    from stoker.shards.exchange.export_sets import OfferedSet
-
     dataset = pipeline.dataset.name
     pin, sources = read_pin(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
     listed = [sources[path] for path in (pin.listing if pin else ()) if path in sources]

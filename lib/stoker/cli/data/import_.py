@@ -29,11 +29,7 @@ from stoker.store.files import make_dir
 from stoker.store.layout import STAGE_SHARD
 
 
-@click.command(
-    "import",
-    short_help="Take over tokens that others made.",
-    epilog="Example: stoker import /etc/stoker/fineweb.yaml /data/old/shards/batch-* --trust-tokenizer",
-)
+@click.command("import", epilog="Example: stoker import fineweb.yaml /data/old/batch-* --trust-tokenizer")
 @pipeline_file
 @click.argument("places", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @click.option(

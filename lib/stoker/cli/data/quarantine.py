@@ -14,6 +14,7 @@ from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_fil
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import KINDS, Kept, read_quarantine
+from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
@@ -90,8 +91,6 @@ def release(
     Each is decoded wholly and hashed first: one that is still bad is refused with the reader's words (exit
     code 1); one that could not be fetched is fetched again.
     """
-    from stoker.shards.audit.recheck import RELEASE
-
     pipeline = load_pipeline(file)
     chosen = _several(
         pipeline, ids, everything, yes, lambda kept: kept.kind == "parquet" and not kept.released
@@ -110,8 +109,6 @@ def drop(
     file: Path, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
 ) -> int:
     """Delete what is kept of things in quarantine; of a checkpoint its reason goes with it."""
-    from stoker.shards.audit.recheck import DROP
-
     pipeline = load_pipeline(file)
     chosen = _several(pipeline, ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS)
     return _ask_each(pipeline, chosen, DROP, {"reason_too": reason_too}, as_json=as_json)
@@ -125,8 +122,6 @@ def revalidate(file: Path, as_json: bool) -> int:
 
     The stage-shard loop does so by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """
-    from stoker.shards.audit.recheck import REVALIDATE
-
     outcome = ask(load_pipeline(file), STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
     if as_json:
         print_json(outcome)

@@ -32,10 +32,7 @@ def verify() -> None:
 verify.add_command(downloads)
 
 
-@verify.command(
-    short_help="Prove shard sets.",
-    epilog="Example: stoker verify shards /srv/fast/fineweb/shards/fineweb-350bt",
-)
+@verify.command(epilog="Example: stoker verify shards /srv/fast/fineweb/shards/fineweb-350bt")
 @PATHS
 def shards(paths: tuple[Path, ...]) -> int:
     """Prove the shard sets at PATHS.
@@ -47,12 +44,9 @@ def shards(paths: tuple[Path, ...]) -> int:
     return _report(paths, find_sets, _shard_set)
 
 
-@verify.command(
-    short_help="Check parquet files.",
-    epilog="Example: stoker verify parquet /data/fineweb --text-column text",
-)
+@verify.command(epilog="Example: stoker verify parquet /data/fineweb --text-column text")
 @PATHS
-@click.option("--text-column", default="text", show_default=True, help="The column that must hold text.")
+@click.option("--text-column", default="text", help="The column that must hold text.")
 def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     """Check parquet files at PATHS: footer, schema, and every page of the text.
 
@@ -65,10 +59,7 @@ def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     return _report(paths, below, lambda path: _parquet(path, text_column))
 
 
-@verify.command(
-    short_help="Prove checkpoints.",
-    epilog="Example: stoker verify checkpoint /var/lib/stoker/fineweb/runs/main/checkpoints",
-)
+@verify.command(epilog="Example: stoker verify checkpoint /var/lib/stoker/fineweb/runs/main/checkpoints")
 @PATHS
 def checkpoint(paths: tuple[Path, ...]) -> int:
     """Prove the checkpoints at PATHS whole.

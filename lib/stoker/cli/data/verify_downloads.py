@@ -34,10 +34,7 @@ OVER_S = 30.0
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
 
-@click.command(
-    short_help="Prove the source's files.",
-    epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute",
-)
+@click.command(epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute")
 @pipeline_file
 @click.option("--dispute", is_flag=True, help="Have the download watchdog bring again what is wrong.")
 @click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")

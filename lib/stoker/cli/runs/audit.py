@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, plural, print_json
+from stoker.cli.options import answer, json_option, pipeline_file, plural
+from stoker.config.load import load_pipeline
+from stoker.shards.audit.audit import audit_sets
+from stoker.supervise.audit.audit import audit_run
 
 MOST_NAMED = 5
 
@@ -23,28 +26,15 @@ def audit(file: Path, deep: bool, as_json: bool) -> int:
     Reads only, and may run beside the daemons. Exit code 1: something disagrees, or there is nothing to
     audit; each finding names the file and the figure.
     """
-    from stoker.config.load import load_pipeline
-    from stoker.shards.audit.audit import audit_sets
-    from stoker.supervise.audit.audit import audit_run
-
     pipeline = load_pipeline(file)
     # The run first: what it has consumed must be found in shard sets that are looked at later, not earlier.
     run = audit_run(pipeline, deep=deep)
     data = audit_sets(pipeline, deep)
     findings = [*data.findings, *run.findings]
-    report: dict[str, Any] = {
-        "v": 1,
-        "balanced": not findings,
-        "deep": deep,
-        **data.figures(),
-        **run.figures(),
-    }
-    report["recounted"] = [*data.recounted, "plan", "checkpoints"]
+    report: dict[str, Any] = {"v": 1, "balanced": not findings, "deep": deep}
+    report |= {**data.figures(), **run.figures(), "recounted": [*data.recounted, "plan", "checkpoints"]}
     report |= {"on_record": [*data.on_record, *run.on_record], "findings": findings}
-    if as_json:
-        print_json(report)
-    else:
-        click.echo("\n".join(map(one_line, report_lines(pipeline.name, report))))
+    answer(report, report_lines(pipeline.name, report), as_json=as_json)
     return 1 if findings else 0
 
 

@@ -14,29 +14,13 @@ from stoker.cli.options import PATH
 from stoker.store.errors import DataError, StorageError, UsageError
 
 
-@click.command(
-    epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file' --tokens 60"
-)
+@click.command(epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file'")
 @click.argument("checkpoint", type=PATH)
 @click.option("--prompt", default="", help="What the text begins with; empty for a new document.")
-@click.option(
-    "--tokens", default=100, show_default=True, type=click.IntRange(1), help="At most so many more tokens."
-)
-@click.option(
-    "--temperature",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="0 takes the likeliest token.",
-)
-@click.option(
-    "--top-k",
-    default=50,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Draw from the k likeliest; 0 from all.",
-)
-@click.option("--seed", default=0, show_default=True, type=int, help="The same seed gives the same text.")
+@click.option("--tokens", default=100, type=click.IntRange(1), help="At most so many more tokens.")
+@click.option("--temperature", default=0.8, type=click.FloatRange(0), help="0 takes the likeliest token.")
+@click.option("--top-k", default=50, type=click.IntRange(0), help="Draw from the k likeliest; 0 from all.")
+@click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
 def generate(  # noqa: PLR0917 - click passes one an option
     checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
 ) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import answer, json_option, pipeline_file
+from stoker.cli.runs.plan_report import look
+from stoker.cli.which_run import read_identity
+from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.kit.terminal.sentences import PHRASES
 
@@ -28,18 +31,11 @@ def plan(file: Path, run: str | None, whole: bool, as_json: bool) -> None:
 
     Reads only, and may run beside the daemons. Steps not sealed in a checkpoint yet count as read.
     """
-    from stoker.cli.runs.plan_report import look
-    from stoker.cli.which_run import read_identity
-    from stoker.config.load import load_pipeline
-
     pipeline = load_pipeline(file)
     if run is not None and run != pipeline.train.run:
         read_identity(pipeline.layout, run)
     report = look(pipeline, run or pipeline.train.run)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo("\n".join(map(one_line, report_lines(report, whole=whole))))
+    answer(report, report_lines(report, whole=whole), as_json=as_json)
 
 
 def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:

@@ -7,16 +7,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import PATH, json_option, pipeline_file, plural, print_json
-
-if TYPE_CHECKING:
-    from stoker.supervise.health.trainer_protocol import TrainerView
-    from stoker.supervise.replay.replay_site import Site
-    from stoker.supervise.replay.replay_verdict import Verdict
+from stoker.cli.options import PATH, answer, json_option, pipeline_file, plural
+from stoker.cli.which_run import read_identity
+from stoker.config.load import load_pipeline
+from stoker.supervise.health.trainer_protocol import TrainerView
+from stoker.supervise.replay.replay_copies import take_up
+from stoker.supervise.replay.replay_site import Site
+from stoker.supervise.replay.replay_trial import Stopped, Trial
+from stoker.supervise.replay.replay_verdict import Verdict, compare, refuse_other_machine
 
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
 TELL_EVERY_S = 5.0
@@ -39,11 +40,6 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
     The pipeline may be running or not, and is not disturbed. OUT is a new directory; a replay that was
     stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
     """
-    from stoker.cli.which_run import read_identity
-    from stoker.config.load import load_pipeline
-    from stoker.supervise.replay.replay_copies import take_up
-    from stoker.supervise.replay.replay_trial import Stopped, Trial
-    from stoker.supervise.replay.replay_verdict import compare, refuse_other_machine
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
@@ -66,12 +62,9 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
             return EXIT_INTERRUPTED
         verdict = compare(site)
         site.finish(verdict.body())
-    if as_json:
-        told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
-        report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **verdict.body()}
-        print_json(report)
-    else:
-        click.echo("\n".join(_lines(site, verdict)))
+    told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
+    report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **verdict.body()}
+    answer(report, _lines(site, verdict), as_json=as_json)
     return 0 if verdict.identical else EXIT_DIFFERENT
 
 

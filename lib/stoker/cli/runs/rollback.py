@@ -27,9 +27,7 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
     return [[int(first), int(last)] for first, _colon, last in pairs]
 
 
-@click.command(
-    epilog="Example: stoker rollback /etc/stoker/fineweb.yaml 9000 --skip 9200:9300 --reason spike"
-)
+@click.command(epilog="Example: stoker rollback /etc/stoker/fineweb.yaml 9000 --skip 9200:9300")
 @pipeline_file
 @click.argument("step", type=click.IntRange(min=0))
 @click.option(

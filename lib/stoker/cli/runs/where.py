@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
+from stoker.cli.options import answer, did_you_mean, json_option, pipeline_file
 from stoker.cli.runs.set_index import Document, Library, SegmentMap
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
@@ -44,12 +44,8 @@ def where(file: Path, source_row: str, as_json: bool) -> None:
     Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
     to be had now.
     """
-
     report = find(load_pipeline(file), *parse(source_row))
-    if as_json:
-        print_json(report)
-    else:
-        click.echo("\n".join(map(one_line, report_lines(report))))
+    answer(report, report_lines(report), as_json=as_json)
 
 
 def parse(source_row: str) -> tuple[str, int]:
