@@ -43,10 +43,7 @@ def answer(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) ->
 
 def printable(text: str) -> str:
     """Text that does nothing to a terminal: control characters but newline and tab as \\x1b and the like."""
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else ascii(character)[1:-1]
-        for character in text
-    )
+    return "".join(sign if sign in "\n\t" else harmless(sign) for sign in text)
 
 
 def one_line(value: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stoker.cli.options import did_you_mean
 from stoker.store.errors import DataError, UsageError
 from stoker.store.layout import StateLayout
@@ -29,3 +31,19 @@ def read_identity(layout: StateLayout, name: str) -> Identity:
         raise UsageError(f"{run.root}: no run of this name has begun; {hint}") from None
     except ValueError as error:
         raise DataError(f"{run.record}: {error}; was it written by a newer Stoker?") from error
+
+
+def checkpoints_at(path: Path) -> list[Path]:
+    """The checkpoints that a path means: itself, or all in it.
+
+    It may be a run's directory, its checkpoints/, or its mirror on warm.
+    """
+    if not path.is_dir():
+        why = "is not a directory; a checkpoint is one" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {why}; `ls {path.parent}` shows what there is")
+    if path.resolve().name.startswith("step-") or (path / "checkpoint.json").exists():
+        return [path]
+    for below in ("step-*", "checkpoints/step-*", "t*/step-*"):
+        if found := sorted(entry for entry in path.glob(below) if entry.is_dir()):
+            return found
+    raise UsageError(f"{path} holds no checkpoint; name a step-... directory or <state>/runs/<run>")

@@ -68,7 +68,7 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
         folder = pipeline.layout.quarantine / kept.name
         things = [str(folder / thing) for thing in kept.things]
         if as_json:
-            print_json({**_facts(kept), "folder": str(folder), "things": things, "body": kept.body})
+            print_json({**_facts(kept), "folder": str(folder), "things": things})
             continue
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
         lines = [*(kept.body.items() or [("problem", kept.problem)])]
@@ -194,19 +194,9 @@ def _ask_each(
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
-    return {
-        "name": kept.name,
-        "kind": kept.kind,
-        "path": kept.path,
-        "reason": kept.reason,
-        **{name: kept.body.get(name) for name in ("row_group", "column", "detail", "revalidated")},
-        "time": kept.when,
-        "bytes": kept.bytes,
-        "kept": bool(kept.things),
-        "revalidations": kept.body.get("revalidations", 0),
-        "released": kept.released,
-        "dropped": kept.dropped,
-    }
+    """The thing and its whole reason."""
+    found = {"name": kept.name, "kind": kept.kind, "bytes": kept.bytes, "kept": bool(kept.things)}
+    return {**found, "revalidations": 0, **kept.body, "path": kept.path, "reason": kept.reason}
 
 
 def _state(kept: Kept) -> str:

@@ -8,8 +8,14 @@ from typing import Any
 
 import click
 
+from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.data.verify_downloads import downloads
 from stoker.cli.options import PATH, one_line
+from stoker.cli.which_run import checkpoints_at
+from stoker.corpus.staging.preflight import preflight
+from stoker.shards.audit.recheck import words_of
+from stoker.shards.exchange.export_sets import find_sets
+from stoker.shards.format.proof import prove_set
 from stoker.store.errors import UnknownFormat, UsageError
 
 EXITS = {"invalid": 1, "unknown": UnknownFormat.exit_code, "unreadable": 74, "proven": 0}  # the worst first
@@ -39,8 +45,6 @@ def shards(paths: tuple[Path, ...]) -> int:
 
     A directory above sets, such as <hot>/shards, stands for all of them.
     """
-    from stoker.shards.exchange.export_sets import find_sets
-
     return _report(paths, find_sets, _shard_set)
 
 
@@ -67,7 +71,7 @@ def checkpoint(paths: tuple[Path, ...]) -> int:
     A run's directory, its checkpoints/, or its mirror <warm>/checkpoints/<run> stands for all in it. Nothing
     is loaded.
     """
-    return _report(paths, _checkpoints, _checkpoint)
+    return _report(paths, checkpoints_at, _checkpoint)
 
 
 def _report(
@@ -96,8 +100,6 @@ def _report(
 
 
 def _shard_set(path: Path) -> Finding:
-    from stoker.shards.format.proof import prove_set
-
     proof = prove_set(path)
     return _proven(proof, [f"{name} is in no list of this set" for name in proof.unknown])
 
@@ -107,34 +109,16 @@ def _proven(proof: Any, remarks: list[str]) -> Finding:
 
 
 def _parquet(path: Path, text_column: str) -> Finding:
-    from stoker.corpus.staging.preflight import preflight
-
     try:
         flaw = preflight(path, text_column, decode=True)
     except OSError as error:
         return "unreadable", str(error), ()
     if flaw is None:
         return "proven", "", ()
-    where = "" if flaw.row_group is None else f" in row group {flaw.row_group}"
-    where += "" if flaw.column is None else f", column {flaw.column}"
-    return "invalid", f"{flaw.reason}{where}: {flaw.detail}", ()
-
-
-def _checkpoints(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a directory; a checkpoint is one")
-    for below in ("step-*", "checkpoints/step-*", "t*/step-*"):  # the last: a run's mirror on warm
-        found = sorted(entry for entry in path.glob(below) if entry.is_dir())
-        if found:
-            return found
-    names = ("SHA256SUMS", "checkpoint.json")
-    is_one = path.resolve().name.startswith("step-") or any((path / name).exists() for name in names)
-    return [path] if is_one else []
+    return "invalid", words_of(flaw.fields()), ()
 
 
 def _checkpoint(path: Path) -> Finding:
-    from stoker.checkpoints.proof import prove_checkpoint
-
     proof = prove_checkpoint(path)
     remarks = [f"{name} is in no list of this checkpoint, and was not opened" for name in proof.extra]
     return _proven(proof, remarks)

@@ -7,6 +7,7 @@ size of hot.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,8 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
         if key in began and began[key] != value
     ]
     if changes:
-        yield Fault(
-            ("train", "model"),
-            f"run {identity.run} cannot go on: {'; '.join(changes)}. Put the old value back, or begin "
-            "another run with another train.run",
-        )
+        advice = "Put the old value back, or begin another run with another train.run"
+        yield Fault(("train", "model"), f"run {identity.run} cannot go on: {'; '.join(changes)}. {advice}")
 
 
 def _newest_model(checkpoints: Path) -> Mapping[str, Any]:
@@ -160,7 +158,6 @@ def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fa
 
 
 def _remote_warnings(source: Source) -> Iterator[Fault]:
-    """What lies on this machine of a source that is fetched."""
     if source.token_file is not None and not os.access(source.token_file, os.R_OK):
         yield Fault(("dataset", "source", "token_file"), f"{source.token_file} cannot be read")
     if source.urls_file is not None:
@@ -182,12 +179,7 @@ def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) 
 
 def _capacity(path: Path) -> int | None:
     """The size in bytes of the file system that holds path, or will; None where that cannot be told."""
-    for place in (path, *path.parents):
-        try:
-            found = os.statvfs(place)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-        return found.f_blocks * found.f_frsize
-    return None
+    try:
+        return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).total
+    except OSError:
+        return None

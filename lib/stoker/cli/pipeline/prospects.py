@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from stoker.cli.options import plural
 from stoker.config.checks import Fault
 from stoker.config.disk import vocabulary
 from stoker.config.schema import Pipeline
@@ -41,27 +42,25 @@ def disappointments(pipeline: Pipeline, whole: DataInView | None, days: float) -
     if whole is not None:
         found += [*_late_start(pipeline, whole), *_short_data(pipeline, whole)]
     if days >= LONG_DAYS:
-        train = pipeline.train
-        tokens = train.horizon * train.global_batch * train.seq_len
-        found.append(
-            Fault(
-                ("train", "model"),
-                f"{format_count(parameters(pipeline))} parameters and {format_count(tokens)} tokens take "
-                f"about {days:,.0f} days here, at {_machine_told()}; choose a smaller model, or fewer steps",
-            )
-        )
+        size, tokens = format_count(parameters(pipeline)), format_count(_tokens(pipeline))
+        machine = f"{CORE_FLOPS / 1e9:.0f} GFLOP/s for each of {_cores()} cores (no GPU is visible)"
+        machine = f"{GPU_FLOPS / 1e12:.0f} TFLOP/s of one GPU" if _has_gpu() else machine
+        why = f"{size} parameters and {tokens} tokens take about {days:,.0f} days here, at {machine}"
+        found.append(Fault(("train", "model"), f"{why}; choose a smaller model, or fewer steps"))
     return found
+
+
+def _tokens(pipeline: Pipeline) -> int:
+    train = pipeline.train
+    return train.horizon * train.global_batch * train.seq_len
 
 
 def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
     for glob in pipeline.dataset.source.include:
         suffix = PurePosixPath(glob).suffix
         if suffix[1:].isalnum() and suffix != ".parquet":
-            yield Fault(
-                ("dataset", "source", "include"),
-                f"{glob!r} takes files that end in {suffix}: only parquet can be read, the rest is "
-                "quarantined",
-            )
+            why = f"{glob!r} takes files that end in {suffix}: only parquet can be read"
+            yield Fault(("dataset", "source", "include"), f"{why}, the rest is quarantined")
 
 
 def _late_start(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
@@ -81,23 +80,20 @@ def _late_start(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
 
 
 def _short_data(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
-    train, epochs = pipeline.train, pipeline.plan.epochs
-    batch = train.global_batch * train.seq_len
-    if epochs is None or train.horizon * batch <= (there := whole.train_tokens * epochs):
+    train, epochs, tokens = pipeline.train, pipeline.plan.epochs, _tokens(pipeline)
+    if epochs is None or tokens <= (there := whole.train_tokens * epochs):
         return
+    last = plural(epochs, "epoch") + f" the run ends at about step {there // (tokens // train.horizon)}"
     yield Fault(
         ("plan", "epochs"),
-        f"{train.horizon} steps take {format_count(train.horizon * batch)} tokens, and {_told(whole)}: with "
-        f"{epochs} epoch{'s' * (epochs > 1)} the run ends at about step {there // batch}; raise plan.epochs, "
-        "or lower train.steps",
+        f"{train.horizon} steps take {format_count(tokens)} tokens, and {_told(whole)}: with "
+        f"{last}; raise plan.epochs, or lower train.steps",
     )
 
 
 def _told(whole: DataInView) -> str:
-    figures = (
-        f"{whole.sets} shard sets, {format_count(whole.train_tokens)} training and "
-        f"{format_count(whole.val_tokens)} held-out tokens"
-    )
+    train, val = format_count(whole.train_tokens), format_count(whole.val_tokens)
+    figures = f"{whole.sets} shard sets, {train} training and {val} held-out tokens"
     return f"the data has {figures}" if whole.complete else f"by its text the source has about {figures}"
 
 
@@ -113,10 +109,8 @@ def parameters(pipeline: Pipeline) -> int:
 
 def training_days(pipeline: Pipeline) -> float:
     """How long this machine trains: six operations a parameter and token (Kaplan et al., 2020)."""
-    train = pipeline.train
-    tokens = train.horizon * train.global_batch * train.seq_len
     speed = GPU_FLOPS if _has_gpu() else CORE_FLOPS * _cores()
-    return 6 * parameters(pipeline) * tokens / speed / 86_400
+    return 6 * parameters(pipeline) * _tokens(pipeline) / speed / 86_400
 
 
 def _has_gpu() -> bool:
@@ -125,9 +119,3 @@ def _has_gpu() -> bool:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _machine_told() -> str:
-    if _has_gpu():
-        return f"{GPU_FLOPS / 1e12:.0f} TFLOP/s of one GPU"
-    return f"{CORE_FLOPS / 1e9:.0f} GFLOP/s for each of {_cores()} cores (no GPU is visible)"

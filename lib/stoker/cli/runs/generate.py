@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from stoker.checkpoints.format import step_of
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.select import find_checkpoints
 from stoker.cli.options import PATH
-from stoker.store.errors import DataError, StorageError, UsageError
+from stoker.cli.which_run import checkpoints_at
+from stoker.store.errors import DataError, StorageError
 
 
 @click.command(epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file'")
@@ -29,7 +28,7 @@ def generate(  # noqa: PLR0917 - click passes one an option
     CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ stand for the newest in it.
     Nothing but the checkpoint is needed. Exit code 65: it is not whole.
     """
-    directory = find_checkpoint(checkpoint)
+    directory = max(checkpoints_at(checkpoint), key=lambda path: path.name)
     proof = prove_checkpoint(directory)
     if proof.verdict == "invalid":
         raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
@@ -41,18 +40,3 @@ def generate(  # noqa: PLR0917 - click passes one an option
     text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, seed))
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint a path means: itself, or the newest sealed one of a run's or a checkpoints directory."""
-    if not path.is_dir():
-        why = "is not a directory" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {why}; `ls {path.parent}` shows the checkpoints there are")
-    if (path / "checkpoint.json").is_file() or step_of(path.name) is not None:
-        return path
-    for place in (path, path / "checkpoints"):
-        if found := find_checkpoints(place):
-            return max(found, key=lambda one: one.step).path
-    raise UsageError(
-        f"{path} is no checkpoint and holds none; name a step-... directory or <state>/runs/<run>"
-    )

@@ -58,7 +58,6 @@ def parse(source_row: str) -> tuple[str, int]:
 
 def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     """All that is known of a row: what became of it, and in each run the windows that hold it."""
-
     dataset = pipeline.dataset.name
     sources = read_sources(pipeline.layout, dataset)
     source = sources.get(path)
@@ -89,7 +88,6 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     Raises UsageError for a row that the source has not or nobody knows, UnavailableError where its set is not
     to be had.
     """
-
     found = library.open(library.key_of(source))
     books = found.manifest.books
     if isinstance(books, ImportedBooks):
@@ -110,7 +108,6 @@ def _runs(
     pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
     """For each run over this dataset the windows that hold a row, by the build the run began with."""
-
     for name in run_names(pipeline.layout):
         identity = read_identity(pipeline.layout, name)
         if identity.dataset != pipeline.dataset.name:
@@ -139,7 +136,6 @@ def _runs(
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
     """The windows of a plan entry that hold a token of a document; none where it lies in the tail."""
-
     for start in SegmentMap(segment, library).starts_of(key):
         first, stop = start + document.first, start + document.stop
         # Window w holds the tokens from w * seq_len to (w + 1) * seq_len, that one too.
