@@ -97,7 +97,7 @@ class Repairs:
         if not cold or now < self._hope_at:
             return
         self._hope_at = now + HOPE_S
-        sources = by_key(self.planner.sources(), lambda sha256: set_key(sha256, pin.build_id))
+        sources = by_key(self.planner.sources().values(), lambda sha256: set_key(sha256, pin.build_id))
         for key in cold:
             why = why_lost(key, sources)
             if why is None:

@@ -122,7 +122,7 @@ class Rollbacks:
     def _decide(self, ask: Ask, found: Standing) -> Timeline:
         if ask.lost and (pin := self.run.planner.pin()) is not None:
             build_id = pin.build_id
-            sources = by_key(self.run.planner.sources(), lambda sha256: set_key(sha256, build_id))
+            sources = by_key(self.run.planner.sources().values(), lambda sha256: set_key(sha256, build_id))
             require_lost(lost_key(ask, found), sources)
         return decide(ask, found)
 

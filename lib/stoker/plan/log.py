@@ -6,7 +6,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -46,19 +46,10 @@ class Segment:
         object.__setattr__(self, "sets", tuple(map(_pair, self.sets)))
 
     def body(self) -> dict[str, Any]:
-        whose = {"run_id": self.run_id} if self.run_id else {}  # an old line stays as it is, hash and all
-        return {
-            "v": 1,
-            "n": self.n,
-            "epoch": self.epoch,
-            "sets": [list(pair) for pair in self.sets],
-            "seq_len": self.seq_len,
-            "windows": self.windows,
-            "tail_tokens": self.tail_tokens,
-            "key": self.key,
-            "permutation": self.permutation,
-            **whose,
-        }
+        body = {"v": 1, **asdict(self)}
+        if not self.run_id:
+            del body["run_id"]  # an old line stays as it is, hash and all
+        return body
 
 
 @dataclass(frozen=True)

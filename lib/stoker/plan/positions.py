@@ -195,14 +195,11 @@ def _covered(start: int, stop: int, ranges: Iterable[tuple[int, int]]) -> int:
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
 
 
-def _pieces(plan: Plan, first: int, last: int) -> list[tuple[int, range]]:
-    pieces: list[tuple[int, range]] = []
+def _pieces(plan: Plan, first: int, last: int) -> Iterable[tuple[int, range]]:
     entry = bisect_right(plan.starts, first) - 1
     while first < last:
         start, end = plan.starts[entry], plan.starts[entry + 1]
-        upto = min(last, end)
-        if first < upto:
-            pieces.append((entry, range(first - start, upto - start)))
+        if first < (upto := min(last, end)):
+            yield entry, range(first - start, upto - start)
             first = upto
         entry += 1
-    return pieces

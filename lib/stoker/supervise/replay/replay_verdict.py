@@ -82,7 +82,12 @@ def compare(site: Site) -> Verdict:
 
 def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) -> Rows:
     """The rows of a training log that a history is made of, up to a step; what is no row is left out."""
-    rows = [row for row in _raw_rows(path) if row["step"] <= to]
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            row = parse_json(line)
+            if row["step"] <= to and type(row["timeline"]) is int:
+                rows.append(row)
     kept = committed(rows, history, lambda row: (row["timeline"], row["step"], "loss" in row))
     return {(row["step"], "loss" in row): row for row in kept}
 
@@ -132,10 +137,9 @@ def _figures(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trainer(path: Path) -> dict[str, Any]:
     try:
-        body = parse_json(path.read_bytes())
-    except (FileNotFoundError, ValueError) as problem:
+        return dict(parse_json(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError) as problem:
         raise DataError(f"{path}: {problem}") from problem
-    return body if isinstance(body, dict) else {}
 
 
 def _refuse(reasons: Sequence[str]) -> None:
@@ -144,11 +148,3 @@ def _refuse(reasons: Sequence[str]) -> None:
             f"no replay can be expected to give the same bits: {'; '.join(reasons)}. Run it where these are "
             "the same"
         )
-
-
-def _raw_rows(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError):
-            row = parse_json(line)
-            if isinstance(row, dict) and type(row.get("step")) is type(row.get("timeline")) is int:
-                yield row

@@ -96,21 +96,21 @@ class Planner:
             return None
 
     def in_view(self, pin: DatasetPin | None) -> DataInView:
-        """What is published now of the pin's listing; nothing before the dataset is pinned."""
-        if pin is None:
-            return DataInView(0, 0, 0, complete=self._all_is_refused())
-        return in_view(pin, self._sources())
+        """What is published now of the pin's listing; nothing before the dataset is pinned.
 
-    def _all_is_refused(self) -> bool:
-        """Whether every file there is has been quarantined, so that no pin will come."""
-        listing, sources = read_listing(self._layout, self._dataset), self._sources()
-        if listing is None or not listing.complete or not listing.paths:
-            return False
-        return all(path in sources and sources[path].state == "quarantined" for path in listing.paths)
+        Where every file there is has been quarantined no pin will come.
+        """
+        sources = self.sources()
+        if pin is not None:
+            return in_view(pin, sources)
+        listing = read_listing(self._layout, self._dataset)
+        paths = listing.paths if listing is not None and listing.complete else ()
+        is_over = all(path in sources and sources[path].state == "quarantined" for path in paths)
+        return DataInView(0, 0, 0, complete=bool(paths) and is_over)
 
     def sets_with_heldout(self, pin: DatasetPin, wanted_tokens: int) -> dict[str, str]:
         """The first sets in listing order, key to manifest sha256, with val streams of so many tokens."""
-        sources = self._sources()
+        sources = self.sources()
         found: dict[str, str] = {}
         tokens = 0
         for path in pin.listing:
@@ -132,12 +132,12 @@ class Planner:
         hopeful = self._decide(pin, outlook, policy, now, hopeful=True)
         self._named = hopeful.sets
         again = {key for key, due in self._refused.items() if due <= now}
-        sources = self._sources().values() if again else ()
+        sources = self.sources().values() if again else ()
         known = ((one.key, one.manifest_sha256) for one in sources if one.key in again)
         return {
             key: digest
             for key, digest in (*known, *hopeful.sets)
-            if key and digest and key not in self._proven and self.is_hot(key)
+            if key and digest and key not in self._proven and key in self._hot
         }
 
     def proven(self, key: str, manifest_sha256: str) -> None:
@@ -149,10 +149,6 @@ class Planner:
         """A proof of this set failed or could not be made: it is not counted on until tried again."""
         self._proven.pop(key, None)
         self._refused[key] = now + retry_s
-
-    def is_hot(self, key: str) -> bool:
-        """Whether the set lies on the hot disk, to stay for now, by the records read last."""
-        return key in self._hot
 
     def needed(
         self,
@@ -182,7 +178,7 @@ class Planner:
     def cold(self, needed: Iterable[str]) -> list[str]:
         """Those that are not on hot to stay, looked at where no evictor can be deciding about them."""
         with shared_lock(self._layout.shard_sets_lock):
-            self._sources()
+            self.sources()
         return [key for key in needed if key not in self._hot]
 
     def unproven(self, needed: Mapping[str, str], now: float) -> dict[str, str]:
@@ -207,10 +203,6 @@ class Planner:
             dict.fromkeys((*cold, *islice(later, MOST_LATER), *(key for key, _ in self._named)))
         )
 
-    def sources(self) -> list[Source]:
-        """Every source record as it is now."""
-        return list(self._sources().values())
-
     def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
         """Append what is due of proven sets, durably, and return it."""
         with shared_lock(self._layout.shard_sets_lock):
@@ -223,7 +215,7 @@ class Planner:
         self._named = tuple(pair for pair in self._named if pair[0] not in appended)
         return decision.entries
 
-    def _sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, Source]:
         """The source records by path; what they say to have left hot is not trusted any more."""
         sources = self._records.read()
         if self._records.take_changed():
@@ -245,7 +237,7 @@ class Planner:
         *,
         hopeful: bool,
     ) -> growth.Growth:
-        sources = self._sources()
+        sources = self.sources()
         standings = [self._standing(path, sources.get(path), now) for path in pin.listing]
         self._decided = True
         return growth.decide(
@@ -265,23 +257,19 @@ class Planner:
     def _standing(self, path: str, source: Source | None, now: float) -> PlanSource:
         if source is None:
             return PlanSource.of(path, None, None, None, 0)
-        digest = self._proven.get(source.key or "")
+        key, arrived = source.key or "", now
+        if key and source.state in PUBLISHED:  # all that are there at a start have arrived together
+            arrived = self._arrived.setdefault(key, now if self._decided else 0.0)
         return PlanSource.of(
             path,
-            None if source.key in self._refused else source.state,
-            source.key,
-            digest or source.manifest_sha256,
+            None if key in self._refused else source.state,
+            key,
+            self._proven.get(key) or source.manifest_sha256,
             tokens_of(source.books, "train"),
             hot=source.hot or source.state not in PUBLISHED,
-            proven=digest is not None,
-            arrived=self._arrival(source, now),
+            proven=key in self._proven,
+            arrived=arrived,
         )
-
-    def _arrival(self, source: Source, now: float) -> float:
-        """When a set was first seen published; at a start all that are there have arrived together."""
-        if source.state not in PUBLISHED or not source.key:
-            return now
-        return self._arrived.setdefault(source.key, now if self._decided else 0.0)
 
 
 def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[Skip]) -> bool:
