@@ -413,24 +413,23 @@ class TestWorker:
         heldout.unlink()
         rows.unlink()
         shutil.rmtree(source)
-        fetched = do(
-            place.task(
-                "fetch",
-                name=copied,
-                checkpoints=str(place.checkpoints),
-                logs=[str(rows), str(tmp_path / "none.jsonl")],
-            )
+        fetch = place.task(
+            "fetch",
+            name=copied,
+            checkpoints=str(place.checkpoints),
+            logs=[str(rows), str(tmp_path / "none.jsonl")],
+            heldout=str(heldout),
         )
-        assert fetched["state"] == "fetched"
+        fetched = do(fetch)
+        assert (fetched["state"], fetched["heldout"]) == ("fetched", "brought")
+        assert heldout.read_bytes() == b"windows"
         assert (fetched["logs"], rows.read_bytes()) == ([str(rows)], b"{}\n")
         proof = fetched["proof"]
         assert isinstance(proof, dict)
         assert proof["body"]["step"] == 10
-        for content in (None, b"rotten!"):
-            if content is not None:
-                heldout.write_bytes(content)
-            again = do(place.task("heldout", path=str(heldout), sha256=held["sha256"]))
-            assert (again, heldout.read_bytes()) == ({"heldout": "brought"}, b"windows")
+        assert do(fetch)["heldout"] == "there"
+        heldout.write_bytes(b"rotten!")
+        assert (do(fetch)["heldout"], heldout.read_bytes()) == ("brought", b"windows")
 
 
 def test_a_copy_that_reads_differently_is_not_published(

@@ -13,12 +13,11 @@ from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.config.schema import BackoffPolicy, Supervise
 from stoker.kit.process.process_id import ProcessId
 from stoker.supervise import actions as do
+from stoker.supervise.actions import Leftovers
 from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Seen, decide
-from stoker.supervise.health.evidence import Stillness
-from stoker.supervise.health.exit_class import Exit, ExitClass
+from stoker.supervise.health.exits import Exit, ExitClass
 from stoker.supervise.health.guarded import GuardedEnd
-from stoker.supervise.health.leftovers import Leftovers
-from stoker.supervise.health.liveness import StepTimes
+from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.run.launch_record import Launch
@@ -64,35 +63,47 @@ def begun(phase: Phase, **changes: Any) -> RunState:
 WAIT = do.Wait("waiting for an earlier trainer to save and end", 0.2)
 
 
+GUARDED, ORPHANS = Leftovers(True, True, ALIVE), Leftovers(False, True, ALIVE)
+HELD = Leftovers(False, True, ())
+ASKED = {"is_term_sent": True}
+
+
 @pytest.mark.parametrize(
-    ("left", "changes", "expected"),
+    ("left", "changes", "signal"),
     [
-        (Leftovers(False, False, ()), {}, (do.Enter(Phase.PROVING),)),
-        (Leftovers(True, True, ALIVE), {}, (do.ClearLeftovers(""), WAIT)),
-        (Leftovers(False, True, ALIVE), {}, (do.ClearLeftovers("TERM"), WAIT)),
-        (Leftovers(False, True, ALIVE), {"is_term_sent": True}, (do.ClearLeftovers(""), WAIT)),
-        (Leftovers(True, True, ALIVE), {"since": NOW - 71}, (do.ClearLeftovers("KILL"), WAIT)),
+        (GUARDED, {}, ""),
+        (GUARDED, {"since": NOW - 65}, ""),
+        (GUARDED, {"since": NOW - 71}, "KILL"),
+        (ORPHANS, {}, "TERM"),
+        (ORPHANS, ASKED, ""),
+        (ORPHANS, ASKED | {"since": NOW - 60}, "KILL"),
+        (HELD, ASKED | {"since": NOW - 999}, ""),
     ],
 )
-def test_no_checkpoint_is_looked_at_before_an_earlier_trainer_is_gone(
-    left: Leftovers, changes: dict[str, Any], expected: tuple[do.Action, ...]
+def test_leftovers_are_waited_for_then_asked_then_killed(
+    left: Leftovers, changes: dict[str, Any], signal: Any
 ) -> None:
-    assert decided(begun(Phase.CLEANING, **changes), Seen(left=left)) == expected
+    assert decided(begun(Phase.CLEANING, **changes), Seen(left=left)) == (
+        do.ClearLeftovers(left, signal),
+        WAIT,
+    )
+
+
+def test_no_checkpoint_is_looked_at_before_nothing_of_an_earlier_trainer_is_left() -> None:
+    assert decided(begun(Phase.CLEANING), Seen()) == (do.Enter(Phase.PROVING),)
 
 
 def proving(**changes: Any) -> RunState:
-    return begun(Phase.PROVING, **{"is_taken_up": True} | changes)
+    return begun(Phase.PROVING, **changes)
 
 
 PROVEN = {"proofs": {NEWEST: "proven"}}
-LOOK = do.ListMirror(is_awaited=True)
-MUST = do.ListMirror(is_awaited=True, must=True)
+LOOK, MUST = do.ListMirror(need="try"), do.ListMirror(need="wait")
 
 
 @pytest.mark.parametrize(
     ("run", "seen", "first"),
     [
-        (begun(Phase.PROVING), {}, do.TakeUpRollbacks()),
         (proving(), {"candidate": NEWEST},
          do.Start(do.ProveCheckpoint(NEWEST), f"proving checkpoint {NEWEST}")),
         # proven again before each launch, whatever was known; the next one where it was moved away
@@ -111,11 +122,8 @@ MUST = do.ListMirror(is_awaited=True, must=True)
          do.Start(MUST, "looking at the mirror of the checkpoints")),
         (proving(**PROVEN, look="failed"), {"candidate": NEWEST, "look": "try"}, do.Settle()),
         (proving(**PROVEN, look="done"), {"candidate": NEWEST, "look": "wait", "newer": COPY},
-         do.Start(do.FetchCopy(COPY), f"fetching checkpoint {COPY.name} from the mirror")),
-        (proving(**PROVEN, is_settled=True), {"lost_heldout": "ab"},
-         do.Start(do.RestoreHeldout("ab"), "fetching the held-out windows from the mirror")),
-        (proving(**PROVEN, is_settled=True, is_heldout_seen=True), {"lost_heldout": "ab"},
-         do.Enter(Phase.WAITING)),
+         do.Start(do.FetchCopy(COPY, need="wait"), f"fetching checkpoint {COPY.name} from the mirror")),
+        (proving(**PROVEN, is_settled=True), {}, do.Enter(Phase.WAITING)),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole_here_or_in_the_mirror(
@@ -146,13 +154,13 @@ def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_wait
         (proving(look="failed"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(look="done"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(look="done"), AskedRollback("r", 40, "step-000000040", False, COPY),
-         do.Start(do.FetchCopy(COPY, is_for_rollback=True), "rolling back to step 40")),
+         do.Start(do.FetchCopy(COPY, need="try"), "rolling back to step 40")),
     ],
 )  # fmt: skip
 def test_a_rollback_is_made_once_its_checkpoint_is_here_and_proven_or_cannot_be(
     run: RunState, asked: AskedRollback, first: do.Action
 ) -> None:
-    assert decided(run, Seen(rollback=asked, has_mirror=True))[0] == first
+    assert decided(run, Seen(rollback=asked, look="try"))[0] == first
 
 
 def ended(exit_: Exit = SOURCE, until: int | None = None, **changes: Any) -> RunState:
@@ -164,6 +172,7 @@ def ended(exit_: Exit = SOURCE, until: int | None = None, **changes: Any) -> Run
 
 SAVED = Exit(ExitClass.FINISHED, "exit code 0")
 BAD = Exit(ExitClass.BAD_DATA, "exit code 65: a set is bad", doubts_data=True)
+FULL, WRONG = Exit(ExitClass.STORAGE, "full"), Exit(ExitClass.WRONG_CONFIG, "exit code 78")
 DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_failure=True)
 
 
@@ -180,6 +189,12 @@ DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_fail
          (do.AnswerEnd(3, 40, False), do.Enter(Phase.WAITING))),
         (ended(SAVED, until=34), {"step": 34, "best_step": 30},
          (do.AnswerEnd(0, 35, True), do.Enter(Phase.WAITING))),
+        (ended(FULL), {"step": 30, "fruitless": 3, "best_step": 40},
+         (do.AnswerEnd(2, 40, False), replace(DELAY, doing="the trainer ended (full); starting"))),
+        (ended(BAD), {"step": 30, "fruitless": 3, "best_step": 40},
+         (do.AnswerEnd(3, 40, False), do.End(65, "given up"))),
+        (ended(WRONG), {"step": 34, "best_step": 30},
+         (do.AnswerEnd(0, 35, True), do.End(78, "the trainer refuses"))),
         (ended(BAD), {"step": 34, "best_step": 30},
          (do.AnswerEnd(0, 35, True, doubts_data=True),
           replace(DELAY, doing="the trainer ended (exit code 65: a set is bad); starting"))),
@@ -282,15 +297,9 @@ def test_a_finished_run_rests_once_all_is_proven_and_mirrored(
 
 
 def test_a_new_round_forgets_what_the_last_one_found_and_keeps_what_is_not_answered_yet() -> None:
-    run = ended(look="done", rollbacks=("r",), has_rejected=True, failures=2, resume=NEWEST)
+    run = ended(look="done", rollbacks=("r",), failures=2, resume=NEWEST)
     fresh = run.entered(Phase.CLEANING, NOW)
-    assert (fresh.proofs, fresh.look, fresh.is_settled, fresh.has_rejected, fresh.resume) == (
-        {},
-        "",
-        False,
-        False,
-        "",
-    )
+    assert (fresh.proofs, fresh.look, fresh.is_settled, fresh.resume) == ({}, "", False, "")
     assert (fresh.exit, fresh.trainer, fresh.rollbacks, fresh.failures) == (run.exit, run.trainer, ("r",), 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,82 +11,38 @@ import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process.process_id import ProcessId
-from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline, read_timelines
 from stoker.store.log import ChainedLog
 from stoker.supervise import actions as do
-from stoker.supervise.health.evidence import Stillness
+from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.mirror.inventory import Checkpoints
 from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState, Trainer
-from stokerd.supervision.activities import ACTIVITIES, on_end
-from stokerd.supervision.data import ANOTHER
-from stokerd.supervision.mirror import MirrorEffects
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.workers import ACTIVITIES
 from support.pipelines import make_pipeline
 
-PROOF = do.ProveCheckpoint("step-000000030")
-SETS = do.ProveSets({"a": "ma", "b": "mb"})
+HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32
+SETS = do.ProveSets({"a": "ma", "b": "mb", "c": "mc"})
 HELDOUT = do.CopyHeldout({"a": "ma"}, 400)
-HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), PROOF.name, "ab" * 32
 COPY = Mirrored(0, 40, "00000040", run_id="r")
-FETCH = do.FetchCopy(COPY)
-LOOK, MUST = do.ListMirror(is_awaited=True), do.ListMirror(is_awaited=True, must=True)
-
-
-def ended(result: dict[str, Any] | None, reason: str = "") -> WorkerExit:
-    error = None if result is not None else {"message": reason}
-    return WorkerExit("finished" if result is not None else "failed", 0, None, result, error, 0)
+LOOK, MUST = do.ListMirror(need="try"), do.ListMirror(need="wait")
 
 
 def proof(verdict: str, **words: Any) -> dict[str, Any]:
     return {"verdict": verdict, "reason": "", "body": None, "digest": "", **words}
 
 
-@pytest.mark.parametrize(
-    ("job", "result", "expected"),
-    [
-        (PROOF, proof("proven", body={"step": 30}, digest="ab"),
-         do.CheckpointProved(PROOF.name, "proven", "", {"step": 30}, "ab")),
-        (PROOF, proof("invalid", reason="a bit"),
-         do.CheckpointProved(PROOF.name, "invalid", "a bit")),
-        (PROOF, None, do.CheckpointProved(PROOF.name, "unreadable", "no proof: …")),
-        (SETS, {"proofs": [proof("proven", manifest_sha256="ma"), proof("invalid", reason="x")]},
-         do.SetsProved(SETS.sets, {"a": "", "b": "invalid: x"})),
-        (SETS, {"proofs": [proof("proven", manifest_sha256="ma"), proof("proven", manifest_sha256="mc")]},
-         do.SetsProved(SETS.sets, {"a": "", "b": f"{ANOTHER} is mc, recorded is mb"})),
-        (SETS, None, do.SetsProved(SETS.sets, dict.fromkeys("ab", "not proven: …"))),
-        (HELDOUT, {"sha256": "ab", "windows": 6, "dtype": "uint16", "tokens": 60},
-         do.HeldoutCopied(Heldout("ab", 6, "uint16", 60))),
-        (HELDOUT, {"sha256": "", "windows": 0, "dtype": "uint16", "tokens": 0}, do.HeldoutCopied()),
-        (HELDOUT, None, do.HeldoutCopied(problem="…")),
-        (do.CopyToMirror(HERE), {"set_aside": None}, do.CopyMade(HERE)),
-        (do.CopyToMirror(HERE), {"source_bad": "x"}, do.SourceDiffers(NAME, "x")),
-        (do.PruneMirror(("t0/x",)), {"gone": ["t0/x"]}, do.CopiesPruned(("t0/x",))),
-        (FETCH, {"state": "fetched", "proof": proof("proven", body={"step": 40}, digest="cd"), "logs": ["m"]},
-         do.CopyFetched(FETCH, {"step": 40}, "cd", ("m",))),
-        (FETCH, {"state": "bad", "reason": "a bit", "set_aside": "/w/.trash/x"},
-         do.CopyBad(COPY.name, "bad", "a bit", "/w/.trash/x")),
-        (FETCH, None, do.MirrorFailed(FETCH, "…")),
-        (do.RestoreHeldout("ab"), {"heldout": "brought"}, do.HeldoutRestored("brought")),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_worker_says_what_is_true_now(
-    job: do.Job, result: dict[str, Any] | None, expected: do.Action
-) -> None:
-    assert on_end(job, ended(result, "…")) == expected
-
-
-def test_a_worker_that_a_launch_can_do_without_is_given_up_sooner() -> None:
-    assert ACTIVITIES[do.ListMirror].silent_s(LOOK) < ACTIVITIES[do.ListMirror].silent_s(MUST)
+def listing(*copies: Mirrored, foreign: tuple[str, ...] = (), timelines: str | None = None) -> dict[str, Any]:
+    return {"copies": [asdict(one) for one in copies], "foreign": foreign, "timelines": timelines}
 
 
 class Warm:
-    """A mirrored run of which one checkpoint, of step 30, is proven."""
+    """A mirrored run of which one checkpoint, of step 30, is proven; and its data's words."""
 
     def __init__(self, home: Path) -> None:
         pipeline = make_pipeline(home, warm=str(home / "warm")).pipeline
@@ -93,34 +50,46 @@ class Warm:
         layout = pipeline.layout.run("main")
         layout.create()
         record = SimpleNamespace(identity=SimpleNamespace(run_id="r"))
+        context = SimpleNamespace(pipeline=pipeline, events=self)
+        self.counted: list[str] = []
+        counters = {
+            name: SimpleNamespace(inc=lambda name=name: self.counted.append(name))
+            for name in ("mirror_failures", "quarantined")
+        }
+        self.data: list[tuple[str, ...]] = []
+        data = SimpleNamespace(
+            whole=lambda *words: self.data.append(("whole", *words)) or True,
+            another=lambda *words: self.data.append(("another", *words)),
+            not_whole=lambda *words: self.data.append(("not whole", *words)),
+        )
+        store = SimpleNamespace(record=record, fruitful=lambda: self.data.append(("fruitful",)))
         self.run = Run(
-            pipeline,
+            cast(Any, context),
+            cast(Any, SimpleNamespace(**counters)),
             RunState(phase=Phase.PROVING, proofs={NAME: "proven"}),
-            cast(Any, SimpleNamespace(record=record)),
+            cast(Any, store),
             Checkpoints(pipeline),
             MirrorState(layout.mirror, pipeline.layout.quarantine),
-            *cast(Any, (None, None, None)),
+            *cast(Any, (None, data)),
         )
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
         self.run.checkpoints.path(NAME).mkdir()
         self.run.checkpoints.proven(NAME, body, DIGEST, 0.0)
         self.words: list[tuple[str, dict[str, Any]]] = []
-        self.failures = 0
-        meters: Any = SimpleNamespace(mirror_failures=self)
-        self.effects = MirrorEffects(self.run, cast(Any, self), meters)
 
     def record(self, event: str, level: str = "info", **fields: Any) -> None:
         self.words.append((event, fields))
 
-    def inc(self) -> None:
-        self.failures += 1
-
-    def apply(self, *actions: do.Action) -> list[str]:
-        """The event words of these actions."""
+    def ended(self, job: do.Job, result: dict[str, Any] | None, reason: str = "") -> list[str]:
+        """The event words at the end of a job with this result, or none for this reason."""
         self.words.clear()
-        for action in actions:
-            self.effects.apply(action)
+        ACTIVITIES[job.slot].ended(self.run, job, result, reason)
         return [event for event, _ in self.words]
+
+    @property
+    def copies(self) -> tuple[Mirrored, ...]:
+        assert self.run.mirror is not None
+        return self.run.mirror.copies
 
 
 @pytest.fixture
@@ -128,78 +97,122 @@ def warm(tmp_path: Path) -> Warm:
     return Warm(tmp_path)
 
 
+NEWER = "step-000000040"
+BODY = {"step": 40, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
+
+
+def test_only_a_checkpoint_that_is_found_wrong_is_moved_away(warm: Warm) -> None:
+    warm.run.checkpoints.path(NEWER).mkdir()
+    newer = do.ProveCheckpoint(NEWER)
+    assert warm.ended(newer, proof("proven", body=BODY, digest="cd")) == ["checkpoint_proven"]
+    assert warm.run.newest is not None and warm.run.newest.step == 40
+    assert warm.ended(newer, None, "it hung") == ["checkpoint_unreadable"]
+    assert warm.words[0][1]["reason"] == "no proof: it hung"
+    assert warm.run.state.proofs[NEWER] == "unreadable" and warm.run.checkpoints.path(NEWER).exists()
+    assert warm.ended(newer, proof("invalid", reason="a bit")) == ["checkpoint_quarantined"]
+    assert not warm.run.checkpoints.path(NEWER).exists()
+    assert (warm.run.newest.step, warm.counted) == (30, ["quarantined"])
+
+
+def test_a_set_is_whole_another_or_not_whole_and_one_that_was_mended_forgives_launches(warm: Warm) -> None:
+    digests = {"a": "ma", "c": "md"}
+    proofs = [proof("proven", manifest_sha256=digests.get(key)) for key in SETS.sets]
+    proofs[1] = proof("invalid", reason="x")
+    assert warm.ended(SETS, {"proofs": proofs}) == []
+    assert warm.data == [
+        ("whole", "a", "ma"),
+        ("fruitful",),
+        ("not whole", "b", "invalid: x"),
+        ("another", "c", "its manifest's sha256 is md, recorded is mc"),
+    ]
+    warm.data.clear()
+    warm.ended(do.ProveSets({"a": "ma"}), None, "it hung")
+    assert warm.data == [("not whole", "a", "not proven: it hung")]
+
+
+def test_held_out_windows_are_taken_as_they_are_and_copied_again_after_a_failure(warm: Warm) -> None:
+    assert warm.ended(HELDOUT, None, "full") == ["heldout_failed"]
+    assert warm.run.state.heldout is None and warm.run.state.retry_at > 0.0
+    windows = {"sha256": "ab", "windows": 6, "dtype": "uint16", "tokens": 60}
+    warm.ended(HELDOUT, windows)
+    assert warm.run.state.heldout == Heldout("ab", 6, "uint16", 60)
+
+
 def test_a_look_that_a_launch_needs_is_waited_for_and_said_once(warm: Warm) -> None:
-    away = do.MirrorFailed(MUST, "not mounted")
-    assert warm.apply(away, away) == ["mirror_failed", "mirror_awaited"]
-    assert "step 30 is the newest proven here" in warm.words[-1][1]["message"]
-    assert (warm.run.state.look, warm.run.state.look_failures, warm.failures) == ("", 2, 2)
-    assert "waiting for warm, which may hold a newer checkpoint" in warm.run.state.retry_doing
-    there = do.MirrorListed((COPY,), (), None, is_awaited=True)
-    assert warm.apply(there) == ["mirror_recovered"]
-    assert warm.run.state.look == "done" and warm.effects.mirror.copies == (COPY,)
+    words = [*warm.ended(MUST, None, "not mounted"), *warm.ended(MUST, None, "not mounted")]
+    assert words == ["mirror_failed", "mirror_awaited"]
+    assert (warm.run.state.look, warm.run.state.look_failures) == ("", 2)
+    assert warm.counted == ["mirror_failures"] * 2
+    newest = "(step 30 is the newest proven here): not mounted"
+    assert f"waiting for warm, which may hold a newer checkpoint {newest}" in warm.run.state.retry_doing
+    assert warm.ended(MUST, listing(COPY)) == ["mirror_recovered"]
+    assert warm.run.state.look == "done" and warm.copies == (COPY,)
 
 
-@pytest.mark.parametrize(
-    ("job", "problem"),
-    [
-        (LOOK, "the mirror cannot be looked at now: away; ask again later"),
-        (do.FetchCopy(COPY, is_for_rollback=True),
-         f"{COPY.name} cannot be fetched from the mirror now: away"),
-    ],
-)  # fmt: skip
-def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(
-    warm: Warm, job: do.MirrorJob, problem: str
-) -> None:
-    warm.apply(do.MirrorFailed(job, "away"))
-    assert (warm.run.state.look, warm.run.state.look_problem, warm.run.state.retry_at) == (
-        "failed",
-        problem,
-        0.0,
-    )
+@pytest.mark.parametrize("job", [LOOK, do.FetchCopy(COPY, need="try")])
+def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(warm: Warm, job: do.MirrorJob) -> None:
+    warm.ended(job, None, "away")
+    state = warm.run.state
+    assert (state.look, state.retry_at) == ("failed", 0.0)
+    assert state.look_problem == "the mirror cannot be used now: away; ask again later"
 
 
 def test_what_goes_on_beside_everything_is_only_reported(warm: Warm) -> None:
     before = warm.run.state
-    assert warm.apply(do.MirrorFailed(do.CopyToMirror(HERE), "full")) == ["mirror_failed"]
+    assert warm.ended(do.CopyToMirror(HERE), None, "full") == ["mirror_failed"]
     assert warm.run.state == before
+    assert warm.ended(do.CopyToMirror(HERE), {"set_aside": None}) == [
+        "mirror_recovered",
+        "checkpoint_mirrored",
+    ]
+    (copy,) = warm.copies
+    assert warm.ended(do.PruneMirror((copy.name,)), {"gone": [copy.name]}) == ["mirror_pruned"]
+    assert warm.copies == ()
 
 
 def test_a_checkpoint_here_that_differs_is_trusted_no_longer(warm: Warm) -> None:
-    assert warm.apply(do.SourceDiffers(NAME, "x")) == ["mirror_source_differs"]
+    assert warm.ended(do.CopyToMirror(HERE), {"source_bad": "x"}) == ["mirror_source_differs"]
     assert (warm.run.newest, warm.run.state.proofs) == (None, {})
 
 
 def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(warm: Warm) -> None:
-    warm.apply(do.MirrorListed((COPY,), (), None, is_awaited=True))
-    assert warm.apply(do.CopyBad(COPY.name, "bad", "a bit", "/w/x")) == ["mirror_copy_bad"]
-    assert warm.effects.mirror.copies == ()
-    body = {"step": 40, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
-    warm.run.checkpoints.path("step-000000040").mkdir()
-    fetched = do.CopyFetched(do.FetchCopy(COPY, is_for_rollback=True), body, "cd", ())
-    assert warm.apply(fetched) == ["checkpoint_fetched"]
+    fetch = do.FetchCopy(COPY, need="try")
+    warm.ended(LOOK, listing(COPY))
+    bad = {"state": "bad", "reason": "a bit", "set_aside": "/w/.trash/x"}
+    assert warm.ended(fetch, bad) == ["mirror_copy_bad"]
+    assert warm.copies == ()
+    warm.run.checkpoints.path(NEWER).mkdir()
+    fetched = {
+        "state": "fetched",
+        "proof": proof("proven", body=BODY, digest="cd"),
+        "logs": [],
+        "heldout": "brought",
+    }
+    assert warm.ended(fetch, fetched) == ["checkpoint_fetched", "heldout_restored"]
     assert warm.run.newest is not None and warm.run.newest.step == 40
-    assert warm.run.state.proofs["step-000000040"] == "proven"
-    assert warm.run.checkpoints.kept == {"step-000000040"}
+    assert warm.run.state.proofs[NEWER] == "proven"
+    assert warm.run.checkpoints.kept == {NEWER}
 
 
 def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path: Path) -> None:
     log = ChainedLog(tmp_path / "copy.jsonl")
     log.append(Timeline(1, 0, 10, (), "operator").body())
     log.close()
-    found = do.MirrorListed((), ("another",), (tmp_path / "copy.jsonl").read_text(), is_awaited=True)
-    assert warm.apply(found, found) == ["mirror_foreign", "timelines_restored"]
+    found = listing(foreign=("another",), timelines=(tmp_path / "copy.jsonl").read_text())
+    words = [*warm.ended(LOOK, found), *warm.ended(LOOK, found)]
+    assert words == ["mirror_foreign", "timelines_restored"]
     assert read_timelines(warm.run.layout.timelines).current == 1
 
 
 def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_killed(tmp_path: Path) -> None:
     guard, events = list[str](), list[str]()
     launch = Launch("l1", 0, None, 0, tmp_path / "socket")
-    trainer = Trainer(launch, ProcessId(1, 1), TrainerView.started("l1", 0.0), Stillness.started(0.0), 0.0)
-    run = Run(*cast(Any, (None, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 6)))
-    told: Any = SimpleNamespace(record=lambda event, *_, **__: events.append(event))
-    control = TrainerControl(cast(Any, SimpleNamespace(events=told)), run, cast(Any, None))
+    trainer = Trainer(launch, ProcessId(1, 1), TrainerView.started("l1", 0.0), Stillness(0.0, 0.0), 0.0)
+    told: Any = SimpleNamespace(events=SimpleNamespace(record=lambda event, *_, **__: events.append(event)))
+    run = Run(*cast(Any, (told, None, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 5)))
+    control = TrainerControl(run)
     words: Any = SimpleNamespace(pid=1, stop=lambda: guard.append("stop"), kill=lambda: guard.append("kill"))
-    control.guard = words
+    control.guarded = words
     control.stop(do.StopTrainer())
     control.stop(do.StopTrainer(kill_guard=True))
     assert (guard, events) == (["stop", "kill"], ["trainer_stop_asked", "guard_stuck"])

@@ -11,9 +11,9 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.reading import reading
 from stoker.checkpoints.retention import RetentionPolicy
 from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
+from stoker.supervise.decide import mirror_job
 from stoker.supervise.mirror.inventory import Checkpoints
 from stoker.supervise.mirror.state import COMPLAINT_S, LOOK_AGAIN_S, MirrorState
-from stoker.supervise.mirroring import is_settled, next_job
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 
@@ -74,19 +74,17 @@ HERE = [one(10), one(20)]
 
 
 def beside(mirror: MirrorState, now: float = 100.0) -> MirrorJob | None:
-    return next_job(mirror, HERE, FROM_THE_START, KEEP, now)
+    return mirror_job(mirror, HERE, FROM_THE_START, KEEP, now)
 
 
-def test_it_looks_first_then_copies_the_newest_first_and_is_settled(tmp_path: Path) -> None:
+def test_it_looks_first_then_copies_the_newest_first_and_then_nothing_is_to_be_done(tmp_path: Path) -> None:
     mirror = book(tmp_path)
     assert beside(mirror) == ListMirror()
     mirror.looked([], 100.0)
     for copy in (HERE[1], HERE[0]):
         assert beside(mirror) == CopyToMirror(copy)
-        assert not is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
         mirror.copied(copy)
     assert beside(mirror) is None
-    assert is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)
     assert mirror.status(None) == {
         "step": 20, "copies": 2, "waiting": 0, "copying": None, "trouble": None,
     }  # fmt: skip
@@ -106,7 +104,6 @@ def test_a_failed_copy_is_trouble_until_a_copy_succeeds(tmp_path: Path) -> None:
     mirror = book(tmp_path)
     mirror.looked([], 100.0)
     assert mirror.failed("copy", "warm is full", 100.0)
-    assert is_settled(mirror, HERE, FROM_THE_START, KEEP, 100.0)  # nothing more can be done now
     assert beside(mirror, mirror.retry_at - 0.01) is None
     assert beside(mirror, mirror.retry_at) == ListMirror()
     assert not mirror.worked("list") and mirror.trouble == "warm is full"  # a look does not mend it

@@ -8,17 +8,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.supervise.health.evidence import Stillness, Work
+from stoker.supervise.health.liveness import Stillness, Work
 from stoker.supervise.health.trainer_protocol import MOST_BYTES, TrainerView, heard, parse
 
 
-def test_a_step_is_read_whole_and_implies_ready() -> None:
+def test_a_step_is_read_whole() -> None:
     said = parse(
         b"LAUNCH=a1\nPHASE=train\nSTEP=7\nTOKENS=7000\nLOSS=3.5\nLR=1e-3\nGRAD_NORM=0.5\nPOSITION=2,96\nNEW_KEY=x",
         "a1",
     )
     assert said == {
-        "phase": "train", "ready": True, "step": 7, "tokens": 7000, "loss": 3.5,
+        "phase": "train", "step": 7, "tokens": 7000, "loss": 3.5,
         "lr": 1e-3, "grad_norm": 0.5, "position": (2, 96),
     }  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_only_a_new_step_or_phase_counts_as_movement() -> None:
 
 
 def test_housekeeping_is_stillness_and_work_is_not() -> None:
-    idle = Stillness.started(0.0).sampled(Work(5.0, 100), 1.0).sampled(Work(5.04, 100), 11.0)
+    idle = Stillness(0.0, 0.0).sampled(Work(5.0, 100), 1.0).sampled(Work(5.04, 100), 11.0)
     assert 11.0 - idle.worked_at == 10.0
     reads = idle.sampled(Work(5.04, 164), 21.0)
     assert reads.worked_at == 21.0
@@ -61,7 +61,7 @@ def test_housekeeping_is_stillness_and_work_is_not() -> None:
 
 
 def test_work_is_read_from_proc_even_behind_an_odd_name(tmp_path: Path) -> None:
-    from stoker.supervise.health.evidence import work_of
+    from stoker.supervise.health.liveness import work_of
 
     (tmp_path / "77").mkdir()
     ticks = os.sysconf("SC_CLK_TCK")

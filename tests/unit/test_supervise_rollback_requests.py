@@ -15,7 +15,7 @@ from stoker.store.log import ChainedLog
 from stoker.store.requests import file_request, pending_requests, read_outcome
 from stoker.supervise.mirror.inventory import Checkpoints
 from stoker.supervise.state import RunState
-from stokerd.supervision.rollback import Rollbacks
+from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
@@ -37,15 +37,16 @@ class Case:
         self.words: list[str] = []
         self.back: list[int] = []
         store = SimpleNamespace(record=object(), rolled_back=self.back.append)
-        planner = SimpleNamespace(plan=plan_of(segment(0, 1000)))
         accounts = SimpleNamespace(
             timelines=lambda: read_timelines(self.files.timelines),
             history=lambda: ancestry(read_timelines(self.files.timelines)),
         )
-        parts = cast(Any, (store, Checkpoints(pipeline), None, planner, accounts, None))
-        self.run = Run(pipeline, RunState(), *parts)
         events = SimpleNamespace(record=lambda word, *_, **__: self.words.append(word))
-        self.rollbacks = Rollbacks(self.run, cast(Any, events))
+        context = SimpleNamespace(pipeline=pipeline, events=events)
+        accounts.planner = SimpleNamespace(plan=plan_of(segment(0, 1000)))
+        parts = cast(Any, (store, Checkpoints(pipeline), None, accounts, None))
+        self.run = Run(cast(Any, context), cast(Any, None), RunState(), *parts)
+        self.requests = Requests(self.run)
 
     def ask(self, to: int, timeline: int = 0) -> str:
         return file_request(
@@ -53,17 +54,21 @@ class Case:
         )
 
     def consider(self) -> list[Any]:
-        return [self.rollbacks.consider(one) for one in pending_requests(self.layout, TRAIN_SUPERVISOR)]
+        """The answers given at once."""
+        self.requests._look_at = 0.0
+        asked = pending_requests(self.layout, TRAIN_SUPERVISOR)
+        self.requests.look()
+        return [read_outcome(self.layout, one.id) for one in asked]
 
     def take_up(self) -> bool:
         """Make what is asked for, as the loop does; whether any rollback was made."""
-        self.rollbacks.take_up()
+        self.requests.take_up()
         made = False
-        while (asked := self.rollbacks.next()) is not None:
+        while (asked := self.requests.next_rollback()) is not None:
             if asked.target and asked.is_here:
                 verdict = "invalid" if asked.target in self.bad else "proven"
                 self.run.change(proofs={asked.target: verdict})
-            made |= self.rollbacks.make(asked.request)
+            made |= self.requests.roll_back(asked.request)
         return made
 
     def here(self) -> list[int]:

@@ -16,7 +16,7 @@ from stoker.plan.consumption import consumed_body
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
-from stoker.store.errors import UnknownFormat
+from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.run.gates import GateWants, start_gate
 from stoker.supervise.run.horizon import finished_at
@@ -54,7 +54,7 @@ def test_a_run_record_comes_back_as_it_was_and_a_checkpoint_carries_its_identity
 def test_a_record_of_another_version_is_not_guessed_at() -> None:
     with pytest.raises(UnknownFormat, match=r"run\.json is of format version 2"):
         parse_record({**RunRecord(IDENTITY).body(), "v": 2})
-    with pytest.raises(ValueError, match="run_id"):
+    with pytest.raises(DataError, match="run_id"):
         parse_record({"v": 1, "run": "main"})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.kit.process.process_id import ProcessId
 from stoker.plan.growth import ENOUGH
-from stoker.supervise.health.evidence import Stillness
+from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
@@ -26,7 +26,7 @@ LAUNCH = Launch("l1", 0, None, 0, Path("x.sock"))
 
 def trainer(**said: Any) -> Trainer:
     view = TrainerView("l1", 0.0, 0.0, **said)
-    return Trainer(LAUNCH, ProcessId(5, 50), view, Stillness.started(0.0), 0.0)
+    return Trainer(LAUNCH, ProcessId(5, 50), view, Stillness(0.0, 0.0), 0.0)
 
 
 TRAINING = trainer(phase="train", step=50, loss=2.5, tokens_per_s=900.0)

@@ -47,8 +47,8 @@ class Accounts:
         self.wait = DataWait(context.pipeline.plan.hold)
         self.timeline = 0  # the current one, at the last look
         self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
-        self._written: tuple[Any, ...] = ()  # what consumed.json says, the rate last
-        self._claimed: int | None = None
+        self._written: tuple[Any, ...] = ()  # what consumed.json says
+        self._written_rate: float | None = None
 
     def timelines(self) -> Timelines:
         """The run's rollbacks as they are on disk."""
@@ -66,10 +66,8 @@ class Accounts:
         """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
         if checkpoint is None:
             return
-        if self.store.record is None:
-            self.store.restore(checkpoint)
+        if self.store.settle(checkpoint):
             self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
-        self.store.check_ours(checkpoint)
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > launches[-1].resume_step:
             self.store.fruitful()  # the last launch got this far
@@ -98,10 +96,9 @@ class Accounts:
 
     def steps(self, at: Checkpoint) -> int:
         """The run's last step, seen from a checkpoint."""
-        tokens, skipped = int(at.body["tokens"]), self.skips()
-        plan, position = self.planner.plan, at.position
+        tokens, plan, skipped = int(at.body["tokens"]), self.planner.plan, self.skips()
         self.last_step = last_step(
-            self.config, plan, step=at.step, position=position, tokens=tokens, skips=skipped
+            self.config, plan, step=at.step, position=at.position, tokens=tokens, skips=skipped
         )
         return self.last_step
 
@@ -111,26 +108,26 @@ class Accounts:
         plan, skipped = self.planner.plan, self.skips()
         return finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
 
-    def windows_left(self, at: Checkpoint) -> int:
-        """Windows the plan still has to give from a checkpoint on."""
-        return left_after(self.planner.plan, at.position, self.skips())
+    def windows_left(self, position: Position) -> int:
+        """Windows the plan still has to give from a position on; what is skipped is none."""
+        return left_after(self.planner.plan, position, self.skips())
 
-    def outlook(self, step: int, position: Position, steps: int) -> Outlook:
-        """How far the plan must reach, seen from a step; what is skipped ahead is no window to train on."""
-        plan, batch = self.planner.plan, self.config.global_batch
-        reached = plan.windows - left_after(plan, position, self.skips())
+    def outlook(self, at: Checkpoint, step: int, position: Position) -> Outlook:
+        """How far the plan must reach, seen from a step after a checkpoint."""
+        batch = self.config.global_batch
+        reached = self.planner.plan.windows - self.windows_left(position)
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
-        return Outlook(reached, reached + max(0, steps - step) * batch, lead)
+        return Outlook(reached, reached + max(0, self.steps(at) - step) * batch, lead)
 
     def moved(self, position: Position) -> None:
         """The trainer is at a position now; a wait for data is no part of its speed."""
         now = time.monotonic()
         waited_s = self.wait.lasted_s(now)
-        for pace, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
+        for rate, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
             if waited_s > most_s:
-                pace.interrupted()
+                rate.interrupted()
             else:
-                pace.sampled(linear(self.planner.plan, position), now)
+                rate.sampled(linear(self.planner.plan, position), now)
 
     def interrupted(self) -> None:
         """The trainer ended."""
@@ -143,10 +140,13 @@ class Accounts:
         self.timeline = history[0][0]
         finished, keep_last = self.over(at), self.config.checkpoint.keep_last
         low_water = mark(self.run.checkpoints, history, plan, keep_last=keep_last, newest=at.step)
-        rate = self.pace.windows_per_s
+        rate, written = self.pace.windows_per_s, self._written_rate
+        is_same_pace = rate == written or (
+            rate is not None and written is not None and abs(rate - written) <= RATE_CHANGE * written
+        )
         wants = () if finished else self.planner.wants
         facts = (history, at.path, at.step, low_water, self.reach, finished, wants)
-        if self._written[:-1] == facts and not _differs(self._written[-1], rate):
+        if facts == self._written and is_same_pace:
             return
         record = consumed_body(
             self.config.run,
@@ -161,21 +161,9 @@ class Accounts:
             reach=self.reach,
         )
         write_record(self.run.consumed, record)
-        self._written = (*facts, rate)
-        self._claim(at, finished)
-
-    def _claim(self, at: Checkpoint, finished: str | None) -> None:
-        """Reserve room for two more checkpoints as large as the last one: one sealed, one being sealed."""
+        self._written, self._written_rate = facts, rate
+        # Room for two more checkpoints as large as the last one: one sealed, one being sealed.
         files = at.body.get("files", {}).values() if not finished else ()
-        wanted = 2 * sum(int(file["size"]) for file in files)
-        if wanted != self._claimed:
-            place = self.run.checkpoints
-            claim = Claim(place.stat().st_dev, str(place), "checkpoints", wanted)
-            write_claims(self.layout, TRAIN_SUPERVISOR, [claim] if wanted else [])
-            self._claimed = wanted
-
-
-def _differs(written: float | None, now: float | None) -> bool:
-    if written is None or now is None:
-        return written is not now
-    return abs(now - written) > RATE_CHANGE * written
+        place, wanted = self.run.checkpoints, 2 * sum(int(file["size"]) for file in files)
+        claim = Claim(place.stat().st_dev, str(place), "checkpoints", wanted)
+        write_claims(self.layout, TRAIN_SUPERVISOR, [claim] if wanted else [])

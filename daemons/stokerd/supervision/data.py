@@ -8,7 +8,7 @@ back, and the next launch goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,9 @@ from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip, left_after
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.pinned import not_yet_pinned
-from stoker.store.errors import DataError
-from stoker.store.layout import STAGE_SHARD, StateLayout
+from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
-from stoker.supervise.actions import CopyHeldout, ProveSets, SetsProved
+from stoker.supervise.actions import CopyHeldout, ProveSets
 from stoker.supervise.rollback.lost_sets import by_key, why_lost
 from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.run.gates import Gate, start_gate
@@ -34,82 +33,18 @@ from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
 SETS_AT_ONCE = 8
 DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
 RESTS = 5  # times as long as a look at the plan took, before the next one
-ANOTHER = "its manifest's sha256"
 FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
 HOPE_S = 5.0  # between two looks at what could become of cold sets: a hash a record
 GONE_S = 600.0  # without any record of its source: a loop that starts again writes its records again
 STALL_S = 30.0  # so long no set came back: then there is no room for all of them
 
 
-class SetLost(DataError):
-    """A set that the plan names is gone, and with it what it could be made from again."""
-
-
 @dataclass
-class _Case:
+class _Repair:
     """One damaged set: the request that waits for an answer, and the pauses between its proofs."""
 
     request: str | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, MOST_S))
-
-
-class Repairs:
-    """Damaged sets by key; whole ones are forgotten."""
-
-    def __init__(self, layout: StateLayout, events: Events, planner: Planner) -> None:
-        self.layout, self.events = layout, events
-        self.planner = planner
-        self._cases: dict[str, _Case] = {}
-        self._missing: dict[str, float] = {}
-        self._hope_at = 0.0
-        self.mended = 0  # sets so far
-
-    @property
-    def open(self) -> int:
-        """How many sets are being waited for."""
-        return len(self._cases)
-
-    def report(self, key: str, path: str, reason: str) -> float:
-        """Ask the loop to see to a set that is not whole; returns the seconds until another proof is due."""
-        case = self._cases.setdefault(key, _Case())
-        if case.request is None or read_outcome(self.layout, case.request) is not None:
-            case.request = file_request(self.layout, STAGE_SHARD, "prove_set", {"key": key, "reason": reason})
-            self.events.record(
-                "shard_set_damaged",
-                "error",
-                path=path,
-                key=key,
-                reason=reason,
-                request=case.request,
-                message="the stage-shard loop is asked to restore it; what needs it waits",
-            )
-        return case.backoff.next()
-
-    def whole(self, key: str) -> None:
-        """A proof succeeded."""
-        if self._cases.pop(key, None) is not None:
-            self.mended += 1
-            self.events.record("shard_set_restored", key=key)
-
-    def check_hope(self, pin: DatasetPin, cold: Iterable[str], now: float) -> None:
-        """SetLost when a set that is not on hot can never come back: neither a warm copy nor its source."""
-        cold = list(cold)
-        if not cold or now < self._hope_at:
-            return
-        self._hope_at = now + HOPE_S
-        sources = by_key(self.planner.sources().values(), lambda sha256: set_key(sha256, pin.build_id))
-        for key in cold:
-            why = why_lost(key, sources)
-            if why is None:
-                self._missing.pop(key, None)
-                continue
-            if key not in sources and now - self._missing.setdefault(key, now) < GONE_S:
-                continue
-            raise SetLost(
-                f"shard set {key[:16]}, which the plan names, is neither on hot nor on warm, and {why}. Put "
-                "the source file back, then start again; or give its tokens up for good with `stoker "
-                f"skip-set FILE {key[:16]}`"
-            )
 
 
 class LaunchWindow:
@@ -151,48 +86,29 @@ class DataReadiness:
 
     def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
-        self.repairs = Repairs(pipeline.layout, events, planner)
         self.window = LaunchWindow(pipeline, events, planner, reach)
         self.needed: dict[str, str] = {}  # what the next launch reads: key -> manifest sha256
         self.gate: Gate | None = None
-        self.mended = 0  # repairs that were done when the last launch began
         self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
         self._rest_until = 0.0  # with 50,000 sets a look takes a second
-        self._strange: dict[str, str] = {}  # whole sets that are not those the plan names
-        self._judged: tuple[tuple[int, str], str] | None = None
+        self._repairs: dict[str, _Repair] = {}  # damaged sets
+        self._lost = ""  # why a set that the plan names never comes back
+        self._hope_at = 0.0
+        self._gone_since: dict[str, float] = {}  # sets without any record of a source
+
+    # Gates
 
     def start(self, pin: DatasetPin | None) -> Gate:
         """Whether there is enough data for a new run to begin."""
-        other = "" if pin is None else self._other(pin)
-        gate = Gate("closed", other) if other else start_gate(self.planner.in_view(pin), self._wants)
+        gate = start_gate(self.planner.in_view(pin), self._wants)
+        if gate.state != "closed" and pin is not None and (other := not_yet_pinned(self.pipeline, pin)):
+            gate = Gate("closed", other)
         return gate if gate.state != "closed" else Gate("closed", f"waiting for data: {gate.why}")
 
-    def _other(self, pin: DatasetPin) -> str:
-        """Why this pin is not that of the configured dataset; computed once for each pin."""
-        seen = pin.version, pin.build_id
-        if self._judged is None or self._judged[0] != seen:
-            self._judged = seen, not_yet_pinned(self.pipeline, pin)
-        return self._judged[1]
+    def launchable(self, pin: DatasetPin | None, *, is_planned: bool = True) -> Iterator[Gate]:
+        """The gates before needed sets are read; `is_planned`: the plan has a batch left, or has ended.
 
-    def need_heldout(self, pin: DatasetPin) -> CopyHeldout | None:
-        """Need the sets whose val streams are held out; None where nothing is held out."""
-        train = self.pipeline.train
-        wanted = train.evaluate.tokens
-        self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
-        return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
-
-    def heldout(self, pin: DatasetPin) -> Gate:
-        """Whether the sets with held-out text are on hot and proven."""
-        cold = self.planner.cold(self.needed)
-        self.repairs.check_hope(pin, cold, time.monotonic())
-        if cold:  # another run over the same data has passed them
-            return Gate("closed", f"bringing back {_sets(len(cold))} with held-out text")
-        return Gate("open" if self.planner.trusted(self.needed) else "closed", "proving shard sets")
-
-    def launchable(self, pin: DatasetPin | None, *, is_planned: bool) -> Iterator[Gate]:
-        """The gates before a launch, in order; `is_planned`: the plan has a batch left, or has ended.
-
-        Raises SetLost when a set never comes back. consumed.json must have named the needs before.
+        consumed.json must have named the needs before.
         """
         if not is_planned:
             yield Gate("closed", waiting_words(self.planner.why))
@@ -200,15 +116,41 @@ class DataReadiness:
             yield Gate("closed", "waiting for the dataset's pin")
             return
         cold = self.planner.cold(self.needed)
-        self.repairs.check_hope(pin, cold, time.monotonic())
-        for key, why in self._strange.items():
-            if key in self.needed:
-                raise SetLost(f"{self.path(key)} is whole, but not the set that the plan names: {why}")
+        self._check_hope(pin, cold, time.monotonic())
+        if self._lost:
+            yield Gate("hopeless", self._lost)
         if cold:
             yield Gate("closed", f"bringing back {_sets(len(cold))}")
         if not self.planner.trusted(self.needed):
-            restored = f"; {_sets(self.repairs.open)} to be restored" if self.repairs.open else ""
+            restored = f"; {_sets(len(self._repairs))} to be restored" if self._repairs else ""
             yield Gate("closed", f"proving shard sets{restored}")
+
+    def _check_hope(self, pin: DatasetPin, cold: Sequence[str], now: float) -> None:
+        """Find sets that can never come back to hot: neither a warm copy nor a source is there."""
+        if not cold or now < self._hope_at:
+            return
+        self._hope_at = now + HOPE_S
+        sources = by_key(self.planner.sources().values(), lambda sha256: set_key(sha256, pin.build_id))
+        for key in cold:
+            why = why_lost(key, sources)
+            gone_s = now - self._gone_since.setdefault(key, now)
+            if key in sources:
+                del self._gone_since[key]
+            if why is not None and (key in sources or gone_s >= GONE_S):
+                self._lost = (
+                    f"shard set {key[:16]}, which the plan names, is neither on hot nor on warm, and {why}. "
+                    "Put the source file back, then start again; or give its tokens up for good with "
+                    f"`stoker skip-set FILE {key[:16]}`"
+                )
+
+    # Needs
+
+    def need_heldout(self, pin: DatasetPin) -> CopyHeldout | None:
+        """Need the sets whose val streams are held out; None where nothing is held out."""
+        train = self.pipeline.train
+        wanted = train.evaluate.tokens
+        self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
+        return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
 
     def need(self, position: Position, skips: Sequence[Skip]) -> None:
         """Need what training on from here reads of what is planned: it is proven before growth is."""
@@ -246,27 +188,44 @@ class DataReadiness:
         self._rest_until = now + RESTS * (time.monotonic() - now)
         return proof
 
-    def proved(self, proofs: SetsProved) -> None:
-        """Take in proofs, and have what is damaged restored."""
-        now, self._rest_until = time.monotonic(), 0.0
-        for key, why in proofs.wrong.items():
-            if not why:
-                self.planner.proven(key, proofs.sets[key])
-                self.repairs.whole(key)
-                self._strange.pop(key, None)
-            elif why.startswith(ANOTHER) and key in self.needed:
-                self._strange[key] = why
-            elif key in self.needed or why.startswith("invalid"):
-                self.planner.not_proven(key, now, self.repairs.report(key, self.path(key), why))
-            else:
-                self.planner.not_proven(key, now, RETRY_S)
-                self.events.record(
-                    "shard_set_not_proven",
-                    "warning",
-                    path=self.path(key),
-                    reason=why,
-                    message="it stays out of the plan and is tried again in a minute",
-                )
+    # What proofs say
+
+    def whole(self, key: str, manifest_sha256: str) -> bool:
+        """Take in a proof that succeeded; True where the set was damaged before."""
+        self._rest_until = 0.0
+        self.planner.proven(key, manifest_sha256)
+        if self._repairs.pop(key, None) is None:
+            return False
+        self.events.record("shard_set_restored", key=key)
+        return True
+
+    def another(self, key: str, why: str) -> None:
+        """Take in that a whole set is not the one that was recorded."""
+        if key in self.needed:
+            self._lost = f"{self.path(key)} is whole, but not the set that the plan names: {why}"
+        else:
+            self._leave_out(key, why)
+
+    def not_whole(self, key: str, why: str) -> None:
+        """Take in that a set is damaged, or could not be read; what is needed is asked for again."""
+        if key not in self.needed and not why.startswith("invalid"):
+            self._leave_out(key, why)
+            return
+        self._rest_until = 0.0
+        repair, layout = self._repairs.setdefault(key, _Repair()), self.pipeline.layout
+        self.planner.not_proven(key, time.monotonic(), repair.backoff.next())
+        if repair.request is None or read_outcome(layout, repair.request) is not None:
+            repair.request = file_request(layout, STAGE_SHARD, "prove_set", {"key": key, "reason": why})
+            message = "the stage-shard loop is asked to restore it; what needs it waits"
+            words = {"path": self.path(key), "key": key, "reason": why, "request": repair.request}
+            self.events.record("shard_set_damaged", "error", **words, message=message)
+
+    def _leave_out(self, key: str, why: str) -> None:
+        self._rest_until = 0.0
+        self.planner.not_proven(key, time.monotonic(), RETRY_S)
+        message = "it stays out of the plan and is tried again in a minute"
+        words = {"path": self.path(key), "reason": why, "message": message}
+        self.events.record("shard_set_not_proven", "warning", **words)
 
     def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
         """The trainer found the data around a position wrong: it is proven before it is read again."""

@@ -7,30 +7,27 @@ it, show how the run is, wait. The position in the run is data (stoker.supervise
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.prctl import set_child_subreaper
 from stoker.kit.process.process_id import reap_strays
 from stoker.store.errors import StorageError
-from stoker.supervise.actions import Enter, Pause, Wait
-from stoker.supervise.decide import Seen, decide, delay_s
+from stoker.supervise.actions import CopyToMirror, Enter, Pause, Wait
+from stoker.supervise.decide import decide, delay_s
 from stoker.supervise.health.guarded import GuardedEnd
-from stoker.supervise.report.metrics import Meters
+from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
+from stoker.supervise.run.data_wait import waiting_words
 from stoker.supervise.state import Phase
 from stokerd.common.alerts import Alerts
-from stokerd.supervision import observe
-from stokerd.supervision.activities import failed, on_end
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.requests import Requests
+from stokerd.supervision.observe import observe
 from stokerd.supervision.run import jitter, load_run
-from stokerd.supervision.status import RunBoard
-from stokerd.supervision.workers import Workers
+from stokerd.supervision.workers import MIRROR, Workers
 
 WAIT_S = 1.0
 REAP_S = 2.0
 COMPLAINT_S = 60.0
-GAP_S = 10.0  # a cycle this long was not waiting: the machine or this process did not run
+PROGRESS_EVERY_S = 3600.0  # between two events run_progress
 
 
 def main(context: DaemonContext) -> int:
@@ -46,14 +43,11 @@ class Supervisor:
     """The loop around one run."""
 
     def __init__(self, context: DaemonContext) -> None:
-        self.context, meters = context, Meters(context.metrics)
-        self.run, self.workers = load_run(context), Workers(context)
-        self.effects = Effects(context, self.run, self.workers, meters)
-        self.requests = Requests(context, self.effects.rollbacks)
-        self.board = RunBoard(context, self.run, self.workers, meters)
-        self._policy = context.pipeline.supervise
-        self._began_at = time.monotonic()
+        self.context, self.run = context, load_run(context)
+        self.workers = Workers(self.run)
+        self.effects = Effects(self.run, self.workers)
         self._reap_at = 0.0
+        self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._alerts = Alerts(context.events, COMPLAINT_S)
 
     def supervise(self) -> int:
@@ -63,7 +57,7 @@ class Supervisor:
         self.context.ready("taking up the run")
         while True:
             wait_s = self._cycle()
-            self.board.show()
+            self._show()
             if (code := self.run.state.exit_code) is not None:
                 return code
             self.context.waiter.wait(wait_s)
@@ -71,26 +65,17 @@ class Supervisor:
     def _cycle(self) -> float:
         """Take in what is new and act on it; returns the seconds to wait at most."""
         try:
-            self._hear_workers()
+            for job, end in self.workers.ended():
+                self.effects.ended(job, end)
             self._reap()
-            end = self._hear_trainer()
-            self.requests.look()
+            trainers_end = self.effects.trainer.hear()
+            if trainers_end is not None:
+                self._show()  # the trainer's last words count
+            self.effects.requests.look()
             self.effects.mirror_beside()
-            return self._advance(end)
+            return self._advance(trainers_end)
         except StorageError as problem:
             return self._storage_trouble(problem)
-
-    def _hear_workers(self) -> None:
-        for job, end in self.workers.ended():
-            self.run.state = self.run.state.awakened()
-            if self.run.mirror is not None:
-                self.run.mirror.tend_at = 0.0
-            try:
-                self.effects.apply(on_end(job, end))
-            except StorageError as problem:
-                if job.is_awaited:
-                    raise
-                self.effects.apply(failed(job, str(problem)))
 
     def _reap(self) -> None:
         now = time.monotonic()
@@ -98,57 +83,75 @@ class Supervisor:
             self._reap_at = now + REAP_S
             reap_strays(self.workers.pids | self.effects.trainer.pids)
 
-    def _hear_trainer(self) -> GuardedEnd | None:
-        now = time.monotonic()
-        gap_s, self._began_at = now - self._began_at, now
-        end = self.effects.trainer.hear(is_excused=gap_s > GAP_S)
-        if end is not None:
-            self.board.show()  # the trainer's last words count
-        return end
-
     def _advance(self, end: GuardedEnd | None) -> float:
         """Decide and act until nothing further can be done now."""
+        policy = self.context.pipeline.supervise
         while True:
-            actions = decide(self.run.state, self._seen(end), self._policy, time.monotonic())
+            seen = observe(self.run, self.effects, end)
+            actions = decide(self.run.state, seen, policy, time.monotonic())
             self.effects.apply(*actions)
             if self.run.state.exit_code is not None:
                 return 0.0
             if isinstance(actions[-1], Wait):
                 return min(WAIT_S, actions[-1].seconds)
 
-    def _seen(self, end: GuardedEnd | None) -> Seen:
-        run, record = self.run, self.run.store.record
-        seen = Seen(
-            is_stopping=self.context.stopping,
-            is_once=self.context.once,
-            jitter=jitter(),
-            jobs=self.workers.jobs,
-            fruitless=record.fruitless if record else 0,
-            best_step=record.best_step if record else 0,
-            newest=run.at.path.name,
-            step=run.at.step,
-            end=end,
-        )
-        match run.state.phase:
-            case Phase.CLEANING:
-                return replace(seen, left=self.effects.leftovers())
-            case Phase.PROVING:
-                return observe.proving(run, seen, self.effects.rollbacks.next())
-            case Phase.WAITING:
-                return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
-            case Phase.FINISHED:
-                return observe.finished(run, seen)
-            case _:
-                return seen
-
     def _storage_trouble(self, problem: StorageError) -> float:
         """A full disk passes: training goes on, anything else begins again."""
         self._alerts.raise_("storage_trouble", message=str(problem))
         if self.run.state.phase is not Phase.TRAINING:
-            pause_s = delay_s(self._policy.backoff, self.run.state.failures, jitter())
+            backoff, failures = self.context.pipeline.supervise.backoff, self.run.state.failures
             doing = "the state directory cannot be used; trying"
-            self.effects.apply(Enter(Phase.CLEANING), Pause(pause_s, doing, is_failure=True))
+            pause = Pause(delay_s(backoff, failures, jitter()), doing, is_failure=True)
+            self.effects.apply(Enter(Phase.CLEANING), pause)
         return WAIT_S
+
+    def _show(self) -> None:
+        """Keep the clock of a wait for data, and show status and metrics."""
+        run, state, live, now = self.run, self.run.state, self.run.state.live, time.monotonic()
+        is_stopping = run.context.stopping or bool(state.rollbacks)
+        is_ending = live is not None and (live.stop_asked_at is not None or is_stopping)
+        waits, doing = state.phase is Phase.WAITING, state.doing
+        if is_ending:
+            doing = "waiting for the trainer to save and end"
+        elif live is not None:
+            waits = live.view.waits
+            doing = waiting_words(run.planner.why) if waits else "training"
+        wait = run.accounts.wait
+        if wait.note(doing if waits else "", now):
+            message = "no step is made until it is there; stoker status shows what download and shards do"
+            words = {"waiting_for": wait.what, "since": wait.since, "message": message}
+            run.events.record("data_wait", "warning", **words)
+        train, proven_at = run.pipeline.train, run.checkpoints.proven_at
+        shown = snapshot(
+            run=train.run,
+            steps=run.accounts.last_step,
+            global_batch=train.global_batch,
+            windows_per_s=run.accounts.headway.windows_per_s,
+            doing=doing,
+            wait=wait,
+            ending=is_ending,
+            record=run.store.record,
+            live=live,
+            checkpoint=run.newest,
+            sealed=run.checkpoints.sealed,
+            plan=run.planner.plan,
+            why_no_more=run.planner.why,
+            at_rest=state.is_at_rest,
+            timeline=run.accounts.timeline,
+            mirror=self._mirror(),
+        )
+        run.meters.show(shown, None if proven_at is None else now - proven_at)
+        if now >= self._report_at and (fields := run_progress(shown)):
+            self._report_at = now + PROGRESS_EVERY_S
+            run.events.record("run_progress", **fields)
+        run.context.beat(shown, status_text(shown))
+
+    def _mirror(self) -> dict[str, object] | None:
+        run, job = self.run, self.workers.jobs.get(MIRROR)
+        if run.mirror is None:
+            return None
+        copying = job.copy.step if isinstance(job, CopyToMirror) else None
+        return run.mirror.status(copying)
 
     def close(self) -> None:
         """End what this process started: workers at once, a trainer after it has saved."""

@@ -1,4 +1,4 @@
-"""The mirror of the checkpoints, as the end of a job on warm changes it: its record, then the event.
+"""The mirror of the checkpoints on warm: what its worker is asked, and what the worker's end makes true.
 
 No trouble on warm stops training: it is an event, a line in the status, and another try, without end.
 """
@@ -6,158 +6,168 @@ No trouble on warm stops training: it is an event, a line in the status, and ano
 from __future__ import annotations
 
 import time
-from functools import singledispatchmethod
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.config.schema import BackoffPolicy
-from stoker.kit.events import Events
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log_data
-from stoker.supervise import actions as do
+from stoker.supervise.actions import CopyToMirror, FetchCopy, ListMirror, MirrorJob, PruneMirror
 from stoker.supervise.decide import delay_s
 from stoker.supervise.mirror.state import PRUNE_AGAIN_S, MirrorState
-from stoker.supervise.report.metrics import Meters
+from stokerd.supervision.proofs import Result
 from stokerd.supervision.run import Run, jitter
 
 AWAIT = BackoffPolicy(first=0.5, most=15.0)  # between two tries at what a launch waits for
 
 
-class MirrorEffects:
-    """Writes down what a job on warm, or its failure, makes true."""
+def mirror_of(run: Run) -> MirrorState:
+    """The mirror's state; only a mirrored run has jobs on warm."""
+    assert run.mirror is not None
+    return run.mirror
 
-    def __init__(self, run: Run, events: Events, meters: Meters) -> None:
-        self.run, self.events, self.meters = run, events, meters
 
-    @property
-    def mirror(self) -> MirrorState:
-        """The mirror's state; only a mirrored run has such jobs."""
-        assert self.run.mirror is not None
-        return self.run.mirror
+def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
+    assert run.pipeline.warm_layout is not None
+    logs = [str(run.layout.metrics), str(run.layout.launches)]  # for the audit and a replay
+    words: dict[str, Any] = {}
+    match job:
+        case ListMirror():
+            words = {"run_id": run.run_id(or_of_newest=job.need != "no")}
+        case CopyToMirror(copy=copy):
+            held, name = run.store.begun.heldout, checkpoint_name(copy.step)
+            checkpoint = run.checkpoints.get(name)
+            words = {
+                "source": str(run.checkpoints.path(name)),
+                "name": copy.name,
+                "digest": checkpoint.digest if checkpoint is not None else "",
+                "heldout": {"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
+                "logs": {"run_id": run.run_id(), "paths": logs},
+            }
+        case PruneMirror(names=names):
+            words = {"names": list(names)}
+        case FetchCopy(copy=copy):
+            words = {"name": copy.name, "checkpoints": str(run.layout.checkpoints), "logs": logs}
+            words |= {"heldout": str(run.layout.heldout)}
+    return {
+        "verb": job.kind,
+        "warm": str(run.pipeline.warm_layout.warm),
+        "run": run.pipeline.train.run,
+        "owner": run.pipeline.name,
+        "expected": bool(mirror_of(run).copies),  # something was mirrored before
+        **words,
+    }
 
-    @singledispatchmethod
-    def apply(self, action: Any) -> None:
-        """Carry out an action of the mirror; each is registered below by its type."""
-        raise TypeError(f"{action} is no action")
 
-    def worked(self, kind: str) -> None:
-        """Something was done on warm: earlier trouble with it is over."""
-        if self.mirror.worked(kind):
-            self.events.record("mirror_recovered", doing=kind)
+def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -> None:
+    """Take in what was done on warm, which ends earlier trouble with it, or why nothing was."""
+    if result is None:
+        _failed(run, job, reason)
+        return
+    if "source_bad" not in result and mirror_of(run).worked(job.kind):
+        run.events.record("mirror_recovered", doing=job.kind)
+    match job:
+        case ListMirror():
+            _listed(run, job, result)
+        case CopyToMirror(copy=copy):
+            _copied(run, copy, result)
+        case PruneMirror():
+            _pruned(run, result["gone"])
+        case FetchCopy():
+            _fetched(run, job, result)
 
-    @apply.register
-    def failed(self, failed: do.MirrorFailed) -> None:
-        """Warm cannot be used now; what a launch or a rollback waits for is waited for, or given up."""
-        job, reason, state = failed.job, failed.reason, self.run.state
-        self.meters.mirror_failures.inc()
-        if self.mirror.failed(job.kind, reason, time.monotonic()):
-            message = "training goes on; it is tried again until it succeeds"
-            self.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)
-        match job:
-            case do.FetchCopy(copy, is_for_rollback=True):
-                problem = f"{copy.name} cannot be fetched from the mirror now: {reason}"
-                self.run.change(look="failed", look_problem=problem)
-            case do.ListMirror(is_awaited=True, must=False):
-                problem = f"the mirror cannot be looked at now: {reason}; ask again later"
-                self.run.change(look="failed", look_problem=problem)
-            case do.RestoreHeldout():
-                self._wait(self.run.layout.heldout.name, reason)
-            case do.MirrorJob(is_awaited=True):
-                newest = self.run.newest
-                has = f"step {newest.step} is the newest proven here" if newest else "nothing is proven here"
-                if not state.look_failures:
-                    message = (
-                        f"{has}, and warm may hold a newer checkpoint: the run waits for it. If warm is lost "
-                        "for good, set train.checkpoint.mirror: false and start again"
-                    )
-                    self.events.record("mirror_awaited", "warning", reason=reason, message=message)
-                self._wait(f"a newer checkpoint ({has})", reason)
 
-    def _wait(self, what: str, reason: str) -> None:
-        state = self.run.state
-        seconds = delay_s(AWAIT, state.look_failures, jitter())
-        doing = f"waiting for warm, which may hold {what}: {reason}; trying"
-        self.run.state = state.paused(seconds, doing, time.monotonic())
-        self.run.change(look_failures=state.look_failures + 1)
-
-    @apply.register
-    def _listed(self, found: do.MirrorListed) -> None:
-        self.worked("list")
-        run, warm = self.run, self.run.pipeline.warm_layout
-        if run.run_id(or_of_newest=True) is None and len(found.foreign) > 1:
-            place = warm.checkpoints(run.pipeline.train.run) if warm else ""
-            raise DataError(
-                f"{place} holds checkpoints of the runs {', '.join(found.foreign)}, and "
-                f"{run.layout.record} is missing; move away those that are not to be gone on with"
+def _failed(run: Run, job: MirrorJob, reason: str) -> None:
+    """Warm cannot be used now; what a launch or a rollback needs is waited for, or given up."""
+    run.meters.mirror_failures.inc()
+    if mirror_of(run).failed(job.kind, reason, time.monotonic()):
+        message = "training goes on; it is tried again until it succeeds"
+        run.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)
+    if job.need == "try":
+        problem = f"the mirror cannot be used now: {reason}; ask again later"
+        run.change(look="failed", look_problem=problem)
+    elif job.need == "wait":
+        failures, newest = run.state.look_failures, run.newest
+        has = f"step {newest.step} is the newest proven here" if newest else "nothing is proven here"
+        if not failures:
+            message = (
+                f"{has}, and warm may hold a newer checkpoint: the run waits for it. If warm is lost for "
+                "good, set train.checkpoint.mirror: false and start again"
             )
-        self.mirror.looked(found.copies, time.monotonic())
-        if found.foreign and run.run_id() is not None and not self.mirror.is_foreign_reported:
-            self.mirror.is_foreign_reported = True
-            message = "the mirror holds checkpoints of other runs of this name; they are left alone"
-            self.events.record("mirror_foreign", "warning", run_ids=list(found.foreign), message=message)
-        if not found.is_awaited:
-            return
-        run.change(look="done", look_failures=0)
-        if found.timelines is not None:  # nothing trains now
-            copy = parse_timelines(read_log_data(found.timelines.encode()), "timelines.jsonl in the mirror")
-            if lost := restore_timelines(run.layout.timelines, copy):
-                self.events.record("timelines_restored", "warning", forks=lost, source="mirror")
+            run.events.record("mirror_awaited", "warning", reason=reason, message=message)
+        doing = f"waiting for warm, which may hold a newer checkpoint ({has}): {reason}; trying"
+        run.state = run.state.paused(delay_s(AWAIT, failures, jitter()), doing, time.monotonic())
+        run.change(look_failures=failures + 1)
 
-    @apply.register
-    def _copied(self, made: do.CopyMade) -> None:
-        self.worked("copy")
-        copy, path = made.copy, f"checkpoints/{checkpoint_name(made.copy.step)}"
-        self.mirror.copied(copy)
-        self.events.record("checkpoint_mirrored", step=copy.step, path=path, copy=copy.name)
-        if made.set_aside:
-            words = {"copy": copy.name, "moved_to": made.set_aside}
-            self.events.record("mirror_copy_bad", "warning", **words, replaced=True)
 
-    @apply.register
-    def _source_differs(self, source: do.SourceDiffers) -> None:
-        self.run.checkpoints.forget(source.name)
-        proofs = self.run.state.proofs
-        self.run.change(proofs={name: proofs[name] for name in proofs if name != source.name})
+def _listed(run: Run, job: ListMirror, result: Result) -> None:
+    mirror, warm, foreign = mirror_of(run), run.pipeline.warm_layout, result["foreign"]
+    if run.run_id(or_of_newest=True) is None and len(foreign) > 1:
+        place = warm.checkpoints(run.pipeline.train.run) if warm else ""
+        raise DataError(
+            f"{place} holds checkpoints of the runs {', '.join(foreign)}, and "
+            f"{run.layout.record} is missing; move away those that are not to be gone on with"
+        )
+    mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
+    if foreign and run.run_id() is not None and not mirror.is_foreign_reported:
+        mirror.is_foreign_reported = True
+        message = "the mirror holds checkpoints of other runs of this name; they are left alone"
+        run.events.record("mirror_foreign", "warning", run_ids=foreign, message=message)
+    if job.need == "no":
+        return
+    run.change(look="done", look_failures=0)
+    if result["timelines"] is not None:  # nothing trains now
+        lines = read_log_data(result["timelines"].encode())
+        if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
+            run.events.record("timelines_restored", "warning", forks=lost, source="mirror")
+
+
+def _copied(run: Run, copy: Mirrored, result: Result) -> None:
+    name = checkpoint_name(copy.step)
+    if reason := result.get("source_bad"):
+        run.checkpoints.forget(name)
+        run.change(proofs={one: run.state.proofs[one] for one in run.state.proofs if one != name})
+        words = {"path": f"checkpoints/{name}", "reason": reason}
         message = "it is proven again before anything is made of it"
-        words = {"path": f"checkpoints/{source.name}", "reason": source.reason}
-        self.events.record("mirror_source_differs", "warning", **words, message=message)
+        run.events.record("mirror_source_differs", "warning", **words, message=message)
+        return
+    mirror_of(run).copied(copy)
+    run.events.record("checkpoint_mirrored", step=copy.step, path=f"checkpoints/{name}", copy=copy.name)
+    if moved_to := result["set_aside"]:
+        words = {"copy": copy.name, "moved_to": moved_to}
+        run.events.record("mirror_copy_bad", "warning", **words, replaced=True)
 
-    @apply.register
-    def _pruned(self, gone: do.CopiesPruned) -> None:
-        self.worked("prune")
-        self.mirror.gone(gone.names)
-        self.mirror.prune_at = 0.0 if gone.names else time.monotonic() + PRUNE_AGAIN_S
-        if gone.names:
-            self.events.record("mirror_pruned", names=list(gone.names))
 
-    @apply.register
-    def _bad(self, bad: do.CopyBad) -> None:
-        self.worked("fetch")
-        self.mirror.gone([bad.name])
-        words = {"copy": bad.name, "state": bad.state, "reason": bad.reason}
-        self.events.record("mirror_copy_bad", "warning", **words, moved_to=bad.set_aside)
+def _pruned(run: Run, names: list[str]) -> None:
+    mirror = mirror_of(run)
+    mirror.gone(names)
+    mirror.prune_at = 0.0 if names else time.monotonic() + PRUNE_AGAIN_S
+    if names:
+        run.events.record("mirror_pruned", names=names)
 
-    @apply.register
-    def _fetched(self, fetched: do.CopyFetched) -> None:
-        self.worked("fetch")
-        copy, name = fetched.job.copy, checkpoint_name(fetched.body["step"])
-        words = {"step": copy.step, "path": f"checkpoints/{name}", "copy": copy.name}
-        message = "it was not whole, or not there, on this disk"
-        self.events.record("checkpoint_fetched", "warning", **words, message=message)
-        if fetched.logs:
-            self.events.record("run_logs_restored", "warning", paths=list(fetched.logs), source="mirror")
-        self.run.checkpoints.proven(name, fetched.body, fetched.digest, time.monotonic())
-        if fetched.job.is_for_rollback:
-            self.run.checkpoints.kept.add(name)
-        self.run.change(proofs={**self.run.state.proofs, name: "proven"}, look_failures=0)
 
-    @apply.register
-    def _restored(self, restored: do.HeldoutRestored) -> None:
-        self.worked("heldout")
-        if restored.state == "brought":
-            self.events.record("heldout_restored", "warning", source="mirror")
-        else:
-            message = f"the mirror's copy is {restored.state} too"
-            self.events.record("heldout_lost", "error", message=message)
-        self.run.change(is_heldout_seen=True, look_failures=0)
+def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
+    """A copy is back among the checkpoints, proven there; or it was proven wrong, or is gone."""
+    copy = job.copy
+    if result["state"] != "fetched":
+        mirror_of(run).gone([copy.name])
+        words = {"copy": copy.name, "moved_to": result["set_aside"]}
+        words |= {"state": result["state"], "reason": result["reason"]}
+        run.events.record("mirror_copy_bad", "warning", **words)
+        return
+    proof, name = result["proof"], checkpoint_name(copy.step)
+    words = {"step": copy.step, "path": f"checkpoints/{name}", "copy": copy.name}
+    message = "it was not whole, or not there, on this disk"
+    run.events.record("checkpoint_fetched", "warning", **words, message=message)
+    if result["logs"]:
+        run.events.record("run_logs_restored", "warning", paths=result["logs"], source="mirror")
+    if result["heldout"] == "brought":
+        run.events.record("heldout_restored", "warning", source="mirror")
+    elif result["heldout"] in ("missing", "bad"):
+        run.events.record("heldout_lost", "error", message=f"the mirror's copy is {result['heldout']} too")
+    run.checkpoints.proven(name, proof["body"], proof["digest"], time.monotonic())
+    if job.need == "try":  # for a rollback: retention must not take it before that is made
+        run.checkpoints.kept.add(name)
+    run.change(proofs={**run.state.proofs, name: "proven"}, look_failures=0)

@@ -1,4 +1,7 @@
-"""What operators ask of the train supervisor: looked for every second, answered in requests/done."""
+"""What operators ask of the train supervisor: answered at once, but for rollbacks.
+
+A rollback is also accepted while the trainer runs, and made and answered when nothing of the run is alive.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,49 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.checkpoints.format import checkpoint_name
+from stoker.checkpoints.mirror.layout import Mirrored, fallback
+from stoker.checkpoints.select import abandoned, find_checkpoints
 from stoker.corpus.quarantine.directory import read_quarantine
-from stoker.kit.context import DaemonContext
+from stoker.plan.timelines import Timeline, ancestry
 from stoker.shards.audit.recheck import DROP
-from stoker.store.errors import StorageError
+from stoker.shards.format.identity import set_key
+from stoker.store.errors import DataError, StorageError, Transient
 from stoker.store.files import remove_tree
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request
+from stoker.supervise.decide import AskedRollback
+from stoker.supervise.rollback.apply import Moved, finish, restore_lost, roll_back, standing
+from stoker.supervise.rollback.decide import (
+    Ask,
+    RollbackRefused,
+    Standing,
+    already,
+    decide,
+    lost_key,
+    outcome_of,
+    parse_ask,
+    parse_skip_set,
+    possible,
+)
+from stoker.supervise.rollback.lost_sets import by_key, require_lost
 from stokerd.common.alerts import Alerts
 from stokerd.common.request_box import RequestBox
-from stokerd.supervision.rollback import VERBS, Rollbacks
+from stokerd.supervision.run import Run
 
 LOOK_S = 1.0
 COMPLAINT_S = 60.0
+ROLLBACKS = ("rollback", "skip_set")
 
 
 class Requests:
-    """The requests directory. A request that is accepted is answered when it was acted on."""
+    """The requests directory; the only writer of timelines.jsonl, which moves checkpoints to abandoned/."""
 
-    def __init__(self, context: DaemonContext, rollbacks: Rollbacks) -> None:
-        self.events, self.quarantine = context.events, context.layout.quarantine
-        self.box = RequestBox(context.layout, TRAIN_SUPERVISOR, context.events)
-        self.rollbacks = rollbacks
-        self.alerts = Alerts(context.events, COMPLAINT_S)
+    def __init__(self, run: Run) -> None:
+        self.run, self.events = run, run.events
+        self.box = RequestBox(run.pipeline.layout, TRAIN_SUPERVISOR, run.events)
+        self.handlers = {**dict.fromkeys(ROLLBACKS, self._consider), DROP: self._drop}
+        self.alerts = Alerts(run.events, COMPLAINT_S)
         self._look_at = 0.0
 
     def look(self) -> None:
@@ -39,30 +62,145 @@ class Requests:
         self._look_at = now + LOOK_S
         try:
             for request in self.box.read():
-                outcome = self.consider(request)
+                outcome = self.handlers.get(request.verb, self._refuse_unknown)(request)
                 if outcome is not None:
                     self.box.finish(request, outcome)
         except StorageError as problem:
             self.alerts.raise_("storage_trouble", message=str(problem))
 
-    def consider(self, request: Request) -> Mapping[str, Any] | None:
-        """The answer to a request; None for one that is acted on later."""
-        if request.verb in VERBS:
-            return self.rollbacks.consider(request)
-        if request.verb == DROP:
-            return self._drop(request)
-        known = ", ".join(sorted((*VERBS, DROP)))
+    def take_up(self) -> None:
+        """Bring lost lines back, finish a rollback that was interrupted, and accept those asked meanwhile."""
+        run = self.run
+        if restored := restore_lost(run.layout):
+            self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
+        timelines = run.accounts.timelines()
+        if abandoned(find_checkpoints(run.layout.checkpoints), ancestry(timelines)):
+            self._report_moved(timelines.forks[-1], finish(run.layout, run.pipeline.quarantine))
+        run.change(rollbacks=tuple(request.id for request in self._rollbacks()))
+
+    def next_rollback(self) -> AskedRollback | None:
+        """The next rollback to make, and what it goes back to."""
+        request = next(iter(self._rollbacks()), None)
+        if request is None:
+            return None
+        try:
+            ask = self._ask(request)
+        except (RollbackRefused, DataError):
+            return AskedRollback(request.id, 0)
+        if not ask.to or self.run.store.record is None or self._made(ask) is not None:
+            return AskedRollback(request.id, ask.to)
+        is_here, copy = ask.to in self._standing().steps, self._copy(ask.to)
+        return AskedRollback(request.id, ask.to, checkpoint_name(ask.to), is_here, copy)
+
+    def roll_back(self, request_id: str) -> bool:
+        """Make a rollback, or refuse it, and answer; True when it was made. Stop all workers before."""
+        run = self.run
+        request = next((one for one in self._rollbacks() if one.id == request_id), None)
+        if request is None:
+            return False
+        is_made = True
+        try:
+            ask = self._ask(request)
+            if (fork := self._made(ask)) is not None:
+                outcome = outcome_of(fork, run.planner.plan, ())
+            else:
+                fork = self._decided(ask)
+                run.store.rolled_back(fork.from_step)
+                moved = roll_back(run.layout, fork, run.pipeline.quarantine)
+                outcome = outcome_of(fork, run.planner.plan, moved.names)
+                self._report_moved(fork, moved)
+                words = {key: value for key, value in outcome.items() if key != "moved"}
+                self.events.record("rolled_back", "warning", **words, reason=fork.reason, request=request.id)
+        except (RollbackRefused, DataError, Transient) as refusal:
+            is_made, outcome = False, self._refused(request, refusal)
+        self.box.finish(request, outcome)
+        return is_made
+
+    def _consider(self, request: Request) -> Mapping[str, Any] | None:
+        """Refuse a rollback that cannot be made, or accept it, to be made once the trainer has ended."""
+        run = self.run
+        if request.id in run.state.rollbacks:
+            return None
+        try:
+            ask = self._ask(request)
+            is_fetched_first = ask.to not in self._standing().steps and self._copy(ask.to) is not None
+            if self._made(ask) is None and not (ask.to and is_fetched_first):
+                self._decide(ask)
+        except (RollbackRefused, DataError) as refusal:
+            return self._refused(request, refusal)
+        run.checkpoints.kept.add(checkpoint_name(ask.to))
+        self.events.record("rollback_asked", request=request.id, to=ask.to, by=request.by, reason=ask.reason)
+        run.change(rollbacks=(*run.state.rollbacks, request.id), retry_at=0.0)
+        return None
+
+    def _rollbacks(self) -> list[Request]:
+        return [request for request in self.box.read() if request.verb in ROLLBACKS]
+
+    def _ask(self, request: Request) -> Ask:
+        if request.verb == "rollback":
+            return parse_ask(request.args, request.condition, request.id)
+        return parse_skip_set(request.args, request.condition, self._standing().steps, request.id)
+
+    def _made(self, ask: Ask) -> Timeline | None:
+        return already(ask, self.run.accounts.timelines())
+
+    def _standing(self) -> Standing:
+        batch = self.run.pipeline.train.global_batch
+        return standing(self.run.layout, self.run.planner.plan, batch)
+
+    def _decide(self, ask: Ask) -> Timeline:
+        """The line that makes the rollback; RollbackRefused where it can be seen that it cannot be made."""
+        if self.run.store.record is None:
+            raise RollbackRefused("the run has not begun: there is nothing to go back from")
+        found, planner = self._standing(), self.run.planner
+        if ask.lost and (pin := planner.pin()) is not None:
+            build_id = pin.build_id
+            sources = by_key(planner.sources().values(), lambda sha256: set_key(sha256, build_id))
+            require_lost(lost_key(ask, found), sources)
+        return decide(ask, found)
+
+    def _decided(self, ask: Ask) -> Timeline:
+        """The line, once the checkpoint gone back to is here and proven."""
+        state, steps = self.run.state, self._standing().steps
+        if ask.to and ask.to not in steps and state.look == "failed":
+            raise Transient(state.look_problem)
+        fork = self._decide(ask)
+        if fork.from_step and state.proofs.get(checkpoint_name(fork.from_step)) != "proven":
+            raise RollbackRefused(
+                f"the checkpoint of step {fork.from_step} is not proven whole (the events say more); "
+                f"{possible(set(steps) - {fork.from_step})}"
+            )
+        return fork
+
+    def _copy(self, step: int) -> Mirrored | None:
+        """The copy of a step of this history in the mirror, as far as is known."""
+        copies = self.run.mirror.copies if self.run.mirror is not None else ()
+        found = fallback(copies, self.run.accounts.history(), step - 1)
+        return next((one for one in found if one.step == step), None)
+
+    def _refused(self, request: Request, refusal: Exception) -> dict[str, Any]:
+        self.events.record("rollback_refused", "warning", request=request.id, message=str(refusal))
+        return {"refused": str(refusal)}
+
+    def _report_moved(self, fork: Timeline, moved: Moved) -> None:
+        self.run.checkpoints.forget_missing()
+        if moved.names or moved.dropped:
+            words = {"names": list(moved.names), "dropped": list(moved.dropped)}
+            self.events.record("checkpoints_abandoned", "warning", timeline=fork.parent, **words)
+
+    def _refuse_unknown(self, request: Request) -> Mapping[str, Any]:
+        known = ", ".join(sorted(self.handlers))
         return {"refused": f"unknown verb {request.verb}; this daemon knows {known}"}
 
     def _drop(self, request: Request) -> Mapping[str, Any]:
         """Remove a quarantined checkpoint with its reason; one that is gone already is gone."""
-        name = str(request.args.get("name"))
-        kept = next((one for one in read_quarantine(self.quarantine) if one.name == name), None)
+        name, quarantine = str(request.args.get("name")), self.run.pipeline.layout.quarantine
+        kept = next((one for one in read_quarantine(quarantine) if one.name == name), None)
         if kept is None:
             return {"dropped": name, "bytes": 0}
         if kept.kind != "checkpoint":
             return {"refused": f"{name} is no checkpoint; the stage-shard loop keeps what else there is"}
-        remove_tree(self.quarantine / name)
+        remove_tree(quarantine / name)
         why = f"asked for by {request.by}"
         self.events.record(
             "quarantine_dropped", kind=kept.kind, path=kept.path, folder=name, bytes=kept.bytes, why=why

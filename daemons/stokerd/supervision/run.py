@@ -9,10 +9,12 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
+from stoker.kit.events import Events
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints
 from stoker.supervise.mirror.state import MirrorState
+from stoker.supervise.report.metrics import Meters
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
 from stokerd.supervision.accounts import Accounts
@@ -22,14 +24,14 @@ from stokerd.supervision.run_store import RunStore
 
 @dataclass
 class Run:
-    """Facts only: `Effects` changes them and what is on disk."""
+    """The supervisor's position, which `Effects` and the ends of jobs change, and what is known besides."""
 
-    pipeline: Pipeline
+    context: DaemonContext
+    meters: Meters
     state: RunState
     store: RunStore
     checkpoints: Checkpoints
     mirror: MirrorState | None  # None where checkpoints are not mirrored
-    planner: Planner
     accounts: Accounts
     data: DataReadiness
 
@@ -38,8 +40,20 @@ class Run:
         self.state = replace(self.state, **changes)
 
     @property
+    def pipeline(self) -> Pipeline:
+        return self.context.pipeline
+
+    @property
+    def events(self) -> Events:
+        return self.context.events
+
+    @property
     def layout(self) -> RunLayout:
         return self.pipeline.layout.run(self.pipeline.train.run)
+
+    @property
+    def planner(self) -> Planner:
+        return self.accounts.planner
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -48,7 +62,7 @@ class Run:
 
     @property
     def at(self) -> Checkpoint:
-        """The same, or the beginning."""
+        """The newest proven checkpoint, or the beginning."""
         return self.newest or BEGINNING
 
     def run_id(self, *, or_of_newest: bool = False) -> str | None:
@@ -56,10 +70,6 @@ class Run:
         if self.store.record is not None:
             return self.store.record.identity.run_id
         return str(self.newest.body["run_id"]) if or_of_newest and self.newest else None
-
-    def logs(self) -> list[str]:
-        """What else of the run should outlive its disk: rows and launches, for the audit and a replay."""
-        return [str(self.layout.metrics), str(self.layout.launches)]
 
 
 def jitter() -> float:
@@ -69,28 +79,27 @@ def jitter() -> float:
 
 def load_run(context: DaemonContext) -> Run:
     """The run as its files have it; makes its directories, and an empty plan for a new one."""
-    pipeline, events = context.pipeline, context.events
-    run = pipeline.layout.run(pipeline.train.run)
-    run.create()
-    for log in (run.plan, run.timelines):
+    pipeline = context.pipeline
+    layout = pipeline.layout.run(pipeline.train.run)
+    layout.create()
+    for log in (layout.plan, layout.timelines):
         with opened(log, os.O_WRONLY | os.O_CREAT):
             pass
     requests = pipeline.layout.requests(TRAIN_SUPERVISOR)
-    for directory in (run.checkpoints, pipeline.layout.sources, pipeline.layout.datasets, requests):
+    for directory in (layout.checkpoints, pipeline.layout.sources, pipeline.layout.datasets, requests):
         context.waiter.watch(directory)
     store = RunStore(pipeline)
-    store.read()
     run_id = store.record.identity.run_id if store.record else None
-    planner = Planner(pipeline.layout, pipeline.dataset.name, run.plan, run_id)
+    planner = Planner(pipeline.layout, pipeline.dataset.name, layout.plan, run_id)
     accounts = Accounts(context, store, planner)
     is_mirrored = pipeline.warm_layout is not None and pipeline.train.checkpoint.mirror
     return Run(
-        pipeline,
+        context,
+        Meters(context.metrics),
         RunState(),
         store,
         Checkpoints(pipeline),
-        MirrorState(run.mirror, pipeline.layout.quarantine) if is_mirrored else None,
-        planner,
+        MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,
         accounts,
-        DataReadiness(pipeline, events, planner, accounts.reach),
+        DataReadiness(pipeline, context.events, planner, accounts.reach),
     )

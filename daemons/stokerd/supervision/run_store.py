@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import BODY
@@ -26,13 +25,22 @@ from stoker.supervise.run.record import (
 
 
 class RunStore:
-    """run.json's one reader and writer here; `record` is None until the run has begun."""
+    """run.json's one reader and writer here; `record` is None until the run has begun.
+
+    Raises ConfigError where the run began with another configuration.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.path = pipeline.layout.run(pipeline.train.run).record
         self.record: RunRecord | None = None
-        self.is_last_forgiven = False  # the launch that was counted last never started
+        body = read_or_set_aside(self.path, pipeline.layout.quarantine)
+        if body is not None:
+            record = parse_record(body, self.path)
+            self._refuse_changes(record.identity, configured(pipeline))
+            # One more try, whatever was counted: an operator who starts it may have mended the cause.
+            most = pipeline.supervise.no_progress_launches - 1
+            self.record = record.moved(fruitless=min(record.fruitless, most))
 
     @property
     def begun(self) -> RunRecord:
@@ -40,92 +48,64 @@ class RunStore:
         assert self.record is not None
         return self.record
 
-    def read(self) -> None:
-        """Take up run.json if it is there; ConfigError when the run began with another configuration."""
-        body = read_or_set_aside(self.path, self.pipeline.layout.quarantine)
-        if body is None:
-            return
-        self.record = self._parsed(body, self.path)
-        self._refuse_changes(configured(self.pipeline))
-        # One more try, whatever was counted: an operator who starts the supervisor may have mended the cause.
-        most = self.pipeline.supervise.no_progress_launches
-        self.record = self.record.moved(fruitless=min(self.record.fruitless, most - 1))
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Write run.json again from what a checkpoint carries of it."""
-        self.record = self._parsed(checkpoint.body["run_record"], checkpoint.path / BODY)
-        self._refuse_changes(configured(self.pipeline))
-        self.change(best_step=checkpoint.step)
-
-    def begin(self, identity: Identity, heldout: Heldout | None) -> None:
+    def begin(self, pin: DatasetPin, heldout: Heldout | None) -> None:
         """The run begins: its record is written for the first time."""
-        self._write(RunRecord(identity, heldout))
-
-    def launching(self) -> None:
-        """A launch begins. It counts as fruitless until it got somewhere: the supervisor may die with it."""
-        before = self.begun.moved(fruitless=max(0, self.begun.fruitless - self.is_last_forgiven))
-        self.change(
-            state="running",
-            finished=None,
-            reason=None,
-            launches=before.launches + 1,
-            fruitless=before.fruitless + 1,
-        )
-        self.is_last_forgiven = False
-
-    def stopped(self) -> None:
-        """The launch ended because this daemon was asked to stop: it does not count."""
-        self.change(fruitless=max(0, self.begun.fruitless - 1))
-
-    def rolled_back(self, step: int) -> None:
-        """The run goes on from an earlier step, also where it had finished or failed."""
-        self._write(self.begun.gone_back(step))
-
-    def fruitful(self) -> None:
-        """The run has advanced, or its data was mended: earlier launches no longer count."""
-        if self.begun.fruitless:
-            self.change(fruitless=0)
-
-    def change(self, **changes: Any) -> None:
-        """Change the record, durably."""
-        self._write(self.begun.moved(**changes))
-
-    def _write(self, record: RunRecord) -> None:
-        write_record(self.path, record.body())
-        self.record = record  # only now: a launch that a full disk prevents is not counted
-
-    def new_identity(self, pin: DatasetPin) -> Identity:
-        """The identity of a run that begins now."""
-        vocab_size = pin.tokenizer.vocab_size
-        return Identity(
-            run=self.pipeline.train.run,
+        train, vocab_size = self.pipeline.train, pin.tokenizer.vocab_size
+        identity = Identity(
+            run=train.run,
             run_id=new_id(),
             created=utc_now(),
             vocab_size=vocab_size,
             dtype=dtype_for(vocab_size),
-            seq_len=self.pipeline.train.seq_len,
+            seq_len=train.seq_len,
             **{**configured(self.pipeline), **pinned(pin)},
         )
+        self._write(RunRecord(identity, heldout))
 
-    def check_pin(self, pin: DatasetPin) -> None:
-        """ConfigError when the dataset is not built as it was when the run began."""
-        self._refuse_changes(pinned(pin))
+    def settle(self, checkpoint: Checkpoint) -> bool:
+        """Make the record agree with a checkpoint; True where it was lost and is restored from it.
 
-    def check_ours(self, checkpoint: Checkpoint) -> None:
-        """DataError when a checkpoint is another run's."""
+        Raises DataError where the checkpoint is another run's.
+        """
+        is_lost = self.record is None
+        if is_lost:
+            record = parse_record(checkpoint.body["run_record"], checkpoint.path / BODY)
+            self._refuse_changes(record.identity, configured(self.pipeline))
+            self._write(record.moved(best_step=checkpoint.step))
         run_id = self.begun.identity.run_id
         if checkpoint.body["run_id"] != run_id:
             raise DataError(
                 f"{checkpoint.path} is of run id {checkpoint.body['run_id']}, {self.path} names {run_id}; "
                 "move the checkpoints of the other run away"
             )
+        return is_lost
 
-    def _parsed(self, body: Mapping[str, Any], where: Path) -> RunRecord:
-        try:
-            return parse_record(body, where)
-        except ValueError as problem:
-            raise DataError(f"{where}: {problem}") from problem
+    def launching(self) -> None:
+        """A launch begins. It counts as fruitless until it got somewhere: the supervisor may die with it."""
+        launches, fruitless = self.begun.launches + 1, self.begun.fruitless + 1
+        self.change(state="running", finished=None, reason=None, launches=launches, fruitless=fruitless)
 
-    def _refuse_changes(self, wanted: Mapping[str, Any]) -> None:
-        if why := refusal(self.pipeline, self.begun.identity, wanted):
+    def fruitful(self) -> None:
+        """The run has advanced, or its data was mended: earlier launches no longer count."""
+        if self.begun.fruitless:
+            self.change(fruitless=0)
+
+    def rolled_back(self, step: int) -> None:
+        """The run goes on from an earlier step, also where it had finished or failed."""
+        self._write(self.begun.gone_back(step))
+
+    def change(self, **changes: Any) -> None:
+        """Change the record, durably."""
+        self._write(self.begun.moved(**changes))
+
+    def check_pin(self, pin: DatasetPin) -> None:
+        """ConfigError when the dataset is not built as it was when the run began."""
+        self._refuse_changes(self.begun.identity, pinned(pin))
+
+    def _write(self, record: RunRecord) -> None:
+        write_record(self.path, record.body())
+        self.record = record  # only now: what a full disk keeps from being written has not happened
+
+    def _refuse_changes(self, identity: Identity, wanted: Mapping[str, Any]) -> None:
+        if why := refusal(self.pipeline, identity, wanted):
             raise ConfigError(why)

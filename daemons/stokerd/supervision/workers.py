@@ -3,30 +3,59 @@ mount that does not answer holds up nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.kit.context import DaemonContext
-from stoker.kit.workers.activity import Activity
+from stoker.kit.workers import activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import ABANDONED, WorkerPool
-from stoker.store.errors import Transient
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.actions import Job, MirrorJob
+from stokerd.supervision import mirror, proofs
+from stokerd.supervision.proofs import Result
+from stokerd.supervision.run import Run
 
 KILLED_WAIT_S = 1.0  # for a killed worker of an earlier supervisor; a longer wait would hold up the loop
+MIRROR = MirrorJob.slot
+
+
+@dataclass(frozen=True)
+class Activity:
+    """All there is to know of the jobs of a slot.
+
+    `ended` takes in the worker's result, None where there is none, for the reason given.
+    """
+
+    module: str
+    task: Callable[[Run, Any], dict[str, Any]]
+    ended: Callable[[Run, Any, Result | None, str], None]
+
+
+ACTIVITIES = {
+    "checkpoint": Activity(
+        "stoker.checkpoints.proof_worker", proofs.checkpoint_task, proofs.checkpoint_proved
+    ),
+    "sets": Activity("stoker.shards.format.proof_worker", proofs.sets_task, proofs.sets_proved),
+    "heldout": Activity("stoker.plan.heldout_worker", proofs.heldout_task, proofs.heldout_copied),
+    MIRROR: Activity("stoker.checkpoints.mirror.mirror_worker", mirror.mirror_task, mirror.mirror_ended),
+}
 
 
 class Workers:
     """Starts a worker for a job, and reports how it ended."""
 
-    def __init__(self, context: DaemonContext) -> None:
-        self._waiter = context.waiter
-        self._warm_name = f"{context.layout.state}:mirror"
-        self._here = WorkerPool[None](f"{context.layout.state}:{TRAIN_SUPERVISOR}", context.waiter)
-        self._warm = WorkerPool[None](self._warm_name, context.waiter)
-        self._is_warm_clear = False
-        self.jobs: dict[str, Job] = {}
+    def __init__(self, run: Run) -> None:
+        self._run, self._waiter = run, run.context.waiter
+        state = run.context.layout.state
+        self._warm_name = f"{state}:mirror"
+        self._here = WorkerPool[Job](f"{state}:{TRAIN_SUPERVISOR}", self._waiter)
+        self._warm = WorkerPool[Job](self._warm_name, self._waiter)
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """What is under way, by slot."""
+        return {one.subject: one.facts for one in (*self._here.jobs, *self._warm.jobs)}
 
     @property
     def pids(self) -> set[int]:
@@ -36,41 +65,30 @@ class Workers:
         """Kill the workers of an earlier supervisor and wait for them; Transient where one does not end."""
         self._here.end_leftovers()
 
-    def is_clear(self, job: Job) -> bool:
-        """Whether no worker of an earlier supervisor is at such work; a killed one may hang in the kernel."""
-        if isinstance(job, MirrorJob) and not self._is_warm_clear:
-            try:
-                self._warm.end_leftovers(KILLED_WAIT_S)
-            except Transient:
-                return False
-            self._is_warm_clear = True
-        return True
-
-    def start(self, job: Job, module: str, task: Mapping[str, Any], *, silent_s: float) -> None:
-        """Start a job's worker; it is killed once it has said nothing for `silent_s` seconds."""
-        self.jobs[job.slot] = job
-        self._pool(job).start(Activity(job.kind, module, silent_s), job.slot, task, None)
+    def start(self, job: Job) -> None:
+        """Start a job's worker; Transient where an earlier one on warm was killed and has not ended yet."""
+        mine, pool = ACTIVITIES[job.slot], self._here
+        if job.slot == MIRROR:
+            self._warm.end_leftovers(KILLED_WAIT_S)
+            pool = self._warm
+        kind = activity.Activity(job.kind, mine.module, job.silent_s)
+        pool.start(kind, job.slot, mine.task(self._run, job), job)
 
     def ended(self) -> list[tuple[Job, WorkerExit]]:
         """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
-        heard = [*self._here.hear(), *self._warm.hear()]
-        ended = [(self.jobs.pop(worker.subject), end) for worker, _, end in heard if end is not None]
+        heard = (*self._here.hear(), *self._warm.hear())
+        ended = [(worker.facts, end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
-            ended.append((self.jobs.pop(MirrorJob.slot), WorkerExit("silent")))
-            self._waiter.remove_fd(self._warm[MirrorJob.slot].worker.fileno())
-            self._warm, self._is_warm_clear = WorkerPool[None](self._warm_name, self._waiter), False
+            stuck = self._warm[MIRROR]
+            ended.append((stuck.facts, WorkerExit("silent")))
+            self._waiter.remove_fd(stuck.worker.fileno())
+            self._warm = WorkerPool[Job](self._warm_name, self._waiter)
         return ended
 
     def stop(self) -> None:
         """Stop the workers that are not on warm; what they would have found out is asked again."""
         self._here.stop()
-        self.jobs = {slot: job for slot, job in self.jobs.items() if slot == MirrorJob.slot}
 
     def stop_mirror(self) -> None:
         """Stop the worker on warm: a copy that it began is continued later."""
-        if self.jobs.pop(MirrorJob.slot, None) is not None:
-            self._warm.stop()
-            self._is_warm_clear = False
-
-    def _pool(self, job: Job) -> WorkerPool[None]:
-        return self._warm if isinstance(job, MirrorJob) else self._here
+        self._warm.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.cli.options import did_you_mean
-from stoker.store.errors import DataError, UsageError
+from stoker.store.errors import UsageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record
 from stoker.supervise.run.record import Identity, parse_record
@@ -29,8 +29,6 @@ def read_identity(layout: StateLayout, name: str) -> Identity:
         there = f"there are {', '.join(names)}" if names else "nor has any other; wait until data is ready"
         hint = did_you_mean(name, names, there)
         raise UsageError(f"{run.root}: no run of this name has begun; {hint}") from None
-    except ValueError as error:
-        raise DataError(f"{run.record}: {error}; was it written by a newer Stoker?") from error
 
 
 def checkpoints_at(path: Path) -> list[Path]:

@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored
-from stoker.supervise.health.exit_class import Exit
-from stoker.supervise.run.record import Heldout
+from stoker.kit.process.process_id import ProcessId
+from stoker.supervise.health.exits import Exit
+from stoker.supervise.mirror.state import Look
 from stoker.supervise.state import Phase
 
 
-class AnyJob:
+class Job:
     """Work for a worker; at most one job of a `slot` runs at a time.
 
-    A launch or a rollback waits for one that `is_awaited`.
+    A worker that reads nothing for `silent_s` seconds hangs in a mount that does not answer, and is killed.
     """
 
     slot: ClassVar[str]
-    kind: ClassVar[str]
-    is_awaited: bool = True
+    kind: ClassVar[str] = "prove"
+    silent_s: ClassVar[float] = 300.0
 
 
 @dataclass(frozen=True)
-class ProveCheckpoint(AnyJob):
-    slot, kind = "checkpoint", "prove"
+class ProveCheckpoint(Job):
+    slot = "checkpoint"
     name: str
 
 
 @dataclass(frozen=True)
-class ProveSets(AnyJob):
+class ProveSets(Job):
     """Shard sets to prove: key to the manifest's sha256."""
 
-    slot, kind = "sets", "prove"
+    slot = "sets"
     sets: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class CopyHeldout(AnyJob):
+class CopyHeldout(Job):
     """Held-out windows to copy out of these sets, once for the whole run."""
 
     slot, kind = "heldout", "hold out"
@@ -46,54 +47,44 @@ class CopyHeldout(AnyJob):
     vocab_size: int
 
 
-class MirrorJob(AnyJob):
-    """Work on warm."""
+@dataclass(frozen=True)
+class MirrorJob(Job):
+    """Work on warm. A launch or a rollback waits for it unless `need` is "no".
+
+    Where it fails now, a launch goes on without it ("try") or waits until it succeeds ("wait").
+    """
 
     slot = "mirror"
+    silent_s = 120.0  # 64 MB and their fsync take less on any disk worth mirroring to
+    need: Look = field(default="no", kw_only=True)
 
 
-@dataclass(frozen=True)
 class ListMirror(MirrorJob):
-    """A look at what the mirror holds; without `must` a launch goes on if it fails."""
-
     kind = "list"
-    is_awaited: bool = False
-    must: bool = False
+    silent_s = 30.0  # a launch waits for it
 
 
 @dataclass(frozen=True)
 class CopyToMirror(MirrorJob):
     kind = "copy"
     copy: Mirrored
-    is_awaited: bool = False
 
 
 @dataclass(frozen=True)
 class PruneMirror(MirrorJob):
     kind = "prune"
     names: tuple[str, ...]
-    is_awaited: bool = False
 
 
 @dataclass(frozen=True)
 class FetchCopy(MirrorJob):
     kind = "fetch"
     copy: Mirrored
-    is_for_rollback: bool = False
-
-
-@dataclass(frozen=True)
-class RestoreHeldout(MirrorJob):
-    kind = "heldout"
-    sha256: str
-
-
-Job = ProveCheckpoint | ProveSets | CopyHeldout | MirrorJob
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do, or one fact to write down."""
+    """One thing to do."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +106,29 @@ class Pause(Action):
 
 @dataclass(frozen=True)
 class Enter(Action):
+    """Begin a phase; proving begins with interrupted rollbacks, which are finished."""
+
     phase: Phase
 
 
 @dataclass(frozen=True)
+class Leftovers:
+    """What is left of an earlier launch: whether its locks are held, and its live processes.
+
+    `is_guarded`: the trainer's lock is held, so a guard (or a sealer) still sees to its end.
+    """
+
+    is_guarded: bool
+    is_rank0_held: bool
+    processes: tuple[ProcessId, ...]
+
+
+@dataclass(frozen=True)
 class ClearLeftovers(Action):
-    """Processes of an earlier launch are alive, or its locks are held: report it once, and signal them."""
+    """Report leftovers once, and send their processes a signal, if any."""
 
+    left: Leftovers
     signal: Literal["", "TERM", "KILL"]
-
-
-class TakeUpRollbacks(Action):
-    """Finish interrupted rollbacks, and accept those that were requested while no supervisor ran."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class MakeRollback(Action):
 @dataclass(frozen=True)
 class Start(Action):
     job: Job
-    doing: str = ""
+    doing: str
 
 
 class Settle(Action):
@@ -202,93 +204,3 @@ class End(Action):
 
     exit_code: int
     failed: str = ""
-
-
-# What the end of a job makes true
-
-
-@dataclass(frozen=True)
-class CheckpointProved(Action):
-    """The verdict on a checkpoint; body and digest where it is proven."""
-
-    name: str
-    verdict: Literal["proven", "invalid", "unreadable"]
-    reason: str = ""
-    body: Mapping[str, Any] | None = None
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class SetsProved(Action):
-    """What is wrong with each set, by key: nothing where it is proven."""
-
-    sets: Mapping[str, str]
-    wrong: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class HeldoutCopied(Action):
-    """Held-out windows, None where there is no held-out text; `problem` is why there are none yet."""
-
-    heldout: Heldout | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class MirrorFailed(Action):
-    job: MirrorJob
-    reason: str
-
-
-@dataclass(frozen=True)
-class MirrorListed(Action):
-    copies: tuple[Mirrored, ...]
-    foreign: tuple[str, ...]
-    timelines: str | None  # the newest copy of timelines.jsonl
-    is_awaited: bool = False
-
-
-@dataclass(frozen=True)
-class CopyMade(Action):
-    copy: Mirrored
-    set_aside: str | None = None
-
-
-@dataclass(frozen=True)
-class SourceDiffers(Action):
-    """A checkpoint here is not what was proven: it is proven again."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class CopiesPruned(Action):
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CopyBad(Action):
-    """A copy was proven wrong, or is gone; nothing was fetched."""
-
-    name: str
-    state: str
-    reason: str
-    set_aside: str | None
-
-
-@dataclass(frozen=True)
-class CopyFetched(Action):
-    """A copy is back among the checkpoints, proven there."""
-
-    job: FetchCopy
-    body: Mapping[str, Any]
-    digest: str
-    logs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class HeldoutRestored(Action):
-    """`state`: what became of heldout.bin: brought, missing or bad."""
-
-    state: str

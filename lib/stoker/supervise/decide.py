@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
+from stoker.checkpoints.retention import RetentionPolicy
+from stoker.checkpoints.select import History
 from stoker.config.schema import BackoffPolicy, Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
-from stoker.supervise.health.exit_class import Ending, ExitClass, classify
+from stoker.supervise.health.exits import ExitClass, classify
 from stoker.supervise.health.guarded import GuardedEnd
-from stoker.supervise.health.leftovers import Leftovers
-from stoker.supervise.health.leftovers import decide as clean
-from stoker.supervise.health.liveness import Silence, judge
-from stoker.supervise.health.restart_policy import after_exit
-from stoker.supervise.mirror.state import Look
+from stoker.supervise.health.liveness import judge
+from stoker.supervise.mirror.state import Look, MirrorState
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.state import Phase, RunState, Trainer
 
 CLEANING_S = 0.2  # between two looks at leftovers
+LOCK_GRACE_S = 10.0  # a guard needs its own stop time, and a little more to sweep up
 READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
 GUARD_MARGIN_S = 30.0  # beyond the stop time, in which a guard that runs has killed what is left
 
@@ -53,17 +53,15 @@ class Seen:
     best_step: int = 0
     over: str | None = None  # why the run is over at its newest checkpoint
 
-    left: Leftovers | None = None
+    left: do.Leftovers | None = None
 
     rollback: AskedRollback | None = None
     newest: str = ""  # the newest proven checkpoint
     candidate: str = ""  # the newest sealed checkpoint of the history
     is_on_history: bool = True  # the proven candidate, by what its proof says
     step: int = 0  # of the newest proven checkpoint
-    has_mirror: bool = False
     look: Look = "no"  # whether a launch from the candidate must look at the mirror first
     newer: Mirrored | None = None  # a copy that is newer than the candidate
-    lost_heldout: str = ""  # sha256 of the held-out windows, where they are not whole here
     why_not_from_start: str = ""  # why the run cannot begin at step 0
 
     gate: Gate | None = None  # the first that is not open
@@ -86,7 +84,7 @@ def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
         return (do.Wait(f"{run.retry_doing}, again in {left:.0f} s", min(1.0, left)),)
     match run.phase:
         case Phase.CLEANING:
-            return _cleaning(run, seen, policy, now)
+            return _cleaning(run, seen.left, policy, now)
         case Phase.PROVING:
             return _proving(run, seen, policy)
         case _ if run.rollbacks:
@@ -99,26 +97,24 @@ def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
             return _finished(run, seen, now)
 
 
-def _cleaning(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
-    left = seen.left or Leftovers(False, False, ())
-    waited_s, asked = now - run.since, run.is_term_sent
-    cleaning = clean(left, waited_s=waited_s, asked=asked, stop_time_s=policy.stop_time)
-    if cleaning == "clear":
+def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: float) -> Actions:
+    """Wait for a guard at work, ask the unguarded to save and end, kill what outlives its stop time."""
+    if left is None:
         return (do.Enter(Phase.PROVING),)
-    clear = do.ClearLeftovers("" if cleaning == "wait" else cleaning)
+    patience_s = policy.stop_time + (LOCK_GRACE_S if left.is_guarded else 0.0)
+    clear = do.ClearLeftovers(left, "")
+    if left.processes and now - run.since >= patience_s:
+        clear = do.ClearLeftovers(left, "KILL")
+    elif left.processes and not left.is_guarded and not run.is_term_sent:
+        clear = do.ClearLeftovers(left, "TERM")
     return clear, do.Wait("waiting for an earlier trainer to save and end", CLEANING_S)
 
 
 def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
-    if not run.is_taken_up:
-        return (do.TakeUpRollbacks(),)
     if seen.rollback is not None:
         return _rolling_back(run, seen, seen.rollback)
     if not run.is_settled:
         return _selecting(run, seen)
-    if seen.lost_heldout and not run.is_heldout_seen:
-        job = do.RestoreHeldout(seen.lost_heldout)
-        return _start(seen, job, "fetching the held-out windows from the mirror")
     return _answer(run, seen, policy)
 
 
@@ -129,10 +125,10 @@ def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
         return (do.MakeRollback(asked.request),)
     if asked.is_here:
         return _start(seen, do.ProveCheckpoint(asked.target), doing)
-    if seen.has_mirror and not run.look:
-        return _start(seen, do.ListMirror(is_awaited=True), doing)
+    if seen.look != "no" and not run.look:
+        return _start(seen, do.ListMirror(need="try"), doing)
     if asked.copy is not None:
-        return _start(seen, do.FetchCopy(asked.copy, is_for_rollback=True), doing)
+        return _start(seen, do.FetchCopy(asked.copy, need="try"), doing)
     return (do.MakeRollback(asked.request),)
 
 
@@ -148,10 +144,9 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
     if verdict == "unreadable":
         return (do.Pause(READ_AGAIN_S, f"checkpoint {name} cannot be read now; trying"),)
     if seen.look != "no" and not run.look:
-        look = do.ListMirror(is_awaited=True, must=seen.look == "wait")
-        return _start(seen, look, "looking at the mirror of the checkpoints")
+        return _start(seen, do.ListMirror(need=seen.look), "looking at the mirror of the checkpoints")
     if seen.newer is not None and run.look != "failed":
-        fetch = do.FetchCopy(seen.newer)
+        fetch = do.FetchCopy(seen.newer, need="wait")
         return _start(seen, fetch, f"fetching checkpoint {seen.newer.name} from the mirror")
     if not seen.is_on_history:
         return (do.Enter(Phase.CLEANING),)  # only its proof could tell: it is past a fork, and is moved away
@@ -173,24 +168,27 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
         return (do.Enter(Phase.WAITING),)
-    progressed = seen.step > trainer.launch.resume_step or trainer.step > seen.best_step
-    following = after_exit(
-        exit_,
-        progressed=progressed,
-        fruitless=max(0, seen.fruitless - 1),  # it was counted when it began
-        most_fruitless=policy.no_progress_launches,
-    )
+    has_progressed = seen.step > trainer.launch.resume_step or trainer.step > seen.best_step
+    fruitless = 0 if has_progressed else max(0, seen.fruitless - exit_.is_blameless)  # counted as it began
     best = max(seen.best_step, trainer.step, seen.step)
     is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
-    is_retried = seen.over is None and not is_part and following.exit_code is None
-    doubts = is_retried and following.prove_data
-    answer = do.AnswerEnd(following.fruitless, best, progressed, doubts)
-    if seen.over is None and following.exit_code is not None:
-        return answer, do.End(following.exit_code, following.reason)
+    code, why = None, ""
+    if exit_.kind is ExitClass.WRONG_CONFIG:
+        code, why = exit_.gives_up_with, f"the trainer refuses its configuration ({exit_.detail})"
+    elif fruitless >= policy.no_progress_launches:
+        why = (
+            f"{fruitless} launches in a row brought neither a checkpoint nor a step beyond those before; "
+            f"the last one: {exit_.kind} ({exit_.detail})"
+        )
+        code = exit_.gives_up_with
+    is_retried = seen.over is None and not is_part and code is None
+    answer = do.AnswerEnd(fruitless, best, has_progressed, is_retried and exit_.doubts_data)
+    if seen.over is None and code is not None:
+        return answer, do.End(code, why)
     if not is_retried:
         return answer, do.Enter(Phase.WAITING)
-    seconds = delay_s(policy.backoff, 0 if progressed else run.failures, seen.jitter)
-    words = f"the trainer ended ({following.reason}); starting"
+    seconds = delay_s(policy.backoff, 0 if has_progressed else run.failures, seen.jitter)
+    words = f"the trainer ended ({exit_.detail}); starting"
     return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words, is_failure=True)
 
 
@@ -223,8 +221,8 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
     if trainer is None:
         return (do.Enter(Phase.CLEANING),)
     if (end := seen.end) is not None:
-        asked = trainer.stop_asked_at is not None
-        exit_ = classify(Ending(end.code, end.signum, asked, trainer.is_hung, trainer.view.error))
+        is_asked, view = trainer.stop_asked_at is not None, trainer.view
+        exit_ = classify(end, is_asked=is_asked, is_hung=trainer.is_hung, last_words=view.error)
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
         return do.EndLaunch(exit_, is_forgiven=seen.is_stopping), following
     if (asked_at := trainer.stop_asked_at) is not None:
@@ -240,10 +238,36 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
 def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
     """A trainer that shows no progress is suspected, and stopped once its silence is beyond its limit."""
     view = trainer.view
-    silence = Silence(now - view.heard_at, now - view.moved_at, now - trainer.stillness.worked_at)
-    verdict = judge(view.phase, silence, trainer.step_times.p99_s(), hang_s)
-    if verdict.state == "stop":
-        return (do.StopTrainer(hung=verdict.why),)
-    if (verdict.state == "suspect") != trainer.is_suspected:
-        return (do.Suspect(verdict.why),)
-    return ()
+    verdict, why = judge(
+        view.phase,
+        unheard_s=now - view.heard_at,
+        unmoved_s=now - view.moved_at,
+        still_s=now - trainer.stillness.worked_at,
+        p99_s=trainer.step_times.p99_s(),
+        hang_s=hang_s,
+    )
+    if verdict == "stop":
+        return (do.StopTrainer(hung=why),)
+    return (do.Suspect(why),) if (verdict == "suspect") != trainer.is_suspected else ()
+
+
+def mirror_job(
+    mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
+) -> do.MirrorJob | None:
+    """The job to start, None where nothing is to be done now; `local` are the proven checkpoints here."""
+    if now < mirror.retry_at:
+        return None
+    if now >= mirror.look_at:
+        return do.ListMirror()
+    if queue := waiting(local, mirror.copies, history, policy):
+        return do.CopyToMirror(queue[0])
+    names = _unwanted(mirror, history, policy)
+    return do.PruneMirror(names) if names and now >= mirror.prune_at else None
+
+
+def _unwanted(mirror: MirrorState, history: History, policy: RetentionPolicy) -> tuple[str, ...]:
+    """The copies that may go: none before the newest was proven in the mirror."""
+    newest = mirror.newest(history)
+    if newest is None or newest.name not in mirror.proven:
+        return ()
+    return tuple(one.name for one in superfluous(mirror.copies, history, policy, newest))

@@ -13,11 +13,9 @@ from pydantic import TypeAdapter
 from stoker.kit.process.process_id import ProcessId
 from stoker.plan.positions import Position
 from stoker.store.parsing import require_version
-from stoker.supervise.health.evidence import Stillness, Work
-from stoker.supervise.health.exit_class import Exit
-from stoker.supervise.health.liveness import StepTimes
-from stoker.supervise.health.moment import Moment
-from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
+from stoker.supervise.health.exits import Exit
+from stoker.supervise.health.liveness import StepTimes, Stillness, Work
+from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 
@@ -59,8 +57,8 @@ class Trainer:
         """The position the trainer reported last; None before its first step."""
         return Position(*self.view.position) if self.view.position else None
 
-    def told(self, datagrams: Iterable[bytes], now: float) -> Trainer:
-        """With every word that has arrived."""
+    def after_words(self, datagrams: Iterable[bytes], now: float) -> Trainer:
+        """With what these datagrams say taken in."""
         view, times = self.view, self.step_times
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
@@ -81,7 +79,7 @@ class Trainer:
     def excused(self, now: float) -> Trainer:
         """With its silence counted from now on: the machine, or this supervisor, did not run until now."""
         view = replace(self.view, heard_at=now, moved_at=now)
-        return replace(self, view=view, stillness=Stillness.started(now))
+        return replace(self, view=view, stillness=Stillness(now, now))
 
 
 @dataclass(frozen=True)
@@ -104,21 +102,16 @@ class RunState:
     is_term_sent: bool = False
 
     # proving
-    is_taken_up: bool = False  # interrupted rollbacks are finished
     proofs: Mapping[str, str] = field(default_factory=dict)  # verdict by checkpoint, in this phase
-    has_rejected: bool = False
     look: Literal["", "done", "failed"] = ""  # at the mirror, in this phase
     look_problem: str = ""
     look_failures: int = 0
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
     resume: str = ""  # its name, "" where the run begins
-    is_heldout_seen: bool = False
 
     # waiting
     is_gate_open: bool = False
-    is_heldout_copied: bool = False
-    heldout: Heldout | None = None
-    heldout_retry_at: Moment = 0.0
+    heldout: Heldout | None = None  # once it is copied; of no windows where there is no held-out text
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
@@ -134,32 +127,29 @@ class RunState:
         return self.trainer if self.phase is Phase.TRAINING else None
 
     def entered(self, phase: Phase, now: float) -> RunState:
-        """At the beginning of a phase; what an earlier phase found out and a later one needs is kept."""
-        moved = replace(self, phase=phase, since=now, retry_at=0.0, keep_at=0.0, is_at_rest=False)
+        """At the beginning of a phase; cleaning begins a new round, which keeps what is not answered yet."""
         if phase is not Phase.CLEANING:
-            return moved
-        fresh = RunState()
-        forgotten = {name: getattr(fresh, name) for name in _OF_ONE_ROUND}
-        return replace(moved, **forgotten)
+            return replace(self, phase=phase, since=now, retry_at=0.0, keep_at=0.0, is_at_rest=False)
+        return RunState(
+            phase,
+            now,
+            self.doing,
+            failures=self.failures,
+            rollbacks=self.rollbacks,
+            is_gate_open=self.is_gate_open,
+            heldout=self.heldout,
+            trainer=self.trainer,
+            exit=self.exit,
+        )
 
     def paused(self, seconds: float, doing: str, now: float) -> RunState:
         """With nothing of the phase tried for so long; what could not be read is then read again."""
         proofs = {name: verdict for name, verdict in self.proofs.items() if verdict != "unreadable"}
         return replace(self, retry_at=now + seconds, retry_doing=doing, proofs=proofs)
 
-    def awakened(self) -> RunState:
-        """With plan and books to be looked at now; beside training they have their own rhythm."""
-        return self if self.phase is Phase.TRAINING else replace(self, keep_at=0.0)
-
     def record(self, now: float) -> dict[str, Any]:
-        """The state as JSON, its times told from now."""
+        """The state as JSON, its times counted from now."""
         return {"v": 1, **_json().dump_python(self, mode="json", context=now)}
-
-
-_OF_ONE_ROUND = (
-    *("is_reported", "is_term_sent", "is_taken_up", "proofs", "has_rejected", "look", "look_problem"),
-    *("look_failures", "is_settled", "resume", "is_heldout_seen"),
-)
 
 
 def read_state(body: Mapping[str, Any], now: float) -> RunState:

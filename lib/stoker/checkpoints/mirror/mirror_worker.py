@@ -8,10 +8,10 @@ list   {"run_id": str or null}
            "timelines": the newest copy of timelines.jsonl, small files proven, or null}
 copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
        -> {"set_aside"}, or {"source_bad": reason}
-fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them}
-       -> {"state": "fetched", "proof": as the proof worker has it, "logs": those that were brought},
+fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them, "heldout": path}
+       -> {"state": "fetched", "proof": as the proof worker has it, "logs": those that were brought,
+           "heldout": "there" (already), "brought", "missing", "bad" or null},
           or {"state": "gone" | "bad", "reason", "set_aside"}
-heldout {"path", "sha256"}  -> {"heldout": "brought", "missing" or "bad"}
 prune  {"names": [...]}     -> {"gone": [...]}
 
 {"kind": "progress"} every few seconds keeps quiet deadlines away. Ends with 69 when warm is not there
@@ -106,16 +106,20 @@ def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -
     run_id = str(proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
     brought = [str(path) for path in lost if copy_file(mirror / log_name(path, run_id), path, tell)]
-    return {"state": "fetched", "proof": as_message(proof), "logs": brought}
+    held = proof.body.raw.get("run_record", {}).get("heldout")
+    if held is not None:
+        held = _bring_heldout(mirror, Path(task["heldout"]), held["sha256"], tell)
+    return {"state": "fetched", "proof": as_message(proof), "logs": brought, "heldout": held}
 
 
-def _heldout(task: Mapping[str, Any], mirror: Path, _trash: Path, tell: Progress) -> dict[str, Any]:
-    copied = mirror / heldout_name(task["sha256"])
+def _bring_heldout(mirror: Path, path: Path, sha256: str, tell: Progress) -> str:
+    if path.exists() and hash_file(path).sha256 == sha256:
+        return "there"
     try:
-        is_brought = copy_file(copied, Path(task["path"]), tell, task["sha256"])
+        is_brought = copy_file(mirror / heldout_name(sha256), path, tell, sha256)
     except SourceBad:
-        return {"heldout": "bad"}
-    return {"heldout": "brought" if is_brought else "missing"}
+        return "bad"
+    return "brought" if is_brought else "missing"
 
 
 def _prune(task: Mapping[str, Any], mirror: Path, trash: Path, _tell: Progress) -> dict[str, Any]:
@@ -126,7 +130,6 @@ _VERBS: dict[str, Callable[[Mapping[str, Any], Path, Path, Progress], dict[str, 
     "list": _list,
     "copy": _copy,
     "fetch": _fetch,
-    "heldout": _heldout,
     "prune": _prune,
 }
 

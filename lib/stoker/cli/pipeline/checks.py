@@ -28,7 +28,7 @@ from stoker.kit.state_owner import another_owner
 from stoker.kit.workers.activity import Activity
 from stoker.shards.format.identity import Filters
 from stoker.shards.format.pinned import asked_of_tokenizer, pin_faults
-from stoker.store.errors import ConfigError, StorageError
+from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.store.parsing import parse_json
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.run.gates import DataInView
@@ -89,11 +89,11 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     """What the run that began cannot go on with."""
     layout = pipeline.layout.run(pipeline.train.run)
     try:
-        identity = parse_record(read_record(layout.record)).identity
+        identity = parse_record(read_record(layout.record), layout.record).identity
     except (FileNotFoundError, RecordDamaged):
         return
-    except ValueError as problem:
-        yield Fault(("train", "run"), f"{layout.record}: {problem}; was it written by a newer Stoker?")
+    except DataError as problem:
+        yield Fault(("train", "run"), str(problem))
         return
     wanted = {**(pinned(pin) if pin is not None else {}), **configured(pipeline)}
     if why := refusal(pipeline, identity, wanted):

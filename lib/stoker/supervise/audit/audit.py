@@ -146,8 +146,8 @@ class _View:
         self.record: RunRecord | None = None
         try:
             self.record = parse_record(body, layout.record) if body else None
-        except ValueError as problem:
-            self.add(layout.record, [str(problem)])
+        except DataError as problem:
+            self.findings.append(str(problem))
         self.pin: DatasetPin | None = None
         with contextlib.suppress(DataError):  # the audit of the data says so
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)

@@ -1,17 +1,19 @@
-"""A trainer under its guard: start it, hear how it ends, ask it to stop."""
+"""A trainer under its guard: start it, hear what it says and how it ends, ask it to stop."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from stoker.kit.lock import Lock
 from stoker.store.parsing import parse_json
+from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -23,34 +25,38 @@ class GuardedEnd:
 
 
 class GuardedTrainer:
-    """One launch: the guard process and its report pipe.
+    """One launch: the guard process, its report pipe, and the socket that the trainer writes to.
 
     The trainer's lock goes over to the guard: our own descriptor is closed at the guard's first word, and the
     guard keeps the lock until nothing of the launch is left.
     """
 
     def __init__(
-        self, command: Sequence[str], *, environ: Mapping[str, str], lock: Lock, stop_time_s: float
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        lock: Lock,
+        stop_time_s: float,
+        notify_socket: Path,
     ) -> None:
-        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        notify_socket.unlink(missing_ok=True)  # an earlier supervisor's
+        self._path = notify_socket
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(notify_socket))
+        self._reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
+        options = {
+            "--parent": os.getpid(),
+            "--lock-fd": lock.fileno(),
+            "--report-fd": writing,
+            "--stop-time": stop_time_s,
+        }
+        words = [str(word) for option in options.items() for word in option]
         try:
             self._guard = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "stoker.kit.guard",
-                    "--parent",
-                    str(os.getpid()),
-                    "--lock-fd",
-                    str(lock.fileno()),
-                    "--report-fd",
-                    str(writing),
-                    "--stop-time",
-                    str(stop_time_s),
-                    "--",
-                    *command,
-                ],
+                [sys.executable, "-m", "stoker.kit.guard", *words, "--", *command],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(lock.fileno(), writing),
@@ -58,20 +64,15 @@ class GuardedTrainer:
             )
         finally:
             os.close(writing)
-        self._reports = reading
-        self._lock: Lock | None = lock
+        self.pid = self._guard.pid
+        self.trainer_pid: int | None = None
+        self._lock = lock
         self._unread = b""
         self._end = GuardedEnd(None, None)
-        self.trainer_pid: int | None = None
 
-    @property
-    def pid(self) -> int:
-        """The guard's pid."""
-        return self._guard.pid
-
-    def fileno(self) -> int:
-        """The report pipe, readable when the guard says something or is gone."""
-        return self._reports
+    def filenos(self) -> tuple[int, int]:
+        """The report pipe and the socket, readable when guard or trainer say something, or are gone."""
+        return self._reports, self._socket.fileno()
 
     def poll(self) -> GuardedEnd | None:
         """Take in what the guard said; the end of the launch once the guard itself is gone, else None."""
@@ -79,23 +80,32 @@ class GuardedTrainer:
         self._read_reports()
         if not gone:
             return None
-        self._keep_lock_no_longer()
+        self._lock.handed_over()
         return self._end
+
+    def drain(self) -> list[bytes]:
+        """Every datagram of the trainer that has arrived, oldest first."""
+        datagrams = []
+        while True:
+            try:
+                datagrams.append(self._socket.recv(MOST_BYTES + 1))
+            except BlockingIOError:
+                return datagrams
 
     def stop(self) -> None:
         """Ask the guard to stop the tree: TERM, the stop time, KILL."""
-        if self._guard.poll() is None:
-            self._guard.send_signal(signal.SIGTERM)
+        self._guard.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End a guard that does not answer: its tree then gets its death signal from the kernel."""
-        if self._guard.poll() is None:
-            self._guard.kill()
+        self._guard.kill()
 
     def close(self) -> None:
-        """Close the report pipe, and our copy of the lock: the guard, while it lives, holds its own."""
+        """Close pipe, socket and our copy of the lock: the guard, while it lives, holds its own."""
         os.close(self._reports)
-        self._keep_lock_no_longer()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+        self._lock.handed_over()
 
     def _read_reports(self) -> None:
         while True:
@@ -107,17 +117,8 @@ class GuardedTrainer:
                 return
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
-                self._reported(parse_json(line))
-
-    def _reported(self, report: Mapping[str, Any]) -> None:
-        self._keep_lock_no_longer()
-        if "started" in report:
-            self.trainer_pid = int(report["started"])
-        if "exited" in report:
-            how = report["exited"]
-            self._end = GuardedEnd(how.get("code"), how.get("signal"))
-
-    def _keep_lock_no_longer(self) -> None:
-        if self._lock is not None:
-            self._lock.handed_over()
-            self._lock = None
+                self._lock.handed_over()
+                report = parse_json(line)
+                self.trainer_pid = report.get("started", self.trainer_pid)
+                if how := report.get("exited"):
+                    self._end = GuardedEnd(how.get("code"), how.get("signal"))

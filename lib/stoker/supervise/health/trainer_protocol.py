@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-from stoker.supervise.health.moment import Moment
-
-T = TypeVar("T", int, float)
+from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
 MOST_BYTES = 8192  # a longer datagram is not one of ours
 MOST_TEXT = 500
@@ -17,6 +16,17 @@ MOST_TEXT = 500
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
 STEPPING = frozenset({"train", "eval", "checkpoint"})  # steps, and what comes between them
 
+
+def _from_now(moment: float, info: SerializationInfo) -> float:
+    return moment - float(info.context or 0.0)
+
+
+def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
+    return seconds + float(info.context or 0.0)
+
+
+# Monotonic seconds; `context` is now, when it is written and when it is read.
+Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and `checkpoint`
 
@@ -32,9 +42,12 @@ def parse(datagram: bytes, launch: str) -> Said | None:
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     if values.get("LAUNCH") != launch:
         return None
-    read = {key.lower(): reader(values[key]) for key, reader in _READERS.items() if key in values}
-    said = {field: value for field, value in read.items() if value is not None}
-    return {**said, "ready": True} if values.get("READY") == "1" or "step" in said else said
+    said = {}
+    for key, reader in _READERS.items():
+        with contextlib.suppress(ValueError):  # a value that makes no sense is as if not said
+            if values.get(key):
+                said[key.lower()] = reader(values[key])
+    return said
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,6 @@ class TrainerView:
     moved_at: Moment
     phase: str = "load"
     waits: bool = False
-    ready: bool = False
     step: int | None = None
     tokens: int | None = None
     loss: float | None = None
@@ -59,7 +71,6 @@ class TrainerView:
     tokens_per_s: float | None = None
     val_loss: float | None = None
     position: tuple[int, int] | None = None
-    finished: str | None = None
     error: str | None = None
 
     @classmethod
@@ -76,36 +87,34 @@ def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     return replace(after, waits=waits, heard_at=now, moved_at=now if moved else view.moved_at)
 
 
-def _phase(value: str) -> str | None:
-    return value if value in PHASES else None
+def _phase(value: str) -> str:
+    if value not in PHASES:
+        raise ValueError(f"{value!r} is no phase")
+    return value
 
 
-def _text(value: str) -> str | None:
-    return value[:MOST_TEXT] or None
+def _text(value: str) -> str:
+    return value[:MOST_TEXT]
 
 
-def _whole(value: str) -> int | None:
-    number = _converted(int, value)
-    return number if number is not None and 0 <= number < 2**63 else None
+def _whole(value: str) -> int:
+    number = int(value)
+    if not 0 <= number < 2**63:
+        raise ValueError(f"{number} is no count")
+    return number
 
 
-def _number(value: str) -> float | None:
+def _number(value: str) -> float:
     """A finite number; a loss of nan is the trainer's own affair and shows in its log, not in a gauge."""
-    number = _converted(float, value)
-    return number if number is not None and math.isfinite(number) else None
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value} is not finite")
+    return number
 
 
-def _position(value: str) -> tuple[int, int] | None:
-    entry, _, offset = value.partition(",")
-    first, second = _whole(entry), _whole(offset)
-    return (first, second) if first is not None and second is not None else None
-
-
-def _converted(convert: Callable[[str], T], value: str) -> T | None:
-    try:
-        return convert(value) if len(value) <= 40 else None
-    except ValueError:
-        return None
+def _position(value: str) -> tuple[int, int]:
+    entry, offset = map(_whole, value.split(","))
+    return entry, offset
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -113,5 +122,5 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("STEP", "TOKENS"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     "POSITION": _position,
-    **dict.fromkeys(("CHECKPOINT", "FINISHED", "ERROR"), _text),
+    **dict.fromkeys(("CHECKPOINT", "ERROR"), _text),
 }

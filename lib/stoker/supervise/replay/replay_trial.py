@@ -20,7 +20,6 @@ from stoker.store.errors import DataError, StokerError, StorageError, Unavailabl
 from stoker.store.names import new_id
 from stoker.store.record import read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
-from stoker.supervise.health.notify_socket import Inbox
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.replay.replay import Phase, phase_of
 from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints
@@ -109,28 +108,27 @@ class Trial:
         write_record(self.site.run.launch, self.body(launch, phase))
         self.say(f"steps {step + 1:,} to {phase.last:,} on timeline {phase.timeline}")
         lock = Lock.acquire(self.site.run.trainer_lock, purpose="stoker replay")
-        inbox = Inbox(self.socket)
         trainer = GuardedTrainer(
             TRAINER,
             environ=trainer_environment(self.environ, launch, self.site.run),
             lock=lock,
             stop_time_s=self.pipeline.supervise.stop_time,
+            notify_socket=self.socket,
         )
         try:
-            return self._watch(trainer, inbox, waiter, launch)
+            return self._watch(trainer, waiter, launch)
         finally:
             trainer.stop()
-            waiter.remove_fd(trainer.fileno())
-            waiter.remove_fd(inbox.fileno())
+            for descriptor in trainer.filenos():
+                waiter.remove_fd(descriptor)
             trainer.close()
-            inbox.close()
 
     def _watch(
-        self, trainer: GuardedTrainer, inbox: Inbox, waiter: Waiter, launch: Launch
+        self, trainer: GuardedTrainer, waiter: Waiter, launch: Launch
     ) -> tuple[GuardedEnd, TrainerView]:
         view = TrainerView.started(launch.launch, time.monotonic())
-        waiter.add_fd(inbox.fileno(), "trainer")
-        waiter.add_fd(trainer.fileno(), "guard")
+        for descriptor in trainer.filenos():
+            waiter.add_fd(descriptor, "trainer")
         is_stopping = False
         while (end := trainer.poll()) is None:
             waiter.wait(TURN_S)
@@ -138,7 +136,7 @@ class Trial:
                 is_stopping = True
                 self.say("stopping: the trainer is asked to save")
                 trainer.stop()
-            for datagram in inbox.drain():
+            for datagram in trainer.drain():
                 if (said := parse(datagram, launch.launch)) is not None:
                     view = heard(view, said, time.monotonic())
                     if "checkpoint" in said:

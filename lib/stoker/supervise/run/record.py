@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
+from stoker.store.errors import DataError
 from stoker.store.parsing import require_version
 
 RunState = Literal["waiting", "running", "finished", "failed"]
@@ -81,7 +82,7 @@ class RunRecord:
 
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
-    """A run record from run.json or a checkpoint's `run_record`; ValueError names what is wrong.
+    """A run record from run.json or a checkpoint's `run_record`; DataError names what is wrong.
 
     Raises UnknownFormat, naming `where`, for a version that is not known here.
     """
@@ -91,7 +92,9 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
         held = body["heldout"]
         heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
     except (KeyError, TypeError) as problem:
-        raise ValueError(f"not a run record: {problem!r}") from problem
+        raise DataError(
+            f"{where}: not a run record: {problem!r}; was it written by a newer Stoker?"
+        ) from problem
     progress = {name: body[name] for name in PROGRESS if name in body}
     return RunRecord(identity, heldout, **{"state": "running", **progress})
 

@@ -1,0 +1,79 @@
+"""How a launch ended, by exit code, signal and what was asked of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stoker.kit.workers.exit import signal_name
+from stoker.supervise.health.guarded import GuardedEnd
+
+
+class ExitClass(StrEnum):
+    """The classes by which launches are counted and treated."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped_as_asked"
+    BAD_DATA = "bad_data"
+    STORAGE = "storage"
+    TRY_AGAIN = "try_again"
+    WRONG_CONFIG = "wrong_config"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    GUARD_LOST = "guard_lost"
+
+
+_BY_CODE = {
+    0: ExitClass.FINISHED,
+    65: ExitClass.BAD_DATA,
+    74: ExitClass.STORAGE,
+    75: ExitClass.TRY_AGAIN,
+    78: ExitClass.WRONG_CONFIG,
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A classified end; `detail` is half a sentence for the log.
+
+    `doubts_data`: the shard sets that the trainer read are proven before another launch reads them.
+    """
+
+    kind: ExitClass
+    detail: str
+    doubts_data: bool = False
+
+    @property
+    def is_blameless(self) -> bool:
+        """A full disk, a trainer that asks for patience and a stop say nothing against the run."""
+        return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
+
+    @property
+    def gives_up_with(self) -> int:
+        """The supervisor's exit code where no launch follows."""
+        return {ExitClass.BAD_DATA: 65, ExitClass.WRONG_CONFIG: 78}.get(self.kind, 70)
+
+
+def classify(end: GuardedEnd, *, is_asked: bool, is_hung: bool, last_words: str | None = None) -> Exit:
+    """The class of an end. Code 0 without a stop asked is `finished`, which its checkpoint has to confirm.
+
+    `is_asked`: the supervisor sent a stop; `is_hung`: it did so because nothing moved.
+    """
+    words = f": {last_words}" if last_words else ""
+    if is_hung:
+        return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
+    if end.signum == signal.SIGBUS:
+        return Exit(ExitClass.BAD_DATA, "killed by SIGBUS: a mapped file is not all there", doubts_data=True)
+    if end.signum is not None:
+        return Exit(ExitClass.KILLED, f"killed by {signal_name(end.signum)}{words}")
+    if end.code is None:
+        return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
+    if end.code == 0 and is_asked:
+        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
+    kind = _BY_CODE.get(end.code, ExitClass.CRASHED)
+    is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
+    return Exit(kind, f"exit code {end.code}{words}", is_unreadable or kind is ExitClass.BAD_DATA)
