@@ -10,7 +10,7 @@ import pytest
 
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.landing_owner import own
-from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, Unreadable, look_through
+from stoker.corpus.source.folder import FileSeen, PassedOver, Selection, look_through
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.layout import HotLayout, WarmLayout
 
@@ -60,7 +60,7 @@ def test_what_a_pipeline_owns_is_named_and_never_listed(tmp_path: Path) -> None:
 
     found = list(look_through(tmp_path, Selection()))
     assert [each.path for each in found if isinstance(each, FileSeen)] == ["a.parquet"]
-    owned = {each.path: tmp_path / each.lock for each in found if isinstance(each, Owned)}
+    owned = {each.path: tmp_path / each.lock for each in found if isinstance(each, PassedOver) and each.lock}
     owners = {path: read_contents(lock).purpose for path, lock in owned.items()}
     assert owners == {"hot": "pipeline 0", "warm": "pipeline 1", "sub/landing": "pipeline 2"}
     assert [each.path for each in look_through(tmp_path / "hot", Selection())] == ["."]
@@ -93,8 +93,12 @@ def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: P
     assert set(files) == {"a.parquet", "sub/b.parquet"}
     stat = (root / "a.parquet").stat()
     assert files["a.parquet"].etag == f"7-{stat.st_mtime_ns}-{stat.st_ino}"
-    assert {each.path for each in found if isinstance(each, Foreign)} == set(theirs[:2])
-    refused = {each.path: each.reason for each in found if isinstance(each, Refused)}
+    assert {each.path for each in found if isinstance(each, PassedOver) and each.kind == "foreign"} == set(
+        theirs[:2]
+    )
+    refused = {
+        each.path: each.reason for each in found if isinstance(each, PassedOver) and each.kind == "refused"
+    }
     assert refused.keys() == {"link.parquet", "linked", "pipe.parquet", "bad-\\udcff.parquet"}
     assert "symbolic link" in refused["link.parquet"]
     assert "symbolic link" in refused["linked"]
@@ -116,7 +120,7 @@ def test_a_missing_root_is_an_error_and_a_folder_that_cannot_be_read_is_said(
 
     monkeypatch.setattr(os, "scandir", scandir)
     found = list(look_through(tmp_path, Selection()))
-    assert Unreadable("locked", "Permission denied") in found
+    assert PassedOver("unreadable", "locked", "Permission denied") in found
     assert [each.path for each in found if isinstance(each, FileSeen)] == ["a.parquet"]
 
 
@@ -145,5 +149,5 @@ def test_a_folder_that_becomes_a_link_between_two_glances_leads_nowhere(
         return contextlib.nullcontext(entries)
 
     found = list(look_through(root, Selection(), swap))
-    assert [type(each) for each in found] == [Refused]
+    assert [each.kind for each in found if isinstance(each, PassedOver)] == ["refused"]
     assert "symbolic link" in found[0].reason  # type: ignore[union-attr]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from stoker.corpus.records.by_path import by_path, first
-from stoker.corpus.records.listing import Listing, read_listing
-from stoker.corpus.records.listing_writer import ListingWriter
+from stoker.corpus.records.listing import Listing, ListingWriter, read_listing
 from stoker.store.layout import StateLayout
 
 

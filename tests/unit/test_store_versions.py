@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.fetch.landing import PARTS, Landing
-from stoker.corpus.records.listing import read_listing
-from stoker.corpus.records.listing_writer import ListingWriter
+from stoker.corpus.records.listing import ListingWriter, read_listing
 from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_source, read_sources

@@ -20,7 +20,7 @@ class FilesList:
     """What the option says; without it every file is meant (`names` is None)."""
 
     def __init__(self, context: DaemonContext) -> None:
-        given = context.options.get(FILES_LIST.flag)
+        given = context.options.get("files_list")
         self.names = None if given is None else read_files_list(Path(given))
         self._once = context.once
         self._checked = self.names is None

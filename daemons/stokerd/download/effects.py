@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.listing_writer import ListingWriter
+from stoker.corpus.records.listing import Listing, ListingWriter
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.corpus.records.record_dir import each_record
 from stoker.kit.daemon import DaemonContext

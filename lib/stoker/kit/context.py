@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -44,7 +45,7 @@ class DaemonContext:
     notifier: Notifier
     waiter: Waiter
     once: bool
-    options: Mapping[str, str] = field(default_factory=dict)  # what was given of the daemon's own, by flag
+    options: Mapping[str, str | None] = field(default_factory=dict)  # the daemon's own: None where not given
     since: str = field(default_factory=utc_now)
     reserve: Reserve = field(init=False)
     _started: float = field(default_factory=time.monotonic)
@@ -109,11 +110,7 @@ class DaemonContext:
             "targets": [f"{self.pipeline.metrics.address}:{port}"],
             "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
         }
-        self._keep_going(
-            lambda: write_atomic(
-                self.runtime.targets(self.name), json.dumps([target]).encode(), durable=False
-            )
-        )
+        self._write(self.runtime.targets(self.name), [target])
         self._write_snapshot("starting")
 
     def _write_snapshot(self, state: str, **more: Any) -> None:
@@ -133,17 +130,17 @@ class DaemonContext:
             "uptime_s": round(time.monotonic() - self._started, 1),
             **more,
         }
-        self._keep_going(lambda: write_snapshot(self.runtime, self.name, snapshot))
+        self._write(self.runtime.status(self.name), snapshot)
 
-    def _keep_going(self, write: Any) -> None:
-        """Runtime files are for onlookers: made anew where a cleaner took them, and no reason to stop."""
+    def _write(self, file: Path, body: Any) -> None:
+        """Write a file for onlookers: made again where a cleaner took the folder, and no reason to stop."""
         try:
             try:
-                write()
+                write_shown(file, body)
             except FileNotFoundError:
                 runtime_dir(self.pipeline.name, self.pipeline.state)  # the private one with its private mode
                 self.runtime.create()
-                write()
+                write_shown(file, body)
         except OSError as error:
             if not self._status_failing:
                 self._status_failing = True
@@ -154,7 +151,6 @@ class DaemonContext:
             self._status_failing = False
 
 
-def write_snapshot(runtime: RuntimeLayout, daemon: str, snapshot: Mapping[str, Any]) -> None:
-    """Replace what `stoker status` reads of a daemon; not synced. StorageError where it cannot be written."""
-    data = json.dumps(snapshot, default=str).encode() + b"\n"
-    write_atomic(runtime.status(daemon), data, durable=False)
+def write_shown(file: Path, body: Any) -> None:
+    """Replace a file that others look at; not synced. StorageError where it cannot be written."""
+    write_atomic(file, json.dumps(body, default=str).encode() + b"\n", durable=False)

@@ -42,7 +42,7 @@ Story = Callable[[DaemonContext], int]
 
 @dataclass(frozen=True)
 class Option:
-    """An option of one daemon alone, with a value; DaemonContext.options holds what was given, by flag."""
+    """An option of one daemon alone, with a value; DaemonContext.options holds it by name."""
 
     flag: str
     metavar: str
@@ -60,7 +60,7 @@ def daemon_main(
     options = _parse(program, about, argv, own)
     if isinstance(options, int):
         return options
-    given = {option.flag: value for option in own if (value := getattr(options, _name(option))) is not None}
+    given = {name: value for name, value in vars(options).items() if name not in ("file", "once")}
     faulthandler.enable()
     _keep_ready_fd()
     waiter = Waiter()
@@ -85,10 +85,6 @@ def daemon_main(
     return code
 
 
-def _name(option: Option) -> str:
-    return option.flag.removeprefix("--").replace("-", "_")
-
-
 def _parse(program: str, about: str, argv: Sequence[str], own: Sequence[Option]) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(
         prog=program,
@@ -101,7 +97,7 @@ def _parse(program: str, about: str, argv: Sequence[str], own: Sequence[Option])
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
     parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
     for option in own:
-        parser.add_argument(option.flag, dest=_name(option), metavar=option.metavar, help=option.help)
+        parser.add_argument(option.flag, metavar=option.metavar, help=option.help)
     try:
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has said what is wrong, or printed the help
@@ -137,7 +133,7 @@ def _run(
     waiter: Waiter,
     *,
     once: bool,
-    options: Mapping[str, str],
+    options: Mapping[str, str | None],
 ) -> int:
     log, metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
     runtime = pipeline.runtime

@@ -1,6 +1,7 @@
-"""One directory, watched: by inotify where that works, by its inode and times where it does not.
+"""A directory, or all below one, watched: by inotify where that works, by its inode and times where it does
+not.
 
-A swapped or removed directory ends inotify in silence, so every look compares the inode first. An event only
+A swapped or removed directory ends inotify in silence, so every check compares the inode first. An event only
 means "look now": the truth is what the reader then finds.
 """
 
@@ -14,43 +15,60 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.config.local import on_network
+
 if TYPE_CHECKING:
-    from watchdog.events import FileSystemEvent, FileSystemEventHandler
+    from watchdog.events import FileSystemEvent
     from watchdog.observers.api import BaseObserver
 
-# Reading is no change; and the reader itself would wake the daemon for ever.
-READING = frozenset(("opened", "closed_no_write"))
 Signature = tuple[int, int, int]  # device, inode, mtime in ns: entries coming and going change the mtime
+_LIMITS = {
+    errno.ENOSPC: "all inotify watches are taken (raise fs.inotify.max_user_watches)",
+    errno.EMFILE: "all inotify instances are taken (raise fs.inotify.max_user_instances)",
+}
 
 
-class DirectoryWatch:
-    """Calls `changed` (from another thread) when entries of a directory come, go or are written."""
+class Watch:
+    """Calls `changed` (from another thread) with the names of entries that come, go or are closed after
+    writing; of a `tree` also below the directory.
 
-    def __init__(self, directory: Path, changed: Callable[[], None]) -> None:
-        self.directory = directory
-        self._changed = changed
+    `polling` says why only checks and looks find changes; empty where inotify reports them.
+    """
+
+    def __init__(self, directory: Path, changed: Callable[[list[str]], None], *, tree: bool = False) -> None:
+        self.directory, self._changed, self._tree = directory, changed, tree
         self._observer: BaseObserver | None = None
-        self._seen = _signature(directory)
-        if self._seen is not None:
-            self._arm()
+        self._seen: Signature | None = None
+        self.polling = ""
+        self.renew()
 
     @property
     def armed(self) -> bool:
-        """Whether inotify tells of changes; without it check() must be called often."""
+        """Whether inotify reports changes; without it check() must be called often."""
         return self._observer is not None and all(emitter.is_alive() for emitter in self._observer.emitters)
 
-    def check(self) -> bool:
-        """Compare with the disk, arm anew where needed; True when something may have gone unreported."""
+    def is_stale(self) -> bool:
+        """Whether a change may have gone unreported: the directory is another, or nobody reports any."""
         now = _signature(self.directory)
-        before, self._seen = self._seen, now
-        replaced = (before and before[:2]) != (now and now[:2])
-        if self.armed and not replaced:
-            return False
-        lost = self._observer is not None
-        self.close()
-        if now is not None:
+        if self.armed:
+            return now is None or self._seen is None or now[:2] != self._seen[:2]
+        return self._observer is not None or now != self._seen
+
+    def renew(self) -> None:
+        """Watch the directory that is there now."""
+        is_stale, now = self.is_stale(), _signature(self.directory)
+        if is_stale or not self.armed:
+            self.close()
+            self._seen = now
             self._arm()
-        return lost or before != now
+        self._seen = now
+
+    def check(self) -> bool:
+        """Renew the watch where needed; whether a change may have gone unreported."""
+        is_stale = self.is_stale()
+        if is_stale or not self.armed:
+            self.renew()
+        return is_stale
 
     def close(self) -> None:
         """End the watching threads."""
@@ -59,42 +77,46 @@ class DirectoryWatch:
             observer.stop()
             observer.join(1.0)
 
-    def _dispatch(self, event: FileSystemEvent) -> None:
-        if event.event_type not in READING:
-            self._changed()
-
     def _arm(self) -> None:
-        from watchdog.events import FileSystemEventHandler  # noqa: PLC0415 - see observe()
+        self.polling = ""
+        if self._seen is None:
+            self.polling = "it is not there"
+        elif self._tree and (kind := on_network(self.directory)):
+            self.polling = f"{kind} does not tell of what other machines write"
+        else:
+            try:
+                self._observer = self._observe()
+            except OSError as error:
+                self.polling = _LIMITS.get(error.errno or 0, error.strerror or str(error))
 
-        handler = FileSystemEventHandler()
+    def _observe(self) -> BaseObserver:
+        """Have inotify report the directory; where it cannot raise OSError and leave nothing behind."""
+        # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
+        from watchdog import events  # noqa: PLC0415
+        from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
+
+        handler = events.FileSystemEventHandler()
         handler.dispatch = self._dispatch  # type: ignore[method-assign]
-        # No watches, instances or descriptors left, or the directory went this instant: check() looks then.
-        with contextlib.suppress(OSError):
-            self._observer = observe(handler, self.directory)
-
-
-def observe(
-    handler: FileSystemEventHandler,
-    directory: Path,
-    *,
-    recursive: bool = False,
-    event_filter: list[type[FileSystemEvent]] | None = None,
-) -> BaseObserver:
-    """Have inotify tell the handler of a directory; where it cannot raises OSError and leaves nothing."""
-    # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
-    from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
-
-    with _threads_short():
-        threading.Thread(target=int, daemon=True).start()  # an observer without one would keep descriptors
-        observer = InotifyObserver()
-    try:
+        # Not every write: a file that grows is looked at often enough; nor attributes: staging by hard links
+        # would raise that for every file it links. Reading is no change, and the reader would wake itself.
+        kinds = [events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent]
+        kinds += [events.FileClosedEvent]
+        kinds += [events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent]
         with _threads_short():
-            observer.schedule(handler, os.fspath(directory), recursive=recursive, event_filter=event_filter)
-            observer.start()
-    except OSError:
-        observer.stop()  # it has a thread and descriptors since it was made, and tries go on for ever
-        raise
-    return observer
+            threading.Thread(target=int, daemon=True).start()  # without one an observer keeps descriptors
+            observer = InotifyObserver()
+        try:
+            with _threads_short():
+                where = os.fspath(self.directory)
+                observer.schedule(handler, where, recursive=self._tree, event_filter=kinds)
+                observer.start()
+        except OSError:
+            observer.stop()  # it has a thread and descriptors since it was made, and tries go on for ever
+            raise
+        return observer
+
+    def _dispatch(self, event: FileSystemEvent) -> None:
+        self._changed([Path(os.fsdecode(path)).name for path in (event.src_path, event.dest_path) if path])
 
 
 @contextlib.contextmanager

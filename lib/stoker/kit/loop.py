@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stoker.kit.file_watch import DirectoryWatch
+from stoker.kit.file_watch import Watch
 
 CHECK_S = 2.0  # the longest time between two looks at the watched directories' inodes
 POLL_S = 0.5  # the same where inotify does not work, or the directory is not there yet
@@ -55,14 +55,12 @@ class Waiter:
         self.on_signal = on_signal  # called by wait(), never by a handler
         self.longest_s = math.inf  # the longest a wait may be, whatever its caller can do without
         self._selector = selectors.DefaultSelector()
-        self._watches: dict[Path, DirectoryWatch] = {}
+        self._watches: dict[Path, Watch] = {}
         self._changed: set[Path] = set()
         self._previous: dict[int, Any] = {}
-        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._file_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for reading, _ in (self._signal_pipe, self._file_pipe):
-            self._selector.register(reading, selectors.EVENT_READ)
-        self._previous_wakeup = signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._previous_wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def signals(self, *signums: int) -> None:
         """Turn these signals into events."""
@@ -72,7 +70,7 @@ class Waiter:
     def watch(self, directory: Path) -> None:
         """Report changes in a directory, also one that does not exist yet or is replaced by another."""
         if directory not in self._watches:
-            self._watches[directory] = DirectoryWatch(directory, lambda: self._file_changed(directory))
+            self._watches[directory] = Watch(directory, lambda _: self._file_changed(directory))
 
     def add_fd(self, fd: int, tag: Hashable) -> None:
         """Report when fd is readable, for as long as it is."""
@@ -101,8 +99,8 @@ class Waiter:
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._previous_wakeup)
         self._selector.close()
-        for descriptor in (*self._signal_pipe, *self._file_pipe):
-            os.close(descriptor)
+        os.close(self._woken)
+        os.close(self._wake)
 
     def _on_signum(self, signum: int, _frame: FrameType | None) -> None:
         self.received.add(signum)  # the event itself travels through the wake-up pipe
@@ -111,7 +109,7 @@ class Waiter:
         """Called by the watching threads."""
         self._changed.add(directory)
         with contextlib.suppress(OSError):  # full: the loop is about to look anyway; closed: it has ended
-            os.write(self._file_pipe[1], b"f")
+            os.write(self._wake, b"\0")  # no signal has this number
 
     def _check_watches(self) -> None:
         for directory, watch in self._watches.items():
@@ -129,10 +127,8 @@ class Waiter:
     def _ready(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         for key, _ in self._selector.select(timeout_s):
-            if key.fd == self._signal_pipe[0]:
+            if key.fd == self._woken:
                 events += self._signal_events()
-            elif key.fd == self._file_pipe[0]:
-                _drain(key.fd)
             else:
                 events.append(FdEvent(key.data))
         while self._changed:
@@ -141,19 +137,13 @@ class Waiter:
 
     def _signal_events(self) -> list[Event]:
         # Each byte is a signal's number; the same signal several times is one event, as in the kernel.
-        signums = [
-            signum for signum in dict.fromkeys(_drain(self._signal_pipe[0])) if signum in self._previous
-        ]
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._woken, 4096):
+                data += piece
+        signums = [signum for signum in dict.fromkeys(data) if signum in self._previous]
         self.received.update(signums)
         for signum in signums:
             if self.on_signal is not None:
                 self.on_signal(signum)
         return [SignalEvent(signum) for signum in signums]
-
-
-def _drain(descriptor: int) -> bytes:
-    data = b""
-    with contextlib.suppress(BlockingIOError):
-        while piece := os.read(descriptor, 4096):
-            data += piece
-    return data

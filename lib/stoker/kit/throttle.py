@@ -1,22 +1,23 @@
-"""Words of progress at a pace that a daemon can listen to, however fast the bytes go by."""
+"""Progress at a pace that a daemon can listen to, however fast the bytes go by."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 EVERY_S = 0.5
+ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
 
 
-def paced(tell: Callable[[str, int], None]) -> Callable[[str, int], None]:
-    """A callback, told what is done and how many bytes of it, that passes on one word in EVERY_S seconds."""
-    told = -EVERY_S
+def paced(report: Callable[..., Any], every_s: float = EVERY_S) -> Callable[..., None]:
+    """Return `report` as a callback that passes on one call in every_s seconds."""
+    due = 0.0
 
-    def progress(what: str, done: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if now - told >= EVERY_S:
-            told = now
-            tell(what, done)
+    def progress(*about: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + every_s
+            report(*about)
 
     return progress

@@ -13,7 +13,7 @@ from stoker.store.errors import FULL, StorageError
 from stoker.store.files import move_durably, opened, unlink_durably
 
 CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
-PART, NOTE = ".part-", ".json"  # around the name of what is being copied, and behind that of its claim
+PART = ".part-"  # before the name of what is being copied
 
 Progress = Callable[[int], None]
 

@@ -55,7 +55,7 @@ def _staged_files(state: State) -> dict[str, str]:
 
 def on_message(_state: State, job: Job[TokenizerWork], message: Message) -> Iterator[Effect]:
     """Note how far the training is."""
-    if message["kind"] == "progress":
+    if "percent" in message:  # hashing a large file says only that it goes on
         job.facts.percent = int(message["percent"])
     return iter(())
 

@@ -13,7 +13,7 @@ from stoker.corpus.schedule.decide import buildable, stageable
 from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.moves import unsynced
 from stoker.corpus.schedule.state import Room, Situation
-from stoker.corpus.staging.reconcile import parquet_name, partial_of
+from stoker.corpus.staging.reconcile import parquet_name, partial_copy
 from stoker.corpus.staging.size_estimate import Estimate, Workload, amount_bytes, claims_of, ratio_of
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Purpose, claimed_bytes, others_claims, room, write_claims
@@ -257,8 +257,7 @@ def _discard_partial(state: State) -> None:
     """Give up the copies that were begun: their room is needed first, and they can be made again."""
     paths = {parquet_name(source): source.path for source in state.sources.in_state("seen")}
     for name in state.hot.partial:
-        for file in partial_of(state.pipeline.hot_layout, name):
-            state.hot.discard(file, of=paths.get(name))
+        state.hot.discard(partial_copy(state.pipeline.hot_layout, name), of=paths.get(name))
     state.hot.partial = {}
 
 

@@ -13,7 +13,7 @@ from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import Wanted
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.listing import read_listing
-from stoker.corpus.source.folder import FileSeen, Refused, Selection, Unreadable, look_through
+from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.activity import Activity
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
@@ -86,7 +86,7 @@ def _look(pipeline: Pipeline) -> Listed:
         for found in look_through(root, Selection(source.include, source.exclude)):
             if isinstance(found, FileSeen):
                 seen.append(found)
-            elif isinstance(found, Refused | Unreadable):
+            elif found.kind != "foreign":
                 refused.append((found.path, found.reason))
     except OSError as error:
         raise UnavailableError(

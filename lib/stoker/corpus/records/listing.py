@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.corpus.records.cached_record import CachedRecord
@@ -72,3 +72,30 @@ def listing_reader(layout: StateLayout, dataset: str) -> CachedRecord[Listing | 
 def write_listing(layout: StateLayout, listing: Listing) -> None:
     """Make the listing durable."""
     write_record(layout.listing(listing.dataset), listing.to_record())
+
+
+class ListingWriter:
+    """Its one writer. `head` is what was written, without the files, which may be megabytes; None while there
+    is none, or a damaged one."""
+
+    def __init__(self, layout: StateLayout, dataset: str) -> None:
+        self._layout, self._dataset = layout, dataset
+        self.head: Listing | None = None
+        self._hash = 0
+        if (found := self.read()) is not None:
+            self._note(found)
+
+    def read(self) -> Listing | None:
+        """The listing that was written, with its files."""
+        return read_listing(self._layout, self._dataset)
+
+    def write(self, listing: Listing) -> bool:
+        """Make it durable where it is another than before; whether it was."""
+        if hash(listing) == self._hash:
+            return False
+        write_listing(self._layout, listing)
+        self._note(listing)
+        return True
+
+    def _note(self, listing: Listing) -> None:
+        self.head, self._hash = replace(listing, files=()), hash(listing)

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stoker.config.origins import compile_glob
 from stoker.store.beneath import Linked, folder_beneath
@@ -45,36 +45,21 @@ class FileSeen:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A name that matches but is never read: a link, a device, or not text."""
+class PassedOver:
+    """What is no file of the dataset, although its name might be one's.
 
+    `refused` is never read: a link, a device, a name that is not text, or a folder ("." for the root) that a
+    pipeline owns by its `lock`. `unreadable` is a place the look could not see into, so that what it found is
+    not the whole folder. `foreign` is what another client has not finished.
+    """
+
+    kind: Literal["refused", "unreadable", "foreign"]
     path: str
-    reason: str
+    reason: str = ""
+    lock: str = ""
 
 
-@dataclass(frozen=True)
-class Owned(Refused):
-    """A folder that a pipeline owns, "." for the root, and is not listed: `lock` says whose it is."""
-
-    lock: str
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A place the look could not see into: what it found is not the whole folder."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """What another client has not finished: left alone."""
-
-    path: str
-
-
-Found = FileSeen | Refused | Unreadable | Foreign
+Found = FileSeen | PassedOver
 
 
 def is_unfinished(name: str) -> bool:
@@ -105,7 +90,7 @@ def look_through(
     called for each folder entered.
 
     Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
-    itself cannot be listed; a folder below it that cannot is reported as Unreadable.
+    itself cannot be listed; a folder below it that cannot is unreadable.
     """
     folders = [""]
     while folders:
@@ -116,11 +101,11 @@ def look_through(
                 with os.scandir(opened) as entries:
                     found, below = _sort_out(entries, folder, selection)
         except Linked:  # it was a folder when the one above it was listed
-            yield Refused(folder, LINK)
+            yield PassedOver("refused", folder, LINK)
         except OSError as error:
             if not folder:
                 raise
-            yield Unreadable(folder, error.strerror or str(error))
+            yield PassedOver("unreadable", folder, error.strerror or str(error))
         else:
             folders += below
             yield from found
@@ -135,12 +120,13 @@ def _sort_out(
     for entry in entries:
         path = f"{folder}/{entry.name}" if folder else entry.name
         if entry.name in OWNER_LOCKS and entry.is_file(follow_symlinks=False):
-            return [Owned(folder or ".", f"its {entry.name} says that Stoker writes it", path)], []
+            why = f"its {entry.name} says that Stoker writes it"
+            return [PassedOver("refused", folder or ".", why, lock=path)], []
         if entry.is_dir(follow_symlinks=False):
             if not entry.name.startswith(".") or path in _FOREIGN_FOLDERS:
                 below.append(path)
         elif entry.name.endswith(FOREIGN_SUFFIXES):
-            found.append(Foreign(path.encode(errors="backslashreplace").decode()))
+            found.append(PassedOver("foreign", _printable(path)))
         elif selection.takes(path) or _linked_folder(entry):
             found.append(_examine(entry, path))
     return found, below
@@ -150,19 +136,22 @@ def _linked_folder(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.is_symlink() and entry.is_dir()
 
 
-def _examine(entry: os.DirEntry[str], path: str) -> FileSeen | Refused | Unreadable:
+def _examine(entry: os.DirEntry[str], path: str) -> Found:
     try:
         path.encode()
-    except UnicodeEncodeError:
-        return Refused(path.encode(errors="backslashreplace").decode(), "its name is not UTF-8")
-    if entry.is_symlink():
-        return Refused(path, LINK)
-    try:
+        if entry.is_symlink():
+            return PassedOver("refused", path, LINK)
         found = entry.stat(follow_symlinks=False)
+    except UnicodeEncodeError:
+        return PassedOver("refused", _printable(path), "its name is not UTF-8")
     except FileNotFoundError:
-        return Refused(path, "it went away during the look")
+        return PassedOver("refused", path, "it went away during the look")
     except OSError as error:
-        return Unreadable(path, error.strerror or str(error))
+        return PassedOver("unreadable", path, error.strerror or str(error))
     if not stat.S_ISREG(found.st_mode):
-        return Refused(path, "it is not a regular file")
+        return PassedOver("refused", path, "it is not a regular file")
     return FileSeen(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+
+
+def _printable(path: str) -> str:
+    return path.encode(errors="backslashreplace").decode()

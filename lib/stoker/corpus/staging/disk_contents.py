@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stoker.observe.ledger import Disk
-from stoker.store.durable_copy import NOTE, PART
+from stoker.store.durable_copy import PART
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 
@@ -93,13 +93,9 @@ def _bytes_in(folder: Path) -> int:
 
 def _partial(folder: Path) -> dict[str, int]:
     found: dict[str, int] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for file in folder.glob(f"{PART}*"):
-            name = file.name.removeprefix(PART)
-            found.setdefault(name.removesuffix(NOTE), 0)
-            if not name.endswith(NOTE):
-                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
-                    found[name] = file.stat().st_size
+    for file in folder.glob(f"{PART}*"):
+        with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+            found[file.name.removeprefix(PART)] = file.stat().st_size
     return found
 
 

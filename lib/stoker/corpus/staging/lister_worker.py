@@ -14,7 +14,7 @@ messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it wait
         "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
         "polling": why no change is told between looks, empty where it is};
         {"kind": "changed"} once after a look, when another may find something new;
-    for a disk {"kind": "seen", "look": n, and the names of Seen}, and after it, as to every
+    for a disk {"kind": "seen", "look": n, and the fields of Seen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}
 Exits 78 when the source folder and a directory that Stoker writes lie in one another, 75 when another
@@ -35,17 +35,17 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.apart import SOURCE, overlaps
-from stoker.corpus.source.folder import FileSeen, Foreign, Owned, Refused, Selection, look_through
-from stoker.corpus.source.tree_watch import TreeWatch
+from stoker.corpus.source.folder import PassedOver, Selection, is_unfinished, look_through
 from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
-from stoker.kit.lock import Lock, read_contents, read_holder
+from stoker.kit.file_watch import Watch
+from stoker.kit.lock import Lock, read_contents, read_holder, still_named
 from stoker.kit.process.poll import readable
+from stoker.kit.throttle import ALIVE_EVERY_S, paced
 from stoker.kit.workers.child import InputClosed, Report, run_worker
 from stoker.store.errors import ConfigError, LockHeld, UnavailableError
 from stoker.store.files import make_dir
 from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
 
-_ALIVE_EVERY_S = 5.0
 _FOREIGN_SHOWN = 100
 _PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
 _MESSAGE_BYTES = 1 << 20  # about a quarter of what one may have: escapes make names longer
@@ -73,42 +73,51 @@ class Folder:
         self._root, self._report = Path(task["root"]), report
         self._state, self._owner = task["state"], task["owner"]
         self._selection = Selection(task["include"], task["exclude"])
-        self._watch = TreeWatch(self._root)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watch: Watch | None = None  # from the first look on
         self._changed = False
-        self._spoke = time.monotonic()
+        self._alive = paced(lambda: report("alive"), ALIVE_EVERY_S)
 
     def wait(self) -> dict[str, Any] | None:
         """The next thing asked; None after a while, so that the folder and the daemon hear of each other."""
         asked = self._report.receive(timeout_s=0)
         if asked is not None:
             return asked
-        told = () if self._changed else (self._watch.descriptor,)  # one word before a look is enough
-        readable(0, *told, timeout_s=_PEEK_EVERY_S)
-        if not self._changed and self._watch.changed():
+        woken = () if self._changed else (self._woken,)  # one word before a look is enough
+        is_woken = self._woken in readable(0, *woken, timeout_s=_PEEK_EVERY_S)
+        if not self._changed and self._watch is not None and (is_woken or self._watch.is_stale()):
             self._changed = True
             self._report("changed")
-        elif time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
+        else:
             self._alive()
         return None
 
     def answer(self, asked: Mapping[str, Any]) -> None:
         """Look through the folder."""
         number = asked["look"]
-        refused: list[list[str]] = []
-        unreadable: list[list[str]] = []
-        foreign: list[str] = []
+        passed: dict[str, list[list[str]]] = {"refused": [], "unreadable": [], "foreign": []}
         missing, self._changed = False, False
         self._insist_apart()
-        self._watch.begin()
+        if self._watch is None:
+            self._watch = Watch(self._root, self._tell, tree=True)
+        self._watch.renew()
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._woken, 4096):
+                pass
         try:
-            self._look(number, refused, unreadable, foreign)
+            self._look(number, passed)
         except (FileNotFoundError, NotADirectoryError):
             missing = True
         except OSError as error:
-            unreadable.append(["", error.strerror or str(error)])
-        found: dict[str, Any] = {"missing": missing, "refused": refused, "unreadable": unreadable}
-        found |= {"foreign": sorted(foreign)[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
-        self._report("looked", look=number, **found, polling=self._watch.polling)
+            passed["unreadable"].append(["", error.strerror or str(error)])
+        foreign = sorted(path for path, _ in passed.pop("foreign"))
+        about = {"foreign": foreign[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
+        self._report("looked", look=number, missing=missing, **passed, **about, polling=self._watch.polling)
+
+    def _tell(self, names: list[str]) -> None:
+        if not all(is_unfinished(name) for name in names):
+            with contextlib.suppress(BlockingIOError):  # full of words that say the same
+                os.write(self._wake, b"c")
 
     def _insist_apart(self) -> None:
         """Raise ConfigError where links lead into or around a directory of this pipeline's.
@@ -125,7 +134,7 @@ class Folder:
                     "writes and cleans it; move the source elsewhere"
                 )
 
-    def _insist_not_ours(self, found: Owned) -> None:
+    def _insist_not_ours(self, found: PassedOver) -> None:
         if found.path == ".":
             raise ConfigError(
                 f"dataset.source.path: {self._root} is no source: {found.reason}; name another directory"
@@ -136,35 +145,21 @@ class Folder:
                 "Stoker would read what it wrote as new files; name a directory outside it"
             )
 
-    def _look(
-        self, number: int, refused: list[list[str]], unreadable: list[list[str]], foreign: list[str]
-    ) -> None:
+    def _look(self, number: int, passed: Mapping[str, list[list[str]]]) -> None:
         files: list[list[Any]] = []
         size = 0
-        for found in look_through(self._root, self._selection, self._tick):
-            if isinstance(found, FileSeen):
-                files.append([found.path, found.size, found.mtime_ns, found.inode, found.ctime_ns])
-                size += len(found.path.encode()) + 64
-            elif isinstance(found, Refused):
-                if isinstance(found, Owned):
+        for found in look_through(self._root, self._selection, self._alive):
+            if isinstance(found, PassedOver):
+                if found.lock:
                     self._insist_not_ours(found)
-                refused.append([found.path, found.reason])
-            elif isinstance(found, Foreign):
-                foreign.append(found.path)
-            else:
-                unreadable.append([found.path, found.reason])
+                passed[found.kind].append([found.path, found.reason])
+                continue
+            files.append([found.path, found.size, found.mtime_ns, found.inode, found.ctime_ns])
+            size += len(found.path.encode()) + 64
             if size > _MESSAGE_BYTES:
                 self._report("files", look=number, files=files)
                 files, size = [], 0
         self._report("files", look=number, files=files)
-
-    def _tick(self) -> None:
-        if time.monotonic() - self._spoke >= _ALIVE_EVERY_S:
-            self._alive()
-
-    def _alive(self) -> None:
-        self._spoke = time.monotonic()
-        self._report("alive")
 
 
 class OwnedDisk:
@@ -182,29 +177,23 @@ class OwnedDisk:
 
     def wait(self) -> dict[str, Any] | None:
         """The next thing asked; None after a while without."""
-        asked = self._report.receive(timeout_s=_ALIVE_EVERY_S)
+        asked = self._report.receive(timeout_s=ALIVE_EVERY_S)
         if asked is None:
             self._report("alive")
         return asked
 
     def answer(self, asked: Mapping[str, Any]) -> None:
         """Tell what lies there, if asked for that, and how much room there is."""
-        try:
-            ours = os.path.samestat(os.fstat(self._lock), self._lock_file.stat())
-        except FileNotFoundError:
-            ours = False
-        if not ours:
+        if not still_named(self._lock_file, self._lock):
             raise self._elsewhere()
         if "look" in asked:
             self._report("seen", look=asked["look"], **asdict(look_at(self._layout, self._dataset)))
         disk, writable = measure(self._root)
         number = asked.get("measure", asked.get("look"))
-        self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=self._owner())
-
-    def _owner(self) -> dict[str, Any]:
-        """By what others know this very disk again, should another one be mounted in its place."""
-        found = os.fstat(self._lock)
-        return asdict(OwnerMark(str(self._lock_file), found.st_dev, found.st_ino))
+        # By what others know this very disk again, should another one be mounted in its place.
+        held = os.fstat(self._lock)
+        owner = asdict(OwnerMark(str(self._lock_file), held.st_dev, held.st_ino))
+        self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=owner)
 
     def _elsewhere(self) -> UnavailableError:
         lock = self._lock_file

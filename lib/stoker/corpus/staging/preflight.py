@@ -5,7 +5,6 @@ Heavy (pyarrow): for workers and the command line, never for a daemon.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import pyarrow.parquet as pq
 from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet, Finding
 from stoker.corpus.staging.footer import Reader, by_path, open_parquet, telling
+from stoker.kit.throttle import ALIVE_EVERY_S, paced
 from stoker.store.errors import Transient
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
-ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
 _FIRST_BYTE = 4  # after the magic
 # Far beyond what any writer makes of one row group, one column chunk, one file.
 _MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
@@ -54,12 +53,10 @@ def preflight(
             check_schema(file.schema_arrow, text_column, columns)
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
+                alive = paced(progress, ALIVE_EVERY_S)
                 for group in range(file.num_row_groups):
-                    told = time.monotonic()
                     for _ in _decode_group(path, file, group, text_column, columns):
-                        if time.monotonic() - told >= ALIVE_EVERY_S:
-                            told = time.monotonic()
-                            progress(group)
+                        alive(group)
                     progress(group + 1)
     except BadParquet as found:
         return found.finding

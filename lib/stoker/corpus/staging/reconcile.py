@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.staging.disk_contents import Seen
-from stoker.store.durable_copy import NOTE, PART
+from stoker.store.durable_copy import PART
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.names import record_name
 
@@ -69,13 +69,12 @@ def _not_going_on(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> 
     if not seen.partial:
         return []
     wanted = {parquet_name(source) for source in sources.values() if source.state == "seen"}
-    return [path for name in seen.partial if name not in wanted for path in partial_of(hot, name)]
+    return [partial_copy(hot, name) for name in seen.partial if name not in wanted]
 
 
-def partial_of(hot: HotLayout, name: str) -> tuple[str, str]:
-    """What there is of a copy that was begun of a file in hot's parquet folder: its note, then its bytes."""
-    part = f"{PART}{name}"
-    return str(hot.parquet / f"{part}{NOTE}"), str(hot.parquet / part)
+def partial_copy(hot: HotLayout, name: str) -> str:
+    """Where a copy is made of a file in hot's parquet folder."""
+    return str(hot.parquet / f"{PART}{name}")
 
 
 def reconcile_warm(

@@ -90,7 +90,7 @@ def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought
             f"{task['file']} does not lie in {root}; its receipt is of another source folder and is renewed"
         )
     with file_beneath(root, relative) as source:
-        return bring(source, target, Wanted(task["sha256"], task["size"]), task["floor"], tell)
+        return bring(source, target, Wanted(task["sha256"], task["size"], task["floor"]), tell)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """One source file on its way to hot: a hard link where that goes, else a copy that a kill does not undo.
 
-A copy is hashed as it is made and grows under a name of its own, `.part-<name>`. Every COMMIT_BYTES its bytes
-are made durable, then a note beside it claims them: whoever goes on cuts away what is beyond the claim,
-hashes what is claimed from the disk, and reads only the rest of the source.
+A copy is hashed as it is made and grows under a name of its own, `.part-<name>`. The next try hashes what is
+there of it and reads only the rest of the source; where that turns out wrong, it is copied anew.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from typing import Literal
 import xxhash
 
 from stoker.store.direct import ALIGNMENT, DirectReader, DirectWriter, aligned_buffer
-from stoker.store.durable_copy import CHUNK, NOTE, PART, DiskFullError, insist_on_room
+from stoker.store.durable_copy import CHUNK, PART, DiskFullError, insist_on_room
 from stoker.store.errors import FULL
-from stoker.store.files import fsync_dir, move_durably, opened, unlink_durably
+from stoker.store.files import move_durably, opened, unlink_durably
 from stoker.store.hashing import hash_file
-from stoker.store.record import RecordDamaged, read_record, write_record
 
-COMMIT_BYTES = 64 << 20  # what a kill costs at most, a second or less of any disk worth staging to
+LOOK_BYTES = 64 << 20  # between two looks whether there is still room
 # Where a hard link is refused: another file system, one without links, too many links, protected_hardlinks.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 
@@ -33,10 +31,11 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The content that the receipt speaks of."""
+    """The content that the receipt speaks of; a copy leaves `floor` bytes free on the file system."""
 
     sha256: str
     size: int
+    floor: int
 
 
 @dataclass(frozen=True)
@@ -49,23 +48,20 @@ class Brought:
 
     how: Literal["link", "copy"]
     sha256: str
-    size: int
-    cached: bool
+    cached: bool = False
     xxh3: str = ""
     resumed: int = 0
 
 
-def bring(source: int, target: Path, wanted: Wanted, floor: int, progress: Progress) -> Brought:
+def bring(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brought:
     """Give target the bytes of an open source file, durably, if they are what is wanted; else leave nothing.
 
-    A copy leaves `floor` bytes free on the file system; `progress` is told "copied" or "hashed" and the bytes
-    done so far. Raises DiskFullError (a partial copy is given up then, for its room) or another OSError (it
-    is kept).
+    `progress` is told "copied" or "hashed" and the bytes done so far. Raises DiskFullError (a partial copy is
+    given up then, for its room) or another OSError (it is kept).
     """
-    size = os.fstat(source).st_size
-    if size != wanted.size:
-        return Brought("copy", "", size, cached=False)
-    return _link(source, target, wanted, progress) or _copy(source, target, wanted, floor, progress)
+    if os.fstat(source).st_size != wanted.size:
+        return Brought("copy", "")
+    return _link(source, target, wanted, progress) or _copy(source, target, wanted, progress)
 
 
 def _link(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brought | None:
@@ -80,22 +76,22 @@ def _link(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brou
         return None
     xxh3 = xxhash.xxh3_128()
     found = hash_file(temporary, also=xxh3, progress=lambda done: progress("hashed", done))
-    if (found.sha256, found.size) == (wanted.sha256, wanted.size):
+    if found.sha256 == wanted.sha256:
         drop_partial(target)
         move_durably(temporary, target)
     else:
         unlink_durably(temporary)
-    return Brought("link", found.sha256, found.size, found.cached, xxh3.hexdigest())
+    return Brought("link", found.sha256, found.cached, xxh3.hexdigest())
 
 
-def _copy(source: int, target: Path, wanted: Wanted, floor: int, progress: Progress) -> Brought:
-    part = _part(target)
+def _copy(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brought:
+    part = part_of(target)
     try:
-        made = _PartialCopy(source, part, wanted).make(floor, progress)
-        if made.sha256 != wanted.sha256:
+        made = _go_on(source, part, wanted, progress)
+        if made.sha256 != wanted.sha256 and made.resumed:
+            # The source may be right, and what was kept of it wrong.
             drop_partial(target)
-            if made.resumed:  # the source may be right, and what was kept of it wrong
-                made = _PartialCopy(source, part, wanted).make(floor, progress)
+            made = _go_on(source, part, wanted, progress)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -109,79 +105,45 @@ def _copy(source: int, target: Path, wanted: Wanted, floor: int, progress: Progr
     return made
 
 
-class _PartialCopy:
-    """A copy that goes on where an earlier one of the same file ended."""
-
-    def __init__(self, source: int, part: Path, wanted: Wanted) -> None:
-        found = os.fstat(source)
-        self._source, self._part, self._wanted = source, part, wanted
-        self._note = part.with_name(part.name + NOTE)
-        # Another file behind the same name, or one that was written to since, is not gone on with.
-        self._origin = {
-            "size": found.st_size,
-            "mtime_ns": found.st_mtime_ns,
-            "inode": found.st_ino,
-            "sha256": wanted.sha256,
-        }
-
-    def make(self, floor: int, progress: Progress) -> Brought:
-        """Copy what is missing and make it durable; whether the hash is the right one the caller sees."""
-        kept = self._kept()
-        insist_on_room(self._part.parent, self._wanted.size - kept, floor)
-        digest, xxh3 = hashlib.sha256(), xxhash.xxh3_128()
-        with (
-            opened(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as target,
-            aligned_buffer(CHUNK) as buffer,
-        ):
-            os.ftruncate(target, kept)
-            fsync_dir(self._part.parent)  # its name too, before a note speaks of it
-            claimed = DirectReader(target)
-            for chunk in claimed.chunks(buffer, kept):
-                digest.update(chunk)
-                xxh3.update(chunk)
-                progress("copied", claimed.done)
-            reader, writer = DirectReader(self._source, start=kept), DirectWriter(target, start=kept)
-            committed = kept
-            for chunk in reader.chunks(buffer, self._wanted.size):
-                digest.update(chunk)
-                xxh3.update(chunk)
-                writer.append(chunk)
-                progress("copied", writer.done)
-                if writer.done - committed >= COMMIT_BYTES and writer.done % ALIGNMENT == 0:
-                    committed = self._commit(writer)
-                    insist_on_room(self._part.parent, 0, floor)
-            writer.commit()
-        hashes = {"sha256": digest.hexdigest(), "xxh3": xxh3.hexdigest()}
-        return Brought("copy", **hashes, size=writer.done, cached=reader.cached, resumed=kept)
-
-    def _commit(self, writer: DirectWriter) -> int:
+def _go_on(source: int, part: Path, wanted: Wanted, progress: Progress) -> Brought:
+    """Copy what is missing and make it durable; whether the hash is the right one the caller sees."""
+    digest, xxh3 = hashlib.sha256(), xxhash.xxh3_128()
+    with (
+        opened(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as target,
+        aligned_buffer(CHUNK) as buffer,
+    ):
+        there = os.fstat(target).st_size
+        kept = there - there % ALIGNMENT if there <= wanted.size else 0
+        os.ftruncate(target, kept)
+        insist_on_room(part.parent, wanted.size - kept, wanted.floor)
+        claimed = DirectReader(target)
+        for chunk in claimed.chunks(buffer, kept):
+            digest.update(chunk)
+            xxh3.update(chunk)
+            progress("copied", claimed.done)
+        reader, writer = DirectReader(source, start=kept), DirectWriter(target, start=kept)
+        looked = kept
+        for chunk in reader.chunks(buffer, wanted.size):
+            digest.update(chunk)
+            xxh3.update(chunk)
+            writer.append(chunk)
+            progress("copied", writer.done)
+            if writer.done - looked >= LOOK_BYTES:
+                looked = writer.done
+                insist_on_room(part.parent, 0, wanted.floor)
         writer.commit()
-        write_record(self._note, {"v": 1, **self._origin, "bytes": writer.done})
-        return writer.done
-
-    def _kept(self) -> int:
-        """The bytes of an earlier try that can be gone on from."""
-        try:
-            body = read_record(self._note)
-            there = os.lstat(self._part).st_size
-        except (FileNotFoundError, RecordDamaged):
-            return 0
-        claimed = body.get("bytes")
-        if {name: body.get(name) for name in self._origin} != self._origin or not isinstance(claimed, int):
-            return 0
-        return claimed if 0 < claimed <= there and claimed % ALIGNMENT == 0 else 0
+    return Brought("copy", digest.hexdigest(), reader.cached, xxh3.hexdigest(), kept)
 
 
-def _part(target: Path) -> Path:
+def part_of(target: Path) -> Path:
+    """Where a copy of the target is made."""
     return target.with_name(f"{PART}{target.name}")
 
 
 def drop_partial(target: Path) -> None:
-    """Remove what is left of a copy: the note first, or it would claim bytes that are gone."""
-    part = _part(target)
-    for leftover in (part.with_name(part.name + NOTE), part):
-        if os.path.lexists(leftover):
-            unlink_durably(leftover)
+    """Remove what is left of a copy."""
+    if os.path.lexists(part := part_of(target)):
+        unlink_durably(part)
 
 
 def why_away(root: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from stoker.corpus.source.folder import FileSeen, Refused, Selection, Unreadable, look_through
+from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.staging.preflight import preflight
 from stoker.kit.workers.child import Report, run_worker
 
@@ -32,7 +32,7 @@ def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
                 files.append(found)
                 if len(files) % 1000 == 0:
                     report("listed", files=len(files))
-            elif isinstance(found, Refused | Unreadable):
+            elif found.kind != "foreign":
                 refused = refused or f" ({found.path}: {found.reason})"
     except OSError as error:
         return {"problem": f"cannot be read: {error.strerror}"}

@@ -68,10 +68,10 @@ def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> None
     """Put a copy on hot: its own file is gone, and staging finds this one in its place."""
     make_dir(target.parent)
     if not target.exists():
-        wanted = Wanted(task["sha256"], task["size"])
         with opened(kept, os.O_RDONLY | os.O_NOFOLLOW) as source:
-            brought = bring(source, target, wanted, task["floor"], lambda _, done: say(done))
-        if brought.sha256 != wanted.sha256:
+            wanted = Wanted(task["sha256"], task["size"], task["floor"])
+            brought = bring(source, target, wanted, lambda _, done: say(done))
+        if brought.sha256 != task["sha256"]:
             raise Transient(f"{kept} reads differently each time; check the disk it lies on")
 
 
