@@ -16,6 +16,7 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.schedule.actions import GiveUpContent
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Limits, Situation
@@ -24,7 +25,7 @@ from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_claim import claim
 from stoker.shards.exchange.import_set import import_place
 from stoker.shards.format.manifest import Manifest
-from stokerd.sharding.record_actions import LOST, give_up_lost_imports
+from stokerd.sharding.record_actions import IMPORT_AGAIN, take
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
 from support.shard_state import MakeShard, Shard
@@ -112,14 +113,14 @@ def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
     assert kept == [["WritePin", "dataset_complete"], []]
 
 
-def test_nothing_is_done_for_an_import_but_what_is_done_for_its_set() -> None:
+def test_all_that_is_done_for_an_import_is_to_give_up_a_set_that_is_nowhere() -> None:
     limits = Limits(2, 2, 2, 8, 1 << 40, "after_proof")
     lost = imported("import/lost", "seen")
     sources = catalog(imported("import/a"), lost)
     situation = Situation(
         receipts={}, sources=sources, limits=limits, key_of=lambda sha256: f"{sha256[::-1]}"
     )
-    assert decide(situation, 0.0) == ()
+    assert decide(situation, 0.0) == (GiveUpContent("import/lost"),)
 
 
 def test_sums_count_what_is_known_and_say_how_much_is_not() -> None:
@@ -141,23 +142,28 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
 
 
 class TestLost:
+    @staticmethod
+    def given_up(shard: Shard) -> list[str]:
+        actions = decide(shard.state.situation(), 0.0)
+        return [one for action in actions for one in shard.apply(take(shard.state, action))]
+
     def test_a_set_that_is_nowhere_is_passed_over(self, shard: Shard) -> None:
         shard.source("import/web", "seen", imported=True)
-        assert shard.apply(give_up_lost_imports(shard.state)) == ["write quarantined", "import_lost"]
-        assert shard.on_disk("import/web").reason == LOST
-        assert shard.apply(give_up_lost_imports(shard.state)) == [], "said once"
+        assert self.given_up(shard) == ["write quarantined", "import_lost"]
+        assert shard.on_disk("import/web").reason == IMPORT_AGAIN
+        assert self.given_up(shard) == [], "said once"
 
     def test_not_while_it_may_be_found(self, warm_shard: Shard) -> None:
         source, state = warm_shard.source("import/web", "seen", imported=True), warm_shard.state
         for disk in state.disks:
             disk.published.add(state.key(source)[:16])
-            assert warm_shard.apply(give_up_lost_imports(state)) == []
+            assert "import_lost" not in self.given_up(warm_shard)
             disk.published.discard(state.key(source)[:16])
         state.records.invalid_sets[source.path] = "it is set aside"
-        assert warm_shard.apply(give_up_lost_imports(state)) == []
+        assert "import_lost" not in self.given_up(warm_shard)
         del state.records.invalid_sets[source.path]
         warm_shard.end("/warm-lister", Outcome("again", "gone"))
-        assert warm_shard.apply(give_up_lost_imports(state)) == []
+        assert "import_lost" not in self.given_up(warm_shard)
 
 
 def with_import(site: Site, where: str | None) -> list[int]:

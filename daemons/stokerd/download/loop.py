@@ -20,7 +20,7 @@ from stoker.store.errors import StokerError, StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
 from stokerd.common.request_box import RequestBox
-from stokerd.common.storage_wait import wait_for_processes, wait_for_state
+from stokerd.common.storage_wait import wait_out
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
@@ -63,10 +63,8 @@ class DownloadWatch:
                 try:
                     if self.cycle():
                         return self.end()
-                except StorageError as problem:
-                    wait_for_state(self.context, problem)
-                except WorkerNotStarted as problem:
-                    wait_for_processes(self.context, problem)
+                except (StorageError, WorkerNotStarted) as problem:
+                    wait_out(self.context, problem)
         except StokerError:  # which ends us: how far it came, and why no further, stays to be seen
             self.board.show(self.source, at_once=True)
             raise

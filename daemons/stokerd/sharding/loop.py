@@ -18,7 +18,7 @@ from stoker.kit.loop import FdEvent
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
-from stokerd.common.storage_wait import wait_for_processes, wait_for_state
+from stokerd.common.storage_wait import wait_out
 from stokerd.sharding import once
 from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
 from stokerd.sharding.effects import Effects
@@ -26,7 +26,7 @@ from stokerd.sharding.facts import growth, landing, quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
 from stokerd.sharding.facts.quarantine import RECHECK
 from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.record_actions import give_up_lost_imports, take
+from stokerd.sharding.record_actions import take
 from stokerd.sharding.startup import bring_in_line, read_records
 from stokerd.sharding.state import State, Work
 from stokerd.sharding.status import Status
@@ -74,14 +74,11 @@ class StageShard:
                         return once.end(state)
                     self.wait()
                     self.hear()
-                except StorageError as problem:
+                except (StorageError, WorkerNotStarted) as problem:
                     self.has_news = True
-                    wait_for_state(context, problem)
+                    wait_out(context, problem)
                     for disk in state.disks:
                         disk.look_soon()
-                except WorkerNotStarted as problem:
-                    self.has_news = True
-                    wait_for_processes(context, problem)
         finally:
             context.log.footer.clear()
             state.pool.stop()
@@ -156,7 +153,6 @@ class StageShard:
         if self.stamp() != before:
             state.space.refresh(state)  # the other daemons give out room by what is claimed
         self.start_tokenizer()
-        self.effects.apply(give_up_lost_imports(state))
         self.effects.apply(state.start("revalidate", RECHECK))
         for disk in state.disks:
             if disk.litter and disk.sweeper not in state.pool and state.retries.allows(disk.sweeper):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
 from stoker.corpus.schedule.actions import (
@@ -27,7 +26,8 @@ from stokerd.sharding.effects import Effect, MarkFinding, OpenFinding, StartOver
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-LOST = "its shard set is nowhere in this build any more; import it again"
+IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
+NO_FILE = "its shard set is gone, and no file has this content any more"
 
 _NOTHING_COMES = {
     DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
@@ -49,9 +49,10 @@ def take(state: State, action: Action) -> Iterator[Effect]:
         case GiveUp(path):
             yield from _give_up(state, state.records.receipts[path])
         case GiveUpContent(path):
-            yield Write(state.sources[path].moved("quarantined", reason="content_gone"))
-            reason = "its shard set is gone, and no file has this content any more"
-            yield event("content_gone", "error", path=path, reason=reason)
+            source = state.sources[path]
+            word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
+            yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
+            yield event(word, "error", path=path, reason=why)
         case Duplicate(path, other):
             source = state.sources[path]
             yield Write(source.moved("duplicate", reason=f"same content as {other}"))
@@ -61,21 +62,6 @@ def take(state: State, action: Action) -> Iterator[Effect]:
             yield event("source_duplicate", path=path, of=other)
         case KeepHot(path):
             yield from keep_hot(state.sources[path], "the warm disk is away")
-
-
-def give_up_lost_imports(state: State) -> Iterator[Effect]:
-    """Pass over imported sets that are nowhere until they come back: they cannot be built again."""
-    key_of = state.records.pinning.key_of()
-    if key_of is None or (state.warm is not None and not state.warm.is_known):
-        return
-    disks = [disk.published for disk in state.disks]
-    for source in [state.sources[path] for path in state.sources.imported]:
-        if source.state != "seen" or source.path in state.pool or source.path in state.records.invalid_sets:
-            continue
-        key = key_of(source.sha256)[:KEY16]
-        if not any(key in published for published in disks):
-            yield Write(source.moved("quarantined", reason=LOST))
-            yield event("import_lost", "error", path=source.path, reason=LOST)
 
 
 def _restart(state: State, path: str) -> Iterator[Effect]:

@@ -37,7 +37,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class GiveUpContent:
-    """A former content's set is gone, and no file has the content: it cannot be made again."""
+    """A former or imported content's set is gone, and no file has the content: it cannot be made again."""
 
     path: str
 

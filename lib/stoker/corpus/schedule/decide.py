@@ -112,11 +112,11 @@ def _duplicates(situation: Situation) -> Iterator[Duplicate]:
 
 
 def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
-    """Former contents without a set, when there is none to be found and no other file has that content."""
+    """Former and imported contents without a set, when none is to be found and no other file has them."""
     catalog = situation.sources
     if situation.uncertain or situation.key_of is None:
         return
-    for path in catalog.formers:
+    for path in (*catalog.formers, *catalog.imported):
         source = catalog[path]
         found = path in situation.recallable or path in situation.busy or path in situation.invalid_sets
         if source.state != "seen" or found or situation.is_published(source):
@@ -127,7 +127,7 @@ def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
 
 
 def _has_no_file_any_more(source: Source) -> bool:
-    return source.former is not None or (source.state == "quarantined" and not source.never_came)
+    return not source.has_file or (source.state == "quarantined" and not source.never_came)
 
 
 def _open(situation: Situation, path: str, activity: str, now: float) -> bool:
