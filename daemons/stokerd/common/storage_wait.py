@@ -17,8 +17,9 @@ _PROBE = b"x" * 8192  # more than a record needs, so that a single freed block d
 
 
 def wait_out(context: DaemonContext, problem: StorageError | WorkerNotStarted) -> None:
-    """Wait until the state directory takes a write again, or a while for other processes to end, or for a stop;
-    with --once raise the problem.
+    """Wait until the state directory takes a write again, or a while for other processes to end.
+
+    A stop ends the wait; with --once raise the problem.
 
     A full disk is first given what was kept for it: then this returns at once, and `context.reserve.spent`
     says that nothing new may be begun. Nothing is lost by what failed: a fact counts only once its record is
