@@ -16,7 +16,7 @@ from stoker.shards.exchange import import_tokens
 from stoker.shards.exchange.import_claim import claim, path_of
 from stoker.shards.exchange.import_set import ImportedSet, import_place
 from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal
-from stoker.shards.format.manifest import ImportedBooks, Manifest, ManifestInvalid, parse_books
+from stoker.shards.format.manifest import Books, Manifest, ManifestInvalid
 from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.shards.format.reader import ShardSet
 from stoker.store.errors import DataError, StorageError
@@ -86,8 +86,7 @@ def test_a_stream_with_ends_of_text_has_documents(
     assert tokens(found, "train") == train
     assert [each.tolist() for each in found.documents("train")] == documents(train, where)
     assert [each.tolist() for each in found.documents("val")] == documents(val, where)
-    assert found.manifest.imported is not None
-    assert found.manifest.imported.end_of_text == where
+    assert found.manifest.end_of_text == where
     books = result.manifest.books.to_mapping()
     assert (books["rows"], books["chars"], books["dropped"]) == (None, None, None)
     assert books["train"] == {"documents": 40, "tokens": len(train)}
@@ -320,9 +319,9 @@ def test_a_wrong_set_at_the_target_is_told_not_replaced(tmp_path: Path) -> None:
 
 
 def test_books_of_what_is_not_known_say_null_and_nothing_else_passes() -> None:
-    books = ImportedBooks({"train": None, "val": None}, {"train": 5, "val": 0}).to_mapping()
+    books = Books(documents={}, tokens={"train": 5, "val": 0}, is_imported=True).to_mapping()
     assert books["documents"] is None
-    assert parse_books(books).to_mapping() == books
+    assert Books.from_mapping(books).to_mapping() == books
     for wrong in (
         {**books, "tokens": 6},
         {**books, "dropped": {}},
@@ -331,7 +330,7 @@ def test_books_of_what_is_not_known_say_null_and_nothing_else_passes() -> None:
         {**books, "rows": 0},
     ):
         with pytest.raises(ManifestInvalid):
-            parse_books(wrong)
+            Books.from_mapping(wrong)
 
 
 def test_a_manifest_must_say_that_it_is_imported_where_its_books_do(tmp_path: Path) -> None:
@@ -346,7 +345,7 @@ def test_a_manifest_must_say_that_it_is_imported_where_its_books_do(tmp_path: Pa
         with pytest.raises(ManifestInvalid):
             Manifest.parse(data)
     counted = {**body["books"], "rows": body["books"]["documents"], "dropped": {}, "chars": 0}
-    with pytest.raises(ManifestInvalid, match="do not fit"):  # as if every row were known
+    with pytest.raises(ManifestInvalid, match="canonical"):  # as if every row were known
         Manifest.parse(json.dumps({**body, "books": counted}, sort_keys=True, separators=(",", ":")).encode())
     del body["imported"]
     with pytest.raises(ManifestInvalid):

@@ -51,7 +51,7 @@ def export(  # noqa: PLR0917 - click passes one an option
         raise UsageError(f"{shards} holds no shard set; name one, or such as <hot>/shards/<dataset>")
     agree(sets)
     splits = ("train", "val") if split == "all" else (split,)
-    if documents and (torn := [one for one in sets if not one.manifest.documents_known]):
+    if documents and (torn := [one for one in sets if not one.manifest.end_of_text]):
         raise UsageError(f"{torn[0].places[0]}: imported, its documents are not known; use --rows")
     tokens = {split: sum(one.tokens(split) for one in sets) for split in splits}
     total = sum(tokens.values())

@@ -95,7 +95,7 @@ def _contents(
             "source": None if source is None else source.path,
             "place": found.place,
         }
-        told |= {"tokens": [low, high], "documents": documents if found.manifest.documents_known else None}
+        told |= {"tokens": [low, high], "documents": documents if found.manifest.end_of_text else None}
         sets.append(told)
         if decode is not None:
             ids += stream.read(low, high).tolist()

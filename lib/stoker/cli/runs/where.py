@@ -20,7 +20,6 @@ from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Segment
 from stoker.plan.permutation import invert
-from stoker.shards.format.manifest import ImportedBooks
 from stoker.store.errors import UsageError
 
 NOT_BUILT = "is not built into a shard set yet: no step has seen it"
@@ -90,7 +89,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     """
     found = library.open(library.key_of(source))
     books = found.manifest.books
-    if isinstance(books, ImportedBooks):
+    if books.is_imported:
         raise UsageError(f"{source.path} was imported: which rows its documents were is not known")
     if row >= books.rows:
         has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"

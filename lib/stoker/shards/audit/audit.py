@@ -20,7 +20,7 @@ from stoker.shards.audit.record_audit import Records, record_findings, source_fi
 from stoker.shards.audit.set_audit import audit_set
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.location import Places
-from stoker.shards.format.manifest import MANIFEST, ManifestInvalid, parse_books
+from stoker.shards.format.manifest import MANIFEST, Books, ManifestInvalid
 from stoker.store.layout import HotLayout
 from stoker.store.parsing import parse_json
 
@@ -146,7 +146,7 @@ class _Look:
             self.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
                 books = {} if source.books is None else source.books.to_mapping()
-                self._add(parse_books(books).to_mapping())
+                self._add(Books.from_mapping(books).to_mapping())
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]

@@ -24,10 +24,9 @@ from stoker.shards.format.manifest import (
     BUILD_NOTE,
     SPLITS,
     TOKEN_BYTES,
+    Books,
     DataFile,
     EndOfText,
-    Imported,
-    ImportedBooks,
     Manifest,
     data_name,
     write_manifest,
@@ -181,9 +180,9 @@ def _copy(task: ImportTask, found: Found, building: Path, progress: Progress) ->
         vocab_size=task.vocab_size,
         eot=task.eot,
         dtype=dtype,
-        books=ImportedBooks(documents if where else dict.fromkeys(SPLITS), tokens),
+        books=Books(documents=documents if where else {}, tokens=tokens, is_imported=True),
         files=files,
-        imported=Imported(where),
+        end_of_text=where,
     )
     write_manifest(building, manifest)
     proof = prove_set(building, key=manifest.key, progress=progress)

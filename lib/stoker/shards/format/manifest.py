@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.store.errors import DataError
@@ -20,8 +20,7 @@ BUILD_NOTE = "build.json"
 SPLITS = ("train", "val")
 KINDS = ("bin", "idx", "row")  # a shard's files: tokens, document ends, row numbers in the source
 IMPORTED_KINDS = ("bin", "idx")
-OFFSET_BYTES = 8  # an .idx entry: uint64, little-endian
-ROW_BYTES = 8  # a .row entry: uint64, little-endian
+OFFSET_BYTES = 8  # an entry of .idx or .row: uint64, little-endian
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -32,11 +31,16 @@ class ManifestInvalid(DataError):
     """The manifest does not parse, contradicts itself, or its books do not balance."""
 
 
+EndOfText = Literal["after", "before"]  # of each document in its stream
+
+
 @dataclass
 class Books:
     """What became of a source's rows; `chars` are code points of kept documents.
 
-    `tokens` count the end-of-text of each document; `dropped` counts rows by the filter that dropped them.
+    `tokens` count the end-of-text of each document; `dropped` counts rows by the filter that dropped them. Of
+    what was imported rows, chars and dropped are not known (null in a mapping), and no documents where
+    end-of-text is in no place.
     """
 
     rows: int = 0
@@ -44,101 +48,47 @@ class Books:
     dropped: dict[str, int] = field(default_factory=dict)
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    is_imported: bool = False
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Books:
         """Read and balance them; raises ManifestInvalid."""
         try:
+            is_imported = values["rows"] is None
+            is_counted = not is_imported or values["documents"] is not None
             books = cls(
-                rows=_count(values["rows"]),
-                chars=_count(values["chars"]),
-                dropped={str(reason): _count(rows) for reason, rows in values["dropped"].items()},
-                documents={split: _count(values[split]["documents"]) for split in SPLITS},
+                rows=0 if is_imported else _count(values["rows"]),
+                chars=0 if is_imported else _count(values["chars"]),
+                dropped={str(why): _count(rows) for why, rows in (values["dropped"] or {}).items()},
+                documents={split: _count(values[split]["documents"]) for split in SPLITS if is_counted},
                 tokens={split: _count(values[split]["tokens"]) for split in SPLITS},
+                is_imported=is_imported,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ManifestInvalid(f"books: {error!r}") from error
         if books.to_mapping() != values:
             raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
-        dropped = sum(books.dropped.values())
-        documents = sum(books.documents.values())
-        if books.rows != documents + dropped:
+        dropped, documents = sum(books.dropped.values()), sum(books.documents.values())
+        if not is_imported and books.rows != documents + dropped:
             raise ManifestInvalid(
                 f"books: {books.rows} rows are not {documents} documents + {dropped} dropped"
             )
         return books
 
     def to_mapping(self) -> dict[str, Any]:
-        """The books as they stand in a manifest."""
+        """The books as a manifest has them: null is not known."""
+        dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         return {
-            "rows": self.rows,
-            "documents": sum(self.documents.values()),
-            "dropped": {reason: rows for reason, rows in sorted(self.dropped.items()) if rows},
-            "chars": self.chars,
+            "rows": None if self.is_imported else self.rows,
+            "documents": sum(self.documents.values()) if self.documents else None,
+            "dropped": None if self.is_imported else dropped,
+            "chars": None if self.is_imported else self.chars,
             "tokens": sum(self.tokens.values()),
-            **{split: {"documents": self.documents[split], "tokens": self.tokens[split]} for split in SPLITS},
+            **{
+                split: {"documents": self.documents.get(split), "tokens": self.tokens[split]}
+                for split in SPLITS
+            },
         }
-
-
-EndOfText = Literal["after", "before"]  # of each document in its stream
-
-
-@dataclass(frozen=True)
-class ImportedBooks:
-    """What is known of tokens that were taken over: rows, dropped and chars never are.
-
-    `documents` are counted where end-of-text stands between them, else None in both splits.
-    """
-
-    documents: Mapping[str, int | None]
-    tokens: Mapping[str, int]
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> ImportedBooks:
-        """Read and balance them; raises ManifestInvalid."""
-        try:
-            books = cls(
-                documents={split: _count_or_none(values[split]["documents"]) for split in SPLITS},
-                tokens={split: _count(values[split]["tokens"]) for split in SPLITS},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ManifestInvalid(f"books: {error!r}") from error
-        if books.to_mapping() != values or len({count is None for count in books.documents.values()}) != 1:
-            raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
-        return books
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The books as they stand in a manifest: null is not known."""
-        counted = [count for count in self.documents.values() if count is not None]
-        return {
-            "rows": None,
-            "documents": sum(counted) if len(counted) == len(SPLITS) else None,
-            "dropped": None,
-            "chars": None,
-            "tokens": sum(self.tokens.values()),
-            **{split: {"documents": self.documents[split], "tokens": self.tokens[split]} for split in SPLITS},
-        }
-
-
-def parse_books(values: Mapping[str, Any]) -> Books | ImportedBooks:
-    """The books of a manifest or a record; raises ManifestInvalid where they do not balance."""
-    imported = isinstance(values, Mapping) and "rows" in values and values["rows"] is None
-    return (ImportedBooks if imported else Books).from_mapping(values)
-
-
-@dataclass(frozen=True)
-class Imported:
-    """That a set's tokens were taken over, and where in them end-of-text stands; None: in no place."""
-
-    end_of_text: EndOfText | None
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Imported:
-        """Read it; raises ValueError, KeyError or TypeError."""
-        end_of_text = values["end_of_text"]
-        if end_of_text is not None and end_of_text not in get_args(EndOfText):
-            raise ValueError(f"end_of_text {end_of_text!r}")
-        return cls(cast("EndOfText | None", end_of_text))
 
 
 @dataclass(frozen=True)
@@ -150,12 +100,17 @@ class DataFile:
     tokens: int | None = None
     documents: int | None = None
 
+    def to_mapping(self) -> dict[str, Any]:
+        """As a manifest has it: without what is not known."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Manifest:
     """A shard set as its manifest tells it; `files` are the data files by name.
 
     One that was imported has no row numbers, and where documents are not known one entry a shard in its .idx.
+    `end_of_text` is where each document has it, None where documents are not known.
     """
 
     dataset: str
@@ -167,9 +122,9 @@ class Manifest:
     vocab_size: int
     eot: int
     dtype: str
-    books: Books | ImportedBooks
+    books: Books
     files: Mapping[str, DataFile]
-    imported: Imported | None = None
+    end_of_text: EndOfText | None = "after"
 
     @classmethod
     def parse(cls, data: bytes, where: Path | str = MANIFEST) -> Manifest:
@@ -180,19 +135,20 @@ class Manifest:
         try:
             body = parse_json(data)
             require_version(body, where)
+            source, tokenizer = body["source"], body["tokenizer"]
             manifest = cls(
                 dataset=str(body["dataset"]),
                 key=_hex64(body["key"]),
                 build_id=_hex64(body["build_id"]),
-                source_size=_count(body["source"]["size"]),
-                source_sha256=_hex64(body["source"]["sha256"]),
-                tokenizer_sha256=_hex64(body["tokenizer"]["sha256"]),
-                vocab_size=_count(body["tokenizer"]["vocab_size"]),
-                eot=_count(body["tokenizer"]["eot"]),
+                source_size=_count(source["size"]),
+                source_sha256=_hex64(source["sha256"]),
+                tokenizer_sha256=_hex64(tokenizer["sha256"]),
+                vocab_size=_count(tokenizer["vocab_size"]),
+                eot=_count(tokenizer["eot"]),
                 dtype=str(body["dtype"]),
-                books=parse_books(body["books"]),
+                books=Books.from_mapping(body["books"]),
                 files={str(name): _data_file(entry) for name, entry in body["files"].items()},
-                imported=Imported.from_mapping(body["imported"]) if "imported" in body else None,
+                end_of_text=body["imported"]["end_of_text"] if "imported" in body else "after",
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ManifestInvalid(f"does not parse: {error!r}") from error
@@ -203,30 +159,31 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest's one canonical form."""
+        body = {
+            "v": 1,
+            "dataset": self.dataset,
+            "key": self.key,
+            "build_id": self.build_id,
+            "source": {"size": self.source_size, "sha256": self.source_sha256},
+            "tokenizer": {"sha256": self.tokenizer_sha256, "vocab_size": self.vocab_size, "eot": self.eot},
+            "dtype": self.dtype,
+            "streams": ["tokens"],
+            "books": self.books.to_mapping(),
+            "files": {name: file.to_mapping() for name, file in self.files.items()},
+        }
         return canonical_json(
-            {
-                "v": 1,
-                "dataset": self.dataset,
-                "key": self.key,
-                "build_id": self.build_id,
-                "source": {"size": self.source_size, "sha256": self.source_sha256},
-                "tokenizer": {
-                    "sha256": self.tokenizer_sha256,
-                    "vocab_size": self.vocab_size,
-                    "eot": self.eot,
-                },
-                "dtype": self.dtype,
-                "streams": ["tokens"],
-                "books": self.books.to_mapping(),
-                "files": {name: _entry(file) for name, file in self.files.items()},
-                **({} if self.imported is None else {"imported": {"end_of_text": self.imported.end_of_text}}),
-            }
+            body | ({"imported": {"end_of_text": self.end_of_text}} if self.books.is_imported else {})
         )
 
     @property
     def sha256(self) -> str:
         """The sha256 of the manifest's bytes, by which plan entries name it."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def bins(self, split: str) -> list[tuple[str, DataFile]]:
+        """The split's token files in order."""
+        names = [name for name in self.files if name.startswith(f"{split}-") and name.endswith(".bin")]
+        return [(name, self.files[name]) for name in sorted(names, key=_shard_number)]
 
     def _check(self) -> None:
         if self.key != set_key(self.source_sha256, self.build_id):
@@ -235,51 +192,41 @@ class Manifest:
             raise ManifestInvalid(
                 f"{self.dtype} or end-of-text {self.eot} does not fit {self.vocab_size} ids"
             )
-        if isinstance(self.books, Books) != (self.imported is None):
-            raise ManifestInvalid("books and `imported` do not fit each other")
-        counted = self.imported is None or self.imported.end_of_text is not None
-        expected: set[str] = set()
-        for split in SPLITS:
-            bins = self.bins(split)
-            for number, (name, file) in enumerate(bins):
-                names = [data_name(split, number, kind) for kind in self.kinds]
-                if name != names[0] or not set(names) <= set(self.files):
-                    raise ManifestInvalid(
-                        f"files of {split} are not numbered without a gap, .bin beside .idx and .row"
-                    )
-                if file.tokens is None or (file.documents is None) == counted:
-                    raise ManifestInvalid(f"{name} says no tokens or documents")
-                if file.size != file.tokens * TOKEN_BYTES[self.dtype]:
-                    raise ManifestInvalid(f"{name}: {file.size} bytes cannot hold {file.tokens} tokens")
-                ends = file.documents if file.documents is not None else min(1, file.tokens)
-                for other, width in zip(names[1:], (OFFSET_BYTES, ROW_BYTES), strict=False):
-                    if self.files[other].size != ends * width:
-                        raise ManifestInvalid(f"{other}: size does not fit {ends} documents")
-                expected |= set(names)
-            tokens = sum(file.tokens or 0 for _, file in bins)
-            documents = sum(file.documents or 0 for _, file in bins) if counted else None
-            if not bins or (documents, tokens) != (self.books.documents[split], self.books.tokens[split]):
-                raise ManifestInvalid(
-                    f"files of {split} hold {documents} documents and {tokens} tokens, the books say "
-                    f"{self.books.documents[split]} and {self.books.tokens[split]}"
-                )
+        wheres = (*get_args(EndOfText), None)
+        if self.end_of_text not in wheres or bool(self.end_of_text) != bool(self.books.documents):
+            raise ManifestInvalid(f"books and end_of_text {self.end_of_text!r} do not fit each other")
+        expected = {name for split in SPLITS for name in self._check_split(split)}
         if set(self.files) != expected:
             raise ManifestInvalid(f"{sorted(set(self.files) - expected)} are no data files")
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The files of a shard: row numbers are not known of what was imported."""
-        return KINDS if self.imported is None else IMPORTED_KINDS
-
-    @property
-    def documents_known(self) -> bool:
-        """Whether its .idx files hold documents; where they are not known they have one entry a file."""
-        return self.imported is None or self.imported.end_of_text is not None
-
-    def bins(self, split: str) -> list[tuple[str, DataFile]]:
-        """The split's token files in order."""
-        names = [name for name in self.files if name.startswith(f"{split}-") and name.endswith(".bin")]
-        return [(name, self.files[name]) for name in sorted(names, key=shard_number)]
+    def _check_split(self, split: str) -> list[str]:
+        """The names of its files."""
+        bins, found = self.bins(split), []
+        kinds = IMPORTED_KINDS if self.books.is_imported else KINDS
+        for number, (name, file) in enumerate(bins):
+            names = [data_name(split, number, kind) for kind in kinds]
+            if name != names[0] or not set(names) <= set(self.files):
+                raise ManifestInvalid(
+                    f"files of {split} are not numbered without a gap, .bin beside .idx and .row"
+                )
+            if file.tokens is None or (file.documents is not None) != bool(self.end_of_text):
+                raise ManifestInvalid(f"{name} says no tokens or documents")
+            if file.size != file.tokens * TOKEN_BYTES[self.dtype]:
+                raise ManifestInvalid(f"{name}: {file.size} bytes cannot hold {file.tokens} tokens")
+            ends = min(1, file.tokens) if file.documents is None else file.documents
+            for other in names[1:]:
+                if self.files[other].size != ends * OFFSET_BYTES:
+                    raise ManifestInvalid(f"{other}: size does not fit {ends} documents")
+            found += names
+        tokens = sum(file.tokens or 0 for _, file in bins)
+        documents = sum(file.documents or 0 for _, file in bins) if self.end_of_text else None
+        told = (self.books.documents.get(split), self.books.tokens[split])
+        if not bins or (documents, tokens) != told:
+            raise ManifestInvalid(
+                f"files of {split} hold {documents} documents and {tokens} tokens, the books say "
+                f"{told[0]} and {told[1]}"
+            )
+        return found
 
 
 def beside(name: str, kind: str) -> str:
@@ -287,8 +234,7 @@ def beside(name: str, kind: str) -> str:
     return f"{name.rpartition('.')[0]}.{kind}"
 
 
-def shard_number(name: str) -> int:
-    """The number in a data file's name; raises ManifestInvalid for a name that is none."""
+def _shard_number(name: str) -> int:
     match = _DATA_FILE.fullmatch(name)
     if match is None:
         raise ManifestInvalid(f"{name!r} is no name of a data file")
@@ -326,22 +272,9 @@ def parse_sums(data: bytes) -> dict[str, str]:
     return hashes
 
 
-def _entry(file: DataFile) -> dict[str, Any]:
-    entry: dict[str, Any] = {"size": file.size, "sha256": file.sha256}
-    if file.tokens is not None:
-        entry["tokens"] = file.tokens
-    if file.documents is not None:
-        entry["documents"] = file.documents
-    return entry
-
-
 def _data_file(entry: Mapping[str, Any]) -> DataFile:
-    told = (_count_or_none(entry.get(name)) for name in ("tokens", "documents"))
-    return DataFile(_count(entry["size"]), _hex64(entry["sha256"]), *told)
-
-
-def _count_or_none(value: Any) -> int | None:
-    return None if value is None else _count(value)
+    counts = [None if entry.get(name) is None else _count(entry[name]) for name in ("tokens", "documents")]
+    return DataFile(_count(entry["size"]), _hex64(entry["sha256"]), *counts)
 
 
 def _count(value: Any) -> int:

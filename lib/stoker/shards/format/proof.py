@@ -183,9 +183,8 @@ class _Walk:
 
     def _row_findings(self, name: str, manifest: Manifest, rows: _Rising) -> Iterator[_Finding]:
         flaw = self._content_flaw(name, manifest, rows) or rows.flaw(f"{name}: row numbers")
-        source_rows = manifest.books.to_mapping()["rows"]
-        if not flaw and rows.last >= source_rows:
-            flaw = f"{name}: row {rows.last}, the source has {source_rows} rows"
+        if not flaw and rows.last >= manifest.books.rows:
+            flaw = f"{name}: row {rows.last}, the source has {manifest.books.rows} rows"
         if flaw:
             yield _Finding(flaw)
 
@@ -205,9 +204,9 @@ class _Walk:
     def _sampled(self, name: str, manifest: Manifest) -> Iterator[_Finding]:
         """Whether end-of-text is where sampled document ends say: other tokens have none there."""
         width, documents = TOKEN_BYTES[manifest.dtype], manifest.files[name].documents or 0
-        before = manifest.imported is not None and manifest.imported.end_of_text == "before"
+        before = manifest.end_of_text == "before"
         # What was imported may end within a document.
-        boundaries = documents if manifest.imported is None else max(0, documents - 1)
+        boundaries = max(0, documents - 1) if manifest.books.is_imported else documents
         index = beside(name, "idx")
         with opened(self.path / name, os.O_RDONLY) as tokens, opened(self.path / index, os.O_RDONLY) as ends:
             for document in sorted({number * boundaries // SAMPLES for number in range(SAMPLES)}):

@@ -41,7 +41,7 @@ class ShardSet:
 
     def rows(self, split: str) -> Iterator[npt.NDArray[np.uint64]]:
         """For each shard, the row number of each document in the source file; none of an imported set."""
-        for name, _ in self.manifest.bins(split) if self.manifest.imported is None else ():
+        for name, _ in self.manifest.bins(split) if not self.manifest.books.is_imported else ():
             with storage_errors("map", self.path / name):
                 yield _mapped(self.path / beside(name, "row"), np.dtype("<u8"))
 
