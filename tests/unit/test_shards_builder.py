@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import stoker.shards.build.builder
 import stoker.shards.build.memory_use
 from stoker.shards.build import build_worker
-from stoker.shards.build.builder import divide, portions, val_decision
+from stoker.shards.build.builder import divide, val_decision
 from stoker.shards.build.memory_use import CACHE_ROOM, ROOM, Footprint
-from stoker.shards.tokenize.engine import EngineUnsupported
+from stoker.shards.tokenize.engine import EngineUnsupported, portions
 from stoker.shards.tokenize.fastokens_engine import FastEngine
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
 from support.text import documents, write_parquet
@@ -39,9 +39,7 @@ def test_dividing_keeps_every_token_once_and_in_order(documents: list[tuple[int,
 @given(st.lists(st.integers(0, 12), max_size=20))
 def test_portions_cover_the_texts_in_order_and_stay_near_their_size(lengths: list[int]) -> None:
     texts = ["x" * length for length in lengths]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stoker.shards.build.builder, "PORTION_CHARS", 10)
-        parts = [texts[part] for part in portions(texts)]
+    parts = [texts[part] for part in portions(texts, 10)]
     assert [text for part in parts for text in part] == texts
     assert all(sum(map(len, part[:-1])) < 10 for part in parts)
 

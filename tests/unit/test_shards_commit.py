@@ -63,11 +63,10 @@ def test_a_second_commit_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(stoker.shards.build.commit, "write_record", slow)
     growing, progress = grown(tmp_path, 5)
-    with Committer(tmp_path, Recorder()) as committer:
-        committer.start(growing.take_dirty(), progress)
+    with Committer(tmp_path, Recorder(), lambda path, length: None) as committer:
+        committer.start(growing.unsettled(), progress)
         assert inside.wait(LONG_S)
         assert committer.busy
-        committer.check()  # does not wait
         assert not (tmp_path / PROGRESS).exists()
         go_on.set()
         committer.start([], Progress(**{**vars(progress), "row": 9}))
@@ -78,8 +77,8 @@ def test_a_second_commit_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
 
 def test_recovery_goes_on_from_the_commit_and_cuts_what_is_beyond(tmp_path: Path) -> None:
     growing, progress = grown(tmp_path, 5)
-    with Committer(tmp_path, Recorder()) as committer:
-        committer.start(growing.take_dirty(), progress)
+    with Committer(tmp_path, Recorder(), lambda path, length: None) as committer:
+        committer.start(growing.unsettled(), progress)
         committer.wait()
     growing.splits["train"].append(np.ones(7, "<u2"), np.array([7]), np.array([9]))
     (tmp_path / "train-00001.bin").write_bytes(b"x")
@@ -96,8 +95,8 @@ def test_recovery_goes_on_from_the_commit_and_cuts_what_is_beyond(tmp_path: Path
 )
 def test_recovery_starts_over_where_the_commit_cannot_be_relied_on(tmp_path: Path, reason: str) -> None:
     growing, progress = grown(tmp_path, 5)
-    with Committer(tmp_path, Recorder()) as committer:
-        committer.start(growing.take_dirty(), progress)
+    with Committer(tmp_path, Recorder(), lambda path, length: None) as committer:
+        committer.start(growing.unsettled(), progress)
         committer.wait()
     tokens, record = tmp_path / "train-00000.bin", tmp_path / PROGRESS
     if reason == "shorter":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import stoker.shards.build.publish
+import stoker.shards.format.manifest
 from crash.checker import Crash, CrashFound, CrashReport, check_crashes
 from stoker.shards.build.build_worker import main
 from stoker.shards.build.shard_writer import GrowingFile
@@ -125,6 +126,7 @@ def test_a_rename_before_its_content_would_be_found(site: CrashSite, monkeypatch
         path.write_bytes(data)
 
     monkeypatch.setattr(stoker.shards.build.publish, "publish_dir", hasty)
-    monkeypatch.setattr(stoker.shards.build.publish, "write_atomic", no_sync)
+    for module in (stoker.shards.build.publish, stoker.shards.format.manifest):
+        monkeypatch.setattr(module, "write_atomic", no_sync)
     with pytest.raises(CrashFound):
         site.check(80, seed=3, prepare=site.stop_before_sealing)

@@ -160,7 +160,7 @@ def task_for(home: Path, tokenizer: bytes, texts: list[str | None] | None = None
 def chosen(task: dict[str, Any]) -> tuple[str, str]:
     """The engine for the task's file by name, and why it is not the fast one."""
     engines = Engines(reload_tokenizer(Path(task["tokenizer_file"])))
-    engine, refused = engines.choose(Path(task["parquet"]), task["text_column"], "parquet")
+    engine, refused = engines.choose(Path(task["parquet"]), task["text_column"])
     return engine.name, refused
 
 

@@ -68,7 +68,7 @@ def test_shards_are_cut_by_the_documents_alone(
                 assert file.written.hexdigest() == xxhash.xxh3_128_hexdigest(data)
         assert np.concatenate(found).tolist() == list(range(sum(lengths)))
         assert np.concatenate(rows).tolist() == list(range(1, 3 * len(lengths), 3))
-        for file, _ in growing.take_dirty():
+        for file, _ in growing.unsettled():
             file.make_durable(close=True)
 
 

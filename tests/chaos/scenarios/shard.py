@@ -24,7 +24,7 @@ from support.small_disk import leftovers
 from support.striking import Blow, Striker
 
 FILES, ROWS, ROW_GROUP = 8, 120, 30
-SEALING = ("seal_hash", "seal_manifest", "seal_sums", "publish")
+SEALING = ("seal_hash", "seal_manifest", "publish")
 # Who dies inside a call, and where in its work; drawn evenly from those who have something to do.
 PHASES = ("task", "check_engine", "open", "commit", "commit", *SEALING, *SEALING)
 BUILD = tuple(("build", phase) for phase in PHASES)
@@ -38,7 +38,7 @@ WORKERS = {
     "move": "stoker.shards.move.move_worker",
 }
 # How often a call is made from there on, where that is less than what the strikes are drawn from.
-AT_MOST = {("publish", "rename"): 1, ("seal_sums", "rename"): 2, ("task", "rename"): 1}
+AT_MOST = {("publish", "rename"): 1, ("task", "rename"): 1}
 ONLY_WRITE = ("lister",)
 
 

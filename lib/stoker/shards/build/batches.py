@@ -1,15 +1,11 @@
-"""Batches of documents, and what a reader is: from a file to batches, from any row on.
-
-Parquet is the only reader built in (`readers.py`); another one gives batches of this kind.
-"""
+"""Batches of documents, as the reader of parquet gives them and the filters look at them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,23 +63,6 @@ class Batch:
             self.texts[skip:],
             self.utf8[skip:],
         )
-
-
-class Reader(Protocol):
-    """A file as batches. Raises BadParquet for wrong content, StorageError where it cannot be read."""
-
-    @property
-    def group_rows(self) -> Sequence[int]:
-        """The rows of each row group."""
-
-    def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
-        """Every batch from this row of this row group on."""
-
-    def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """The place of each row of a batch in the file, counted from 0 over all row groups."""
-
-    def read_up_to(self, row_group: int) -> int:
-        """Bytes of the file, from its first, that nobody reads any more once this row group is done."""
 
 
 def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:

@@ -1,6 +1,6 @@
 """Builds shard sets, a task a line of its input: `python -m stoker.shards.build.build_worker`.
 
-Messages: `phase` (check_engine, open, encode, commit, seal_hash, seal_manifest, seal_sums, publish), `commit`
+Messages: `phase` (check_engine, open, encode, commit, seal_hash, seal_manifest, publish), `commit`
 with how far the durable part reaches, `engine` where the fast engine was given up for the reference, and
 `room` with the bytes written and needed where the set outgrows its task's `room`: it waits for the line
 {"room": bytes}. Result: `status` published or existed with the books, else bad, changed or target_invalid
@@ -14,38 +14,28 @@ from __future__ import annotations
 from stoker.shards.format.thread_limits import one_thread
 
 # isort: split
-import fcntl
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.finding import BadParquet
-from stoker.kit.workers.child import run_worker
-from stoker.shards.build.builder import Build, BuildTask, Dialogue, EncodeThread, NoRoom, Reporter
+from stoker.kit.lock import hold_directory
+from stoker.kit.workers.child import Report, run_worker
+from stoker.shards.build.builder import Build, BuildTask, EncodeThread, NoRoom
 from stoker.shards.build.engine_check import Engines
 from stoker.shards.build.memory_use import give_back, resident_bytes
-from stoker.shards.build.publish import (
-    Published,
-    examine_target,
-    publish,
-    seal,
-    sealed_before,
-    still_staged,
-    still_staged_behind,
-)
+from stoker.shards.build.publish import examine_target, publish, seal, still_staged, still_staged_behind
 from stoker.shards.build.readback import Trail
 from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, make_engine
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, reload_tokenizer
-from stoker.store.errors import DataError, LockHeld
-from stoker.store.files import make_dir, opened, remove_tree
+from stoker.store.errors import DataError
+from stoker.store.files import make_dir, remove_tree
 
 
-def main(task: dict[str, Any], report: Dialogue) -> dict[str, Any]:
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Build, or find built, the set that the task describes."""
     one_thread()
     insist_on(task)
@@ -53,43 +43,32 @@ def main(task: dict[str, Any], report: Dialogue) -> dict[str, Any]:
     make_dir(wanted.building)
     gc.disable()  # nothing here makes cycles, and looking for them with every batch costs a hundredth
     try:
-        with _alone(wanted.building):
-            return _result(wanted, report)
+        # A worker that a hung write keeps may be there still.
+        held = f"{wanted.building} is still being worked on by another worker; try again later"
+        with hold_directory(wanted.building, held):
+            return {"key": wanted.key, **_result(wanted, report)}
     finally:
         gc.enable()
         give_back()
 
 
-def _result(task: BuildTask, report: Dialogue) -> dict[str, Any]:
-    try:
-        published = _build(task, report)
-    except NoRoom:
-        remove_tree(task.building)
-        return {"status": "outgrown", "key": task.key}
-    except BadParquet as error:
-        remove_tree(task.building)
-        if not still_staged(task.parquet, task.source_sha256, report):
-            # Linked from the source, it can change under the reader: no finding against what was staged.
-            return {"status": "changed", "key": task.key}
-        return {"status": "bad", **error.finding.fields()}
-    if published is None:
-        return {"status": "recycled", "key": task.key, "rss_bytes": resident_bytes()}
-    if published.manifest is None:
-        return {"status": published.status, "reason": published.reason, "key": task.key}
-    return {
-        "status": published.status,
-        "key": task.key,
-        "manifest_sha256": published.manifest.sha256,
-        "books": published.manifest.books.to_mapping(),
-    }
-
-
-def _build(task: BuildTask, report: Dialogue) -> Published | None:
-    """None where a fresh process has to go on."""
+def _result(task: BuildTask, report: Report) -> dict[str, Any]:
     if os.path.lexists(task.target):
         return examine_target(task, report)
-    if sealed_before(task, report):
-        return publish(task, report, staged=still_staged(task.parquet, task.source_sha256, report))
+    try:
+        return _build(task, report)
+    except NoRoom:
+        result: dict[str, Any] = {"status": "outgrown"}
+    except BadParquet as error:
+        result = {"status": "bad", **error.finding.fields()}
+        if not still_staged(task.parquet, task.source_sha256, report):
+            # Linked from the source, it can change under the reader: no finding against what was staged.
+            result = {"status": "changed"}
+    remove_tree(task.building)
+    return result
+
+
+def _build(task: BuildTask, report: Report) -> dict[str, Any]:
     kept = _engines_for(task)
     engine = _engine_for(task, kept, report)
     with (
@@ -98,11 +77,13 @@ def _build(task: BuildTask, report: Dialogue) -> Published | None:
         closing(Build(task, engine, kept.reference, kept.loaded)) as build,
     ):
         if not build.run(report, source_trail, set_trail, kept.encoder):
-            return None
+            return {"status": "recycled", "rss_bytes": resident_bytes()}
         parquet = source_trail.finish(task.parquet)
-        seal(build, report, set_trail)
-        staged = still_staged_behind(build, parquet, report)
-    return publish(task, report, staged=staged)
+        manifest = seal(build, report, set_trail)
+        if still_staged_behind(build, parquet.result(), report):
+            return publish(task, manifest, report)
+    remove_tree(task.building)
+    return {"status": "changed"}
 
 
 @dataclass(frozen=True)
@@ -123,11 +104,11 @@ class _Kept:
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
 
 
-def _engine_for(task: BuildTask, kept: _Kept, report: Reporter) -> Engine:
+def _engine_for(task: BuildTask, kept: _Kept, report: Report) -> Engine:
     if kept.engines is None:
         return kept.reference()
     report("phase", phase="check_engine")
-    engine, refused = kept.engines.choose(task.parquet, task.build.text_column, task.reader)
+    engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
     if refused:
         report("engine", used=engine.name, refused=FASTOKENS, reason=refused)
     return engine
@@ -139,11 +120,7 @@ def _engines_for(task: BuildTask) -> _Kept:
         if _kept:
             _kept.pop().encoder.renew()
         tokenizer = reload_tokenizer(task.tokenizer_file)
-        if (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot) != (
-            task.build.tokenizer_sha256,
-            task.build.vocab_size,
-            task.build.eot,
-        ):
+        if tokenizer.sha256 != task.build.tokenizer_sha256:
             raise DataError(
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
                 "restore it, or raise dataset.version to build anew"
@@ -152,19 +129,6 @@ def _engines_for(task: BuildTask) -> _Kept:
         give_back()
         _kept.append(_Kept(asked, tokenizer, engines, resident_bytes()))
     return _kept[0]
-
-
-@contextmanager
-def _alone(building: Path) -> Iterator[None]:
-    """Keep a second worker, one left over in a hung write say, off this building directory."""
-    with opened(building, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LockHeld(
-                f"{building} is still being worked on by another worker; try again later"
-            ) from error
-        yield
 
 
 if __name__ == "__main__":

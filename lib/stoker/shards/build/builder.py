@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.shards.build.batches import Batch, Reader
+from stoker.kit.workers.child import Report
+from stoker.shards.build.batches import Batch
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.memory_use import Footprint
+from stoker.shards.build.parquet import ParquetText
 from stoker.shards.build.readback import Trail
-from stoker.shards.build.readers import READERS
 from stoker.shards.build.shard_writer import GrowingSet
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
 from stoker.shards.format.manifest import OFFSET_BYTES, Books
-from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Lengths
+from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Lengths, portions
 from stoker.store.errors import DataError
 
 Result = TypeVar("Result")
@@ -31,22 +32,6 @@ Result = TypeVar("Result")
 SOFT_BYTES = 320 << 20  # where the task says nothing
 ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
 PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
-
-
-class Reporter(Protocol):
-    """What a build tells and hears: messages out, whether to stop in."""
-
-    stopping: bool
-
-    def __call__(self, kind: str, **fields: Any) -> None: ...
-
-    def raise_if_stopping(self) -> None: ...
-
-
-class Dialogue(Reporter, Protocol):
-    """A reporter that hears the daemon's answers too; None where it is asked to stop."""
-
-    def receive(self) -> dict[str, Any] | None: ...
 
 
 class NoRoom(Exception):
@@ -65,7 +50,6 @@ class BuildTask:
     source_path: str
     source_size: int
     source_sha256: str
-    source_xxh3: str
     dataset: str
     key: str
     build_id: str
@@ -73,42 +57,32 @@ class BuildTask:
     tokenizer_file: Path
     building: Path
     target: Path
-    read_rows: int
     commit_every_s: float
     commit_bytes: int
-    engine: str
-    commit_every_row_group: bool
     soft_bytes: int
-    reader: str
+    source_xxh3: str = ""
+    read_rows: int = 250
+    engine: str = "auto"
+    commit_every_row_group: bool = False
     room: int | None = None
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
         """Read a task; raises DataError where its key or build id is not that of its parameters."""
         try:
+            paths = ("parquet", "tokenizer_file", "building", "target")
+            plain = ("dataset", "key", "build_id", "engine", "commit_every_row_group", "read_rows", "room")
+            fields: dict[str, Any] = {name: Path(task[name]) for name in paths}
+            fields |= {name: task[name] for name in plain if name in task}
+            fields |= {f"source_{name}": value for name, value in task["source"].items()}
             made = cls(
-                parquet=Path(task["parquet"]),
-                source_path=str(task["source"]["path"]),
-                source_size=int(task["source"]["size"]),
-                source_sha256=str(task["source"]["sha256"]),
-                source_xxh3=str(task["source"].get("xxh3") or ""),
-                dataset=str(task["dataset"]),
-                key=str(task["key"]),
-                build_id=str(task["build_id"]),
+                **fields,
                 build=BuildParameters.from_mapping(task["build"]),
-                tokenizer_file=Path(task["tokenizer_file"]),
-                building=Path(task["building"]),
-                target=Path(task["target"]),
-                read_rows=int(task.get("read_rows", 250)),
-                commit_every_s=float(task["commit"]["every_s"]),
-                commit_bytes=int(task["commit"]["bytes"]),
-                engine=str(task.get("engine", "auto")),
-                commit_every_row_group=bool(task.get("commit_every_row_group", False)),
-                soft_bytes=int(task.get("memory", {}).get("soft", SOFT_BYTES)),
-                reader=str(task.get("reader", "parquet")),
-                room=None if task.get("room") is None else int(task["room"]),
+                commit_every_s=task["commit"]["every_s"],
+                commit_bytes=task["commit"]["bytes"],
+                soft_bytes=task.get("memory", {}).get("soft", SOFT_BYTES),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise DataError(f"build task: {error!r}") from error
         if made.build_id != build_id(made.build) or made.key != set_key(made.source_sha256, made.build_id):
             raise DataError(
@@ -151,7 +125,7 @@ class Build:
         """Let go of the set's files: a worker builds more than one."""
         self.set.close()
 
-    def run(self, report: Dialogue, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
+    def run(self, report: Report, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
         """Read the source to its end and leave everything committed; raises BadParquet, NoRoom, StorageError.
 
         False when this process holds too much memory by then, and a fresh one had better go on from the last
@@ -168,7 +142,7 @@ class Build:
         report.raise_if_stopping()
         return not self._too_large
 
-    def _ask_for_room(self, report: Dialogue) -> None:
+    def _ask_for_room(self, report: Report) -> None:
         """Have the daemon raise what the set may take; raises NoRoom where it does not."""
         report("room", written=self.set.disk_bytes, needed=self._needed)
         answer = report.receive()
@@ -178,7 +152,7 @@ class Build:
             raise NoRoom
 
     def _encode(
-        self, report: Reporter, source_trail: Trail, set_trail: Trail
+        self, report: Report, source_trail: Trail, set_trail: Trail
     ) -> Generator[Literal["room", "crowded"]]:
         """Do it, and yield "room" where the set needs more of that than it has.
 
@@ -187,14 +161,13 @@ class Build:
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
-        source = READERS[task.reader](task.parquet, task.build.text_column, columns, task.read_rows)
+        source = ParquetText(task.parquet, task.build.text_column, columns, task.read_rows)
         with Committer(task.building, report, set_trail.advance) as committer:
             report("phase", phase="encode")
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
                 yield from self._take(batch, source, report)
                 at_end = self._pass(batch, source)
-                committer.check()
                 if report.stopping:
                     break
                 if at_end:
@@ -215,7 +188,7 @@ class Build:
             self._commit(committer)
             committer.wait()
 
-    def _pass(self, batch: Batch, source: Reader) -> bool:
+    def _pass(self, batch: Batch, source: ParquetText) -> bool:
         """The batch is taken: go on behind it. Whether that is the end of its row group."""
         end = batch.row + batch.rows
         at_end = end == source.group_rows[batch.row_group]
@@ -238,9 +211,9 @@ class Build:
             books=self.books.to_mapping(),
             elapsed_s=round(self.elapsed_s, 3),
         )
-        committer.start(self.set.take_dirty(), self.progress)
+        committer.start(self.set.unsettled(), self.progress)
 
-    def _take(self, batch: Batch, source: Reader, report: Reporter) -> Generator[Literal["room"]]:
+    def _take(self, batch: Batch, source: ParquetText, report: Report) -> Generator[Literal["room"]]:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
         books = self.books
@@ -252,7 +225,7 @@ class Build:
         numbers = source.row_numbers(batch)[selection.keep]
         val = self._held_out(batch.utf8[row] for row in kept)
         texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
-        for part in portions(texts):
+        for part in portions(texts, PORTION_CHARS):
             tokens, lengths = self._documents(texts[part], report)
             added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
             self._needed = self.set.disk_bytes + added
@@ -277,7 +250,7 @@ class Build:
             self.books.documents[split] += int(documents.sum())
             self.books.tokens[split] += len(chosen)
 
-    def _documents(self, texts: list[str], report: Reporter) -> tuple[Ids, Lengths]:
+    def _documents(self, texts: list[str], report: Report) -> tuple[Ids, Lengths]:
         try:
             return self.engine.documents(texts)
         except EngineUnsupported as error:
@@ -298,18 +271,6 @@ def divide(
     for run, document in zip(runs, last, strict=True):
         of_kind[bool(val[document])].append(run)
     return np.concatenate(of_kind[False]), np.concatenate(of_kind[True])
-
-
-def portions(texts: Sequence[str]) -> Iterator[slice]:
-    """The texts in runs of about PORTION_CHARS."""
-    first = chars = 0
-    for place, text in enumerate(texts):
-        chars += len(text)
-        if chars >= PORTION_CHARS:
-            yield slice(first, place + 1)
-            first, chars = place + 1, 0
-    if first < len(texts):
-        yield slice(first, len(texts))
 
 
 def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], npt.NDArray[np.bool_]]:

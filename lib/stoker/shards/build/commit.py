@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stoker.shards.build.shard_writer import GrowingFile
-from stoker.shards.format.manifest import Books, ManifestInvalid
-from stoker.store.errors import storage_errors
+from stoker.shards.format.manifest import Books
+from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, unlink_durably
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import read_record, write_record
 
 PROGRESS = "progress.json"
 
@@ -80,15 +79,7 @@ def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Pro
                 books=Books.from_mapping(record["books"]).to_mapping(),
                 elapsed_s=float(record["elapsed_s"]),
             )
-    except (
-        FileNotFoundError,
-        RecordDamaged,
-        ManifestInvalid,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):
+    except (FileNotFoundError, DataError, LookupError, TypeError, ValueError, AttributeError):
         pass  # no commit that can be relied on: the build starts over, which costs time only
     return Progress(key, origin)
 
@@ -96,28 +87,21 @@ def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Pro
 class Committer:
     """Makes commits in a thread of its own, one at a time, while the builder encodes on.
 
-    `durable` is told, in that thread, up to where each file of a commit may be read back. What fails in the
-    thread is raised by the builder's next `start`, `check` or `wait`.
+    `durable` gets, in that thread, up to where each file of a commit may be read back. What fails in the
+    thread is raised by the builder's next `start` or `wait`.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        report: Callable[..., None],
-        durable: Callable[[Path, int], None] = lambda path, length: None,
+        self, directory: Path, report: Callable[..., None], durable: Callable[[Path, int], None]
     ) -> None:
-        self._directory = directory
-        self._report = report
-        self._durable = durable
+        self._directory, self._report, self._durable = directory, report, durable
         self._thread = ThreadPoolExecutor(1, "commit")
         self._running: Future[None] | None = None
 
     def __enter__(self) -> Committer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
 
     @property
@@ -129,11 +113,6 @@ class Committer:
         """Begin a commit of these files (True: to be closed) up to the lengths in progress."""
         self.wait()
         self._running = self._thread.submit(self._commit, files, progress)
-
-    def check(self) -> None:
-        """Raise what the last commit failed with, if it has ended."""
-        if not self.busy:
-            self.wait()
 
     def wait(self) -> None:
         """Until no commit is in flight."""
@@ -148,13 +127,6 @@ class Committer:
         write_record(self._directory / PROGRESS, {"v": 1, **asdict(progress)})
         for file, _ in files:
             self._durable(file.path, (progress.files or {}).get(file.path.name, 0))
-        books = progress.books or {}
-        self._report(
-            "commit",
-            row_group=progress.row_group,
-            row=progress.row,
-            rows=books.get("rows", 0),
-            documents=books.get("documents", 0),
-            tokens=books.get("tokens", 0),
-            bytes=sum((progress.files or {}).values()),
-        )
+        counts = {name: (progress.books or {}).get(name, 0) for name in ("rows", "documents", "tokens")}
+        size = sum((progress.files or {}).values())
+        self._report("commit", row_group=progress.row_group, row=progress.row, bytes=size, **counts)

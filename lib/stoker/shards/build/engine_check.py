@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.shards.build.readers import READERS
+from stoker.shards.build.parquet import ParquetText
 from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
 from stoker.shards.tokenize.probes import probes
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 
-PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes some 4 MB a second
+PLACE_BYTES = 8 << 10  # of text from one place; the reference encodes 1 to 4 MB a second
 LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
 BYTES_A_PLACE = 32 << 20  # of the file: a sample is to cost little of what the build does
 MOST_CHARS = 1 << 12  # of one document
@@ -34,20 +34,20 @@ class Engines:
         except EngineUnsupported as error:
             self.refused = str(error)
 
-    def choose(self, parquet: Path, text_column: str, reader: str) -> tuple[Engine, str]:
+    def choose(self, parquet: Path, text_column: str) -> tuple[Engine, str]:
         """The engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
         refused = self.refused
         if not refused:
-            sample = _sample(parquet, text_column, reader)
+            sample = _sample(parquet, text_column)
             differences = (_difference(self.reference, self._fast, texts, place) for place, texts in sample)
             refused = next(filter(None, differences), "")
         return (self.reference if refused else self._fast), refused
 
 
-def _sample(parquet: Path, text_column: str, reader: str) -> Iterator[tuple[str, list[str]]]:
+def _sample(parquet: Path, text_column: str) -> Iterator[tuple[str, list[str]]]:
     """Documents from places spread over the file, with words for where they are."""
     wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
-    source = READERS[reader](parquet, text_column, {}, 64)
+    source = ParquetText(parquet, text_column, {}, 64)
     groups = [group for group, rows in enumerate(source.group_rows) if rows]
     spread = np.linspace(0, len(groups) - 1, min(wanted, len(groups))).round().astype(int)
     chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,9 @@ class GrowingFile:
         self.length += len(view)
 
     def make_durable(self, *, close: bool) -> None:
-        """Force the bytes to disk."""
+        """Force the bytes to disk; a file that was closed is there already."""
+        if self.descriptor < 0:
+            return
         with storage_errors("sync", self.path):
             os.fdatasync(self.descriptor)
             if close:
@@ -86,11 +88,8 @@ class Split:
         self._token_bytes = TOKEN_BYTES[dtype]
         self._shard_tokens = shard_tokens
         self.files: list[Shard] = []
-        self.dirty: set[GrowingFile] = set()
         while not self.files or self._name("bin") in lengths:
             self._open_shard(lengths)
-        for shard in self.files[:-1]:
-            self._finish(shard)
 
     def append(
         self,
@@ -108,14 +107,12 @@ class Split:
             stop = int(np.searchsorted(ends, done + self._shard_tokens - held, side="right"))
             if stop <= first:
                 if held:
-                    self._finish(shard)
                     self._open_shard({})
                     continue
                 stop = first + 1  # a document larger than a shard has one of its own
             shard.tokens.append(tokens[done : int(ends[stop - 1])])
             shard.ends.append((ends[first:stop] - done + held).astype("<u8"))
             shard.rows.append(rows[first:stop].astype("<u8"))
-            self.dirty |= set(shard)
             first = stop
 
     def _name(self, kind: str) -> str:
@@ -125,13 +122,9 @@ class Split:
         names = [self._name(kind) for kind in KINDS]
         shard = Shard(*(GrowingFile(self._directory / name, lengths.get(name, 0)) for name in names))
         fsync_dir(self._directory)  # a commit may name only files whose directory entries are durable
-        self.files.append(shard)
-        self.dirty |= set(shard)
-
-    def _finish(self, shard: Shard) -> None:
-        for file in shard:
+        for file in self.files[-1] if self.files else ():
             file.finished = True
-            self.dirty.add(file)
+        self.files.append(shard)
 
 
 class GrowingSet:
@@ -160,22 +153,19 @@ class GrowingSet:
         """Every file's length in bytes, as of now."""
         return {file.path.name: file.length for file in self.files}
 
-    def take_dirty(self) -> list[tuple[GrowingFile, bool]]:
-        """The files that hold something not yet durable, and whether nothing more comes to each.
+    def unsettled(self) -> list[tuple[GrowingFile, bool]]:
+        """The files that may hold something not yet durable, and whether nothing more comes to each.
 
-        They count as clean from here on. What is finished is settled now, in the thread that appends: the
-        one that commits must not close a file which another commit has yet to sync.
+        The second is settled now, in the thread that appends: the one that commits must not close a file
+        which another commit has yet to sync.
         """
-        dirty = [(file, file.finished) for split in self.splits.values() for file in split.dirty]
+        return [(file, file.finished) for file in self.files if file.descriptor >= 0]
+
+    def data_files(self) -> Iterator[tuple[GrowingFile, int | None, int | None]]:
+        """Every file, and of a .bin how many tokens and documents it holds."""
         for split in self.splits.values():
-            split.dirty.clear()
-        return dirty
-
-    def tokens_in(self, file: GrowingFile) -> int:
-        """How many tokens a .bin holds."""
-        return file.length // self._token_bytes
-
-
-def documents_in(index: GrowingFile) -> int:
-    """How many documents an .idx tells of."""
-    return index.length // OFFSET_BYTES
+            for shard in split.files:
+                documents = shard.ends.length // OFFSET_BYTES
+                yield shard.tokens, shard.tokens.length // self._token_bytes, documents
+                yield shard.ends, None, None
+                yield shard.rows, None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ class HFEngine:
 
     def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
         """See Engine.encode."""
-        parts = [self._encode_call(call) for call in _calls(texts)]
+        parts = [self._encode_call(texts[part]) for part in portions(texts, CALL_CHARS)]
         if not parts:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
         ids = np.concatenate([ids for ids, _ in parts])
@@ -102,14 +102,13 @@ def make_engine(name: str, tokenizer: FrozenTokenizer) -> Engine:
     raise ConfigError(f"tokenizer.engine: {name!r} is not built in; use auto, {FASTOKENS} or {HF_TOKENIZERS}")
 
 
-def _calls(texts: list[str]) -> Iterator[list[str]]:
-    call: list[str] = []
-    chars = 0
-    for text in texts:
-        call.append(text)
-        chars += len(text)
-        if chars >= CALL_CHARS:
-            yield call
-            call, chars = [], 0
-    if call:
-        yield call
+def portions(texts: Sequence[str], chars: int) -> Iterator[slice]:
+    """The texts in runs of about so many characters."""
+    first = taken = 0
+    for place, text in enumerate(texts):
+        taken += len(text)
+        if taken >= chars:
+            yield slice(first, place + 1)
+            first, taken = place + 1, 0
+    if first < len(texts):
+        yield slice(first, len(texts))
