@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from stoker.cli.pipeline.output import LABELS, Output
+from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
 from stoker.kit.lock import Lock
@@ -45,45 +47,38 @@ class Child:
     name: str
     log: Path
     process: subprocess.Popen[bytes] | None = None
-    ready_fd: int | None = None
-    ready: bool = False
+    was_ready: bool = False
     start_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
 
     def start(self, file: Path) -> None:
         """Start it, in a session of its own: Ctrl-C in the terminal is ours to pass on."""
-        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file)]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(writing,),
-                env=child_environment({"STOKER_READY_FD": str(writing)}),
+                env=child_environment(),
                 start_new_session=True,
             )
-        os.close(writing)
-        self.ready_fd, self.ready = reading, False
+        self.was_ready = False
 
-    def look(self) -> int | None:
-        """Take in READY; the exit code once it has ended (128 + signal for a killed one), else None."""
+    def look(self, about: Mapping[str, Any]) -> int | None:
+        """Take in its status; the exit code once it has ended (128 + signal for a killed one), else None."""
         if self.process is None:
             return None
+        body = about["body"]
+        self.was_ready |= body.get("pid") == self.process.pid and bool(body.get("ready"))
         code = self.process.poll()
-        if self.ready_fd is not None:
-            with contextlib.suppress(BlockingIOError):
-                self.ready = self.ready or os.read(self.ready_fd, 64) == b"READY\n"
         if code is None:
             return None
-        if self.ready_fd is not None:
-            os.close(self.ready_fd)
-        self.process = self.ready_fd = None
+        self.process = None
         return code if code >= 0 else 128 - code
 
     def signal(self, signum: int) -> None:
         """Send a signal if it runs."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             self.process.send_signal(signum)
 
     def rotate(self) -> None:
@@ -135,8 +130,9 @@ class Foreground:
         self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")
         try:
             while True:
-                self.tend()
-                self.output.refresh(time.monotonic())
+                status = read_status(self.pipeline.layout)
+                self.tend(status)
+                self.output.refresh(time.monotonic(), status)
                 if self.stopping is not None and not any(child.process for child in self.children):
                     return self.stopping
                 for event in waiter.wait(TURN_S):
@@ -147,31 +143,31 @@ class Foreground:
                 child.signal(signal.SIGTERM)
             waiter.close()
 
-    def tend(self) -> None:
+    def tend(self, status: Daemons) -> None:
         """Start what is due, act on what ended, end when the run is done."""
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
                 child.start(self.pipeline.file)
             child.rotate()
-            code = child.look()
+            code = child.look(status[child.name])
             if code is not None and self.stopping is None:
+                self.output.refresh(now, status)  # its last events come first
                 self.ended(child, code)
         if now >= self.kill_at:
             self.kill_at = float("inf")
             self.say("error", "a daemon does not stop; killing it")
             for child in self.children:
                 child.signal(signal.SIGKILL)
-        if self.until_done and self.stopping is None and self.is_done(now):
+        if self.until_done and self.stopping is None and self.is_done(status, now):
             self.say("info", "the run is finished; stopping the daemons")
             self.stop(0)
 
     def ended(self, child: Child, code: int) -> None:
         """A daemon ended by itself: stop all where another start is no use, else start it again."""
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
-        hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.ready)
+        hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.was_ready)
         level, label = "error" if hopeless or code else "warning", LABELS[child.name]
-        self.output.refresh(time.monotonic())  # its last events come first
         self.say(level, f"{child.name} {how_it_ended(code)}", label)
         for line in child.last_words():
             self.say(level, harmless(line), label)
@@ -179,7 +175,7 @@ class Foreground:
             self.say("error", "stopping all")
             self.stop(code or 1)
             return
-        if child.ready:
+        if child.was_ready:
             child.backoff.reset()
         delay = child.backoff.next()
         child.start_at = time.monotonic() + delay
@@ -193,9 +189,8 @@ class Foreground:
             return False
         return body.get("state") == "failed"
 
-    def is_done(self, now: float) -> bool:
+    def is_done(self, status: Daemons, now: float) -> bool:
         """Whether the run is finished, and the files under way had their chance to be."""
-        status = read_status(self.pipeline.layout)
         supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
         is_current = supervisor["body"].get("pid") == supervisor["pid"]  # else of an earlier life
         if not (supervisor["running"] and is_current and supervisor["body"].get("at_rest")):

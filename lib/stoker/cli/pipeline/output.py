@@ -14,7 +14,6 @@ from stoker.kit.log import format_fields
 from stoker.kit.terminal.live_lines import DIM, GREEN, RED, YELLOW, Footer
 from stoker.kit.terminal.sentences import HIDDEN, sentence
 from stoker.observe.progress import download_parts, progress_line, shard_parts
-from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
 
 LABELS = {DOWNLOAD_WATCHDOG: "download", STAGE_SHARD: "shard", TRAIN_SUPERVISOR: "train"}
@@ -28,13 +27,14 @@ FIGURE = re.compile(r"\d[\d.,]*")
 WHAT_FIRST = ("path", "reason", "step")  # logs keep their fields by the alphabet; a reader wants these first
 WAITS = ("trouble", "paused", "waits", "waiting_for")  # fields of a snapshot that say why nothing comes
 STDOUT = 1
+Daemons = Mapping[str, Mapping[str, Any]]  # what read_status tells of each
 
 
 class Output:
     """Prints lines and refreshes the live ones; prints nothing more once the terminal or the pipe is gone."""
 
     def __init__(self, layout: StateLayout, *, headless: bool, quiet: bool) -> None:
-        self._layout, self._quiet = layout, quiet
+        self._quiet = quiet
         self._person = not headless and sys.stdout.isatty()
         self._footer = Footer(STDOUT)
         self._live = self._person and self._footer.shown
@@ -59,14 +59,15 @@ class Output:
         except OSError:  # the terminal or the pipe is gone
             return
 
-    def refresh(self, now: float) -> None:
+    def refresh(self, now: float, status: Daemons) -> None:
         """Print what is new: events, then how each daemon is; now is monotonic seconds."""
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
             if word not in MUTED and not (self._person and (level == "debug" or word in ROUTINE)):
                 self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
-        status = {} if self._quiet else read_status(self._layout)
-        if self._live and status:
+        if self._quiet:
+            return
+        if self._live:
             lines = [live_line(daemon, about) for daemon, about in status.items()]
             self._footer.show(*lines, colours=[state_colour(about) for about in status.values()])
             return

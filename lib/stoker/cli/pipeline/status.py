@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from stoker.cli.options import json_option, one_line, pipeline_file, plural, print_json
-from stoker.cli.pipeline.output import state_colour
+from stoker.cli.pipeline.output import STDOUT, Daemons, state_colour
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.kit.terminal.live_lines import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
@@ -25,8 +25,7 @@ NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
 SHOWN_TRANSFERS = 8
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that say why
-STDOUT, TITLE_WIDTH = 1, 21
-Daemons = Mapping[str, Mapping[str, Any]]
+TITLE_WIDTH = 21
 
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
