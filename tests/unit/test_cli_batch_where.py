@@ -194,8 +194,11 @@ def test_windows_to_come_are_planned_left_over_or_beyond_the_end(site: Site) -> 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("bad.parquet:0", "its file is quarantined (truncated); no step has seen it"),
-        ("late.parquet:7", "its file is staged and is not built into a shard set yet"),
+        (
+            "bad.parquet:0",
+            "its file is quarantined (truncated) and is not built",
+        ),
+        ("late.parquet:7", "its file is staged and is not built into a shard set: no step has seen it"),
         ("same.parquet:2", "same.parquet has the content of c.parquet"),
         ("a.parquet:7", "filtered, no step has seen it (rows of this file dropped: "),
     ],

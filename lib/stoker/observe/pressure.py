@@ -7,6 +7,7 @@ off) is None and decides nothing.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -80,13 +81,8 @@ class PressureGauge:
             for name, total in now.waited.items()
             if name in before.waited
         }
-        return Pressure(
-            cpus=self.cpus,
-            idle_cpus=max(0.0, min([idle, *left])),
-            cpu_some=waited.get("cpu"),
-            io_some=waited.get("io"),
-            memory_some=waited.get("memory"),
-        )
+        some = (waited.get(name) for name in ("cpu", "io", "memory"))
+        return Pressure(self.cpus, max(0.0, min([idle, *left])), *some)
 
     def _count(self) -> _Counters:
         idle = {}
@@ -95,23 +91,16 @@ class PressureGauge:
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._mine:
                 counts = [int(each) for each in ticks[:_BUSY_FIELDS]]
                 idle[int(name[3:])] = (counts[_IDLE] + counts[_IOWAIT], sum(counts))
-        waited = {
-            name: total
-            for name in ("cpu", "io", "memory")
-            if (total := _waited(self._proc / "pressure" / name)) is not None
-        }
+        told = {name: _waited(self._proc / "pressure" / name) for name in ("cpu", "io", "memory")}
+        waited = {name: total for name, total in told.items() if total is not None}
         used = {group: us for group in self._quotas if (us := _used_us(group)) is not None}
         return _Counters(self._clock(), idle, waited, used)
 
 
 def _waited(file: Path) -> int | None:
     """The microseconds in which some task waited, from the line `some avg10=0.00 ... total=123`."""
-    for line in lines(file):
-        kind, *words = line.split()
-        if kind == "some":
-            total = dict(word.partition("=")[::2] for word in words).get("total", "")
-            return int(total) if total.isdigit() else None
-    return None
+    found = re.search(r"^some .*total=(\d+)", "\n".join(lines(file)), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _quotas(proc: Path) -> dict[Path, float]:

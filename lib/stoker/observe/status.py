@@ -32,10 +32,9 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
         raise StorageError(f"cannot read {path}; {advice}", error.errno) from error
     running = holder is not None and holder.purpose == daemon
     last = holder or read_contents(path)
-    stopped = "stopped" if last.since else "never started"
     return {
         "running": running,
-        "state": "running" if running else stopped,
+        "state": "running" if running else "stopped" if last.since else "never started",
         "pid": last.pid if running else None,
         "since": last.since or None,
         "metrics": last.extra.get("metrics") if running else None,

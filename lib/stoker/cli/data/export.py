@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +58,17 @@ def export(  # noqa: PLR0917 - click passes one an option
         raise DataError(f"{shards}: no tokens in {' and '.join(splits)}; nothing was written")
     first = sets[0].manifest
     with new_directory(out, total * (2 if first.dtype == "uint16" else 4)) as directory:
-        with _progress(total) as progress:
+        with click.progressbar(length=total, label="exporting", file=sys.stderr) as bar:
             told: dict[str, Any]
             if form == "nanogpt":
                 from stoker.shards.exchange.export_nanogpt import export_nanogpt
 
-                told = export_nanogpt(sets, splits, directory, progress)
+                told = export_nanogpt(sets, splits, directory, bar.update)
             else:
                 from stoker.shards.exchange.export_arrow import export_arrow
 
                 length = None if documents else rows or row_tokens
-                told = export_arrow(sets, splits, length, directory, progress)
+                told = export_arrow(sets, splits, length, directory, bar.update)
         note = {name: getattr(first, name) for name in ("dataset", "tokenizer_sha256", "vocab_size", "eot")}
         note |= {"v": 1, "format": form, "dtype": first.dtype, "tokens": tokens, **told}
         note["sets"] = [{"key": one.manifest.key, "manifest_sha256": one.manifest_sha256} for one in sets]
@@ -104,13 +103,3 @@ def _published(pipeline: Pipeline) -> Iterator[OfferedSet]:
                 f"{one.places[0]}: not the set that {source.path}'s record names; see `stoker audit`"
             )
         yield one
-
-
-@contextmanager
-def _progress(tokens: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=tokens, label="exporting", file=sys.stderr, show_pos=False) as bar:
-        yield bar.update

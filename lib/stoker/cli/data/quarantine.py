@@ -17,7 +17,6 @@ from stoker.corpus.quarantine.directory import KINDS, Kept, read_quarantine
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.store.record import RecordDamaged, read_record
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 SEE = "`stoker quarantine list` shows what there is"
@@ -40,19 +39,16 @@ def quarantine() -> None:
 @json_option
 def list_(file: Path, kind: str | None, as_json: bool) -> None:
     """List what lies in quarantine, newest first."""
-    pipeline = load_pipeline(file)
-    chosen = [kept for kept in _everything(pipeline) if kind is None or kept.kind == kind]
+    chosen = [kept for kept in _everything(load_pipeline(file)) if kind is None or kept.kind == kind]
     if as_json:
-        print_json([{**_facts(kept), "source": _source_state(pipeline, kept)} for kept in chosen])
+        print_json([_facts(kept) for kept in chosen])
         return
     for kept in chosen:
         named = {"row group": kept.body.get("row_group"), "column": kept.body.get("column")}
         place = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
         reason = kept.reason + (f" ({place})" if place else "")
-        state = _source_state(pipeline, kept)
-        now = f"; its source is {state}" if state not in (None, "quarantined") else ""
         click.echo(f"{one_line(kept.name)}\n    {one_line(kept.path) or 'unknown'}: {one_line(reason)}")
-        click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}{now}")
+        click.echo(f"    {kept.kind}, {kept.when or 'time unknown'}, {_state(kept)}")
     files, size = sum(1 for kept in chosen if kept.things), sum(kept.bytes for kept in chosen)
     click.echo(f"{len(chosen)} in quarantine; {files} kept, {size:,} bytes")
 
@@ -207,13 +203,3 @@ def _state(kept: Kept) -> str:
     if (last := kept.body.get("revalidated")) is not None:
         words.append(f"still bad {last}, looked at {kept.body.get('revalidations')} times")
     return "; ".join(words)
-
-
-def _source_state(pipeline: Pipeline, kept: Kept) -> str | None:
-    """What became of the source that a parquet file was; None where there is none, or no record of it."""
-    if kept.kind != "parquet" or not kept.path:
-        return None
-    try:
-        return str(read_record(pipeline.layout.source(pipeline.dataset.name, kept.path))["state"])
-    except (FileNotFoundError, RecordDamaged, KeyError):
-        return None

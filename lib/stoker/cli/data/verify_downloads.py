@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +113,16 @@ class Check:
                         return
                     pool.wait(LOOK_S)
                     for job, messages, ended in pool.hear():
-                        self._hear(job.facts, messages, ended)
+                        receipt = job.facts
+                        for message in messages:
+                            self._read[receipt.path] = int(message["bytes"])
+                        if ended is not None:
+                            del self._read[receipt.path]
+                            self.is_cached |= bool((ended.result or {}).get("cached"))
+                            self._judged(receipt, *_verdict(receipt, ended))
+                    self._show()
         finally:
             self._footer.clear()
-
-    def _hear(
-        self, receipt: Receipt, messages: Sequence[Mapping[str, Any]], ended: WorkerExit | None
-    ) -> None:
-        for message in messages:
-            self._read[receipt.path] = int(message["bytes"])
-        if ended is not None:
-            del self._read[receipt.path]
-            self.is_cached |= bool((ended.result or {}).get("cached"))
-            self._judged(receipt, *_verdict(receipt, ended))
-        self._show()
 
     def _insist_on_the_disk(self) -> None:
         """An unmounted disk is no reason to call all its files missing, least of all to dispute them."""
@@ -146,10 +142,8 @@ class Check:
             return "unreadable", error.strerror or str(error)
         if path != root / receipt.path:
             return "missing", f"its receipt says {path}, which is not below {root}"
-        if not stat.S_ISREG(found.st_mode):
-            return "wrong", "it is not a regular file"
-        if found.st_size != receipt.size:
-            return "wrong", f"{found.st_size} bytes, its receipt says {receipt.size}"
+        if not stat.S_ISREG(found.st_mode) or found.st_size != receipt.size:
+            return "wrong", f"no file of {receipt.size} bytes, as its receipt says: {found.st_size} bytes"
         about = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
         return {"root": str(root), "path": receipt.path, **about}
 

@@ -113,7 +113,7 @@ class Foreground:
         self.output = output
         self.say = output.say
         self.stopping: int | None = None  # the exit code to end with, once that is known
-        self.signals = 0
+        self.is_asked = False
         self.done_at: float | None = None
         self.kill_at = float("inf")
         logs = pipeline.runtime.root / "log"
@@ -200,16 +200,16 @@ class Foreground:
 
     def asked_to_stop(self, signum: int) -> None:
         """The first signal stops all and waits for the trainer's checkpoint, the second does not wait."""
-        self.signals += 1
-        if self.signals == 1:
+        if not self.is_asked:
+            self.is_asked = True
             self.say("info", "stopping; the trainer is asked to save (once more to hurry)")
             interrupted = 128 + signum if self.until_done else 0  # not done: a script must not go on
             self.stop(interrupted if self.stopping is None else self.stopping)
-        else:
-            self.say("warning", "hurrying: what was trained since the last checkpoint is lost")
-            run = self.pipeline.layout.run(self.pipeline.train.run)
-            for process in processes_with_environment("STOKER_RUN_DIR", str(run.root)):
-                signal_process(process, signal.SIGKILL)
+            return
+        self.say("warning", "hurrying: what was trained since the last checkpoint is lost")
+        run = self.pipeline.layout.run(self.pipeline.train.run)
+        for process in processes_with_environment("STOKER_RUN_DIR", str(run.root)):
+            signal_process(process, signal.SIGKILL)
 
     def stop(self, code: int) -> None:
         """Ask every daemon to stop; `code` is what we end with."""

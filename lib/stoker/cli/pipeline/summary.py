@@ -29,10 +29,7 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
         yield f"loss        {told}"
     yield f"tokens      {body['tokens'] or 0:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
-    yield f"try it      {shlex.join([_program(), 'generate', str(place), '--prompt', PROMPT])}"
-
-
-def _program() -> str:
-    """This command as a shell finds it: by its name where it is on the PATH, else by its place."""
+    # By its name where a shell finds it by that, else by its place.
     found = shutil.which("stoker")
-    return "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
+    program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
+    yield f"try it      {shlex.join([program, 'generate', str(place), '--prompt', PROMPT])}"

@@ -44,10 +44,10 @@ def batch(  # noqa: PLR0917 - click passes one an option
     sources = read_sources(pipeline.layout, identity.dataset)
     library = Library(pipeline, identity.dataset, identity.build_id, sources)
     decode = decoder(pipeline, identity) if show else None
-    report: dict[str, Any] = {"v": 1, "pipeline": pipeline.name, "run": run, "step": made.step}
+    report = {"v": 1, "pipeline": pipeline.name, "run": run, "step": step}
     report |= {"timeline": made.timeline, "sealed": made.sealed}
     report |= {"begins": made.begins.as_list(), "ends": made.ends.as_list()}
-    report["windows"] = list(_windows(made, history.plan.entries, library, decode))
+    report |= {"windows": list(_windows(made, history.plan.entries, library, decode))}
     if as_json:
         print_json(report)
     else:

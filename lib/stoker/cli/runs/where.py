@@ -22,7 +22,6 @@ from stoker.plan.log import Segment
 from stoker.plan.permutation import invert
 from stoker.store.errors import UsageError
 
-NOT_BUILT = "is not built into a shard set yet: no step has seen it"
 WORDS = {
     "applied": "step {}",
     "planned": "planned, not before step ~{}",
@@ -64,10 +63,8 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
         named = "sources are named by their path in the dataset, as `stoker batch` shows them"
         hint = did_you_mean(path, sources, named)
         raise UsageError(f"{path!r} is no source of {dataset} on record; {hint}")
-    twin = None
-    if source.state == "duplicate":  # the source whose shard set holds its content
-        same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
-        twin = next(same, None)
+    same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
+    twin = next(same, None) if source.state == "duplicate" else None  # whose shard set holds its content
     report: dict[str, Any] = {"v": 1, "pipeline": pipeline.name, "dataset": dataset}
     report |= {"source": path, "row": row, "source_state": source.state, "reason": source.reason}
     report["twin"] = None if twin is None else twin.path
@@ -96,8 +93,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
         raise UsageError(f"{source.path} has no row {row}; {has}")
     told: dict[str, Any] = {"set": found.manifest.key, "place": found.place}
     for stream, fate in ((found.train, "train"), (found.val, "held_out")):
-        document = stream.of_row(row)
-        if document is not None:
+        if (document := stream.of_row(row)) is not None:
             at = {"document": document.number, "tokens": [document.first, document.stop]}
             return {**told, "fate": fate, **at}, document if fate == "train" else None
     return {**told, "fate": "filtered", "dropped": books.to_mapping()["dropped"]}, None
@@ -158,10 +154,9 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _fate_words(report: Mapping[str, Any]) -> str:
     fate = report["fate"]
-    if fate == "quarantined":
-        return f"its file is quarantined ({report['reason']}); no step has seen it"
-    if fate == "not_built":
-        return f"its file is {report['source_state']} and {NOT_BUILT}"
+    if "set" not in report:
+        why = f"quarantined ({report['reason']})" if fate == "quarantined" else report["source_state"]
+        return f"its file is {why} and is not built into a shard set: no step has seen it"
     at = f"set {report['set'][:16]}{' (on warm)' if report['place'] == 'warm' else ''}"
     if fate == "filtered":
         dropped = ", ".join(f"{reason} {rows}" for reason, rows in report["dropped"].items())
