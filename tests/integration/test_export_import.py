@@ -127,7 +127,9 @@ def windows(data: DataPipeline, pairs: list[tuple[str, str]]) -> list[list[int]]
         Plan((), "0" * 64), ready, complete=True, consumed=0, horizon=10**6, policy=policy, now=0.0
     )
     segment = next(entry for entry in grown.entries if isinstance(entry, Segment))
-    with WindowReader(segment.sets, shards, seq_len=32, vocab_size=pin.tokenizer.vocab_size) as reader:
+    with contextlib.closing(
+        WindowReader(segment.sets, shards, seq_len=32, vocab_size=pin.tokenizer.vocab_size)
+    ) as reader:
         from stoker.plan.permutation import permute
 
         order = permute(segment.key, segment.windows, np.arange(segment.windows))

@@ -58,36 +58,21 @@ def test_only_sealed_directories_are_found_and_damaged_ones_among_them(tmp_path:
 
 def test_the_last_the_best_the_milestones_and_every_kth_are_kept() -> None:
     losses = {100: 3.0, 200: 2.0, 300: 2.5}
-    there = [Kept(step, True, losses.get(step)) for step in range(100, 1001, 100)]
+    there = [Kept(step, losses.get(step)) for step in range(100, 1001, 100)]
     policy = RetentionPolicy(keep_last=2, keep_every=500, milestones=frozenset({300}))
     assert prune(there, policy) == [100, 400, 600, 700, 800]
 
 
-def test_what_is_read_or_not_proven_is_left_alone() -> None:
-    there = [
-        Kept(1, True, read=True),
-        Kept(2, False),
-        Kept(3, None),
-        Kept(4, True),
-        Kept(5, True),
-        Kept(6, None),
-    ]
+def test_what_is_read_is_left_alone() -> None:
+    there = [Kept(1, read=True), Kept(4), Kept(5)]
     assert prune(there, RetentionPolicy(keep_last=1)) == [4]
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 99), st.sampled_from([True, False, None])), unique_by=lambda one: one[0]
-    ),
-    st.integers(0, 3),
-)
-def test_the_newest_proven_is_never_pruned(there: list[tuple[int, bool | None]], keep_last: int) -> None:
-    gone = prune(
-        [Kept(step, proven) for step, proven in there], RetentionPolicy(keep_last=keep_last, keep_best=0)
-    )
-    proven = sorted(step for step, verdict in there if verdict)
-    assert set(gone) <= set(proven[:-1])
-    assert len(proven) - len(gone) == min(len(proven), max(1, keep_last))
+@given(st.lists(st.integers(0, 99), unique=True), st.integers(0, 3))
+def test_the_newest_is_never_pruned(steps: list[int], keep_last: int) -> None:
+    gone = prune([Kept(step) for step in steps], RetentionPolicy(keep_last=keep_last, keep_best=0))
+    assert set(gone) <= set(sorted(steps)[:-1])
+    assert len(steps) - len(gone) == min(len(steps), max(1, keep_last))
 
 
 def test_a_removal_leaves_a_whole_checkpoint_or_none_after_every_crash() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from stoker.checkpoints.format import TIMELINES_COPY
 from stoker.checkpoints.select import History
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.consumption import consumed_body
 from stoker.plan.positions import Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
-from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_timelines, skips
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.rollback.apply import check_copy
 from stoker.supervise.run.data_wait import DataWait
 from stoker.supervise.run.horizon import finished_at, last_step
 from stoker.supervise.run.launch_log import read_launches
@@ -71,7 +71,7 @@ class Accounts:
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > launches[-1].resume_step:
             self.store.fruitful()  # the last launch got this far
-        check_copy(self.run, checkpoint.path)
+        restore_timelines(self.run.timelines, read_timelines(checkpoint.path / TIMELINES_COPY))
         self.planner.belongs_to(self.store.begun.identity.run_id)
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)

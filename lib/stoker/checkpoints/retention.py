@@ -15,10 +15,9 @@ from stoker.store.files import move_durably, remove_tree
 
 @dataclass(frozen=True)
 class Kept:
-    """A sealed checkpoint; `proven` is None while nobody has looked, `read` while someone reads it."""
+    """A proven checkpoint; `read` while someone reads it."""
 
     step: int
-    proven: bool | None
     val_loss: float | None = None
     read: bool = False
 
@@ -34,14 +33,8 @@ class RetentionPolicy:
 
 
 def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
-    """Steps to remove, oldest first.
-
-    Only proven checkpoints older than the newest proven one go, none that is being read; what is not proven
-    is for the proof to judge.
-    """
-    proven = sorted((one for one in checkpoints if one.proven), key=lambda one: one.step)
-    if not proven:
-        return []
+    """Steps to remove of proven checkpoints, oldest first: never the newest, and none that is being read."""
+    proven = sorted(checkpoints, key=lambda one: one.step)
     kept = {one.step for one in proven[-max(1, policy.keep_last) :]}
     measured = sorted((one for one in proven if one.val_loss is not None), key=_best_first)
     kept |= {one.step for one in measured[: policy.keep_best]}

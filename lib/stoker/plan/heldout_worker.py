@@ -29,23 +29,22 @@ def spread(available: int, wanted: int) -> list[int]:
 def copy_heldout(task: Mapping[str, Any]) -> dict[str, Any]:
     """Write the windows durably to the task's target; val data shorter than a window gives 0 windows."""
     seq_len = int(task["seq_len"])
-    with WindowReader(
+    reader = WindowReader(
         [(key, digest) for key, digest in task["sets"]],
         Path(task["shards_root"]),
         seq_len=seq_len,
         vocab_size=int(task["vocab_size"]),
         stream="val",
-    ) as reader:
-        wanted = max(1, int(task["tokens"]) // seq_len)
-        chosen = spread(reader.windows, wanted)
-        data = reader.read(np.asarray(chosen, dtype=np.int64)).astype(reader.dtype).tobytes()
-        write_atomic(Path(task["target"]), data)
-        return {
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "windows": len(chosen),
-            "dtype": reader.dtype.name,
-            "tokens": len(chosen) * seq_len,
-        }
+    )
+    chosen = spread(reader.windows, max(1, int(task["tokens"]) // seq_len))
+    data = reader.read(np.asarray(chosen, dtype=np.int64)).astype(reader.dtype).tobytes()
+    write_atomic(Path(task["target"]), data)
+    return {
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "windows": len(chosen),
+        "dtype": reader.dtype.name,
+        "tokens": len(chosen) * seq_len,
+    }
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -10,7 +10,6 @@ What it computes is on disk in every plan: any change needs another name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +22,6 @@ MOST = 1 << 62
 Offsets: TypeAlias = npt.NDArray[np.int64]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _Keys: TypeAlias = tuple[np.uint64, ...]
-_Network: TypeAlias = Callable[[_Words, _Keys, int], _Words]
 
 # Odd multipliers of the finaliser of splitmix64 (Steele, Lea, Flood 2014, variant 13 by Stafford).
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -32,15 +30,15 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def permute(key: str, n: int, offsets: npt.ArrayLike) -> Offsets:
     """The images of offsets (any shape, each in 0..n-1) under the permutation that `key` (hex) names."""
-    return _mapped(key, n, offsets, _network)
+    return _mapped(key, n, offsets, back=False)
 
 
 def invert(key: str, n: int, windows: npt.ArrayLike) -> Offsets:
     """The offsets whose images are `windows` (any shape, each in 0..n-1): permute's inverse."""
-    return _mapped(key, n, windows, _network_back)
+    return _mapped(key, n, windows, back=True)
 
 
-def _mapped(key: str, n: int, values: npt.ArrayLike, network: _Network) -> Offsets:
+def _mapped(key: str, n: int, values: npt.ArrayLike, *, back: bool) -> Offsets:
     wanted = np.asarray(values, dtype=np.int64)
     if not 0 <= n <= MOST:
         raise ValueError(f"cannot permute {n} windows")
@@ -50,12 +48,12 @@ def _mapped(key: str, n: int, values: npt.ArrayLike, network: _Network) -> Offse
     half = _half_bits(n)
     images = wanted.reshape(-1).astype(np.uint64)
     for start in range(0, images.size, BLOCK):
-        images[start : start + BLOCK] = network(images[start : start + BLOCK], keys, half)
+        images[start : start + BLOCK] = _network(images[start : start + BLOCK], keys, half, back=back)
     outside = np.flatnonzero(images >= n)
     while outside.size:  # all of them a step at a time: a block's last few would cost as much as the block
         for start in range(0, outside.size, BLOCK):
             block = outside[start : start + BLOCK]
-            images[block] = network(images[block], keys, half)
+            images[block] = _network(images[block], keys, half, back=back)
         outside = outside[images[outside] >= n]
     return images.view(np.int64).reshape(wanted.shape)
 
@@ -72,24 +70,17 @@ def _round_keys(key: str) -> _Keys:
     return tuple(np.uint64(int.from_bytes(digest[:8], "little")) for digest in digests)
 
 
-def _network(values: _Words, keys: _Keys, half: int) -> _Words:
+def _network(values: _Words, keys: _Keys, half: int, *, back: bool) -> _Words:
+    """The network's rounds; or undone, last first: walking on through them leads back along the cycle."""
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     mixed, spare = np.empty_like(values), np.empty_like(values)
-    for key in keys:
+    for key in reversed(keys) if back else keys:
+        if back:
+            left, right = right, left
         left ^= _mix(right, key, mixed, spare) & mask
-        left, right = right, left
-    return (left << bits) | right
-
-
-def _network_back(values: _Words, keys: _Keys, half: int) -> _Words:
-    """The network's rounds undone, last first; walking on through them leads back along the cycle."""
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
-    mixed, spare = np.empty_like(values), np.empty_like(values)
-    for key in reversed(keys):
-        left, right = right, left
-        left ^= _mix(right, key, mixed, spare) & mask
+        if not back:
+            left, right = right, left
     return (left << bits) | right
 
 

@@ -142,11 +142,10 @@ def to_evict(
     for one in sorted(loose, key=lambda one: (-rank.get(one.key, math.inf), -one.bytes, one.key)):
         if leaving.free_bytes < wanted_free_bytes:
             leaving.offer(one)
-    wanted = [one for one in movable if one.key in wants]
-    for one in sorted(wanted, key=lambda one: wants[one.key].place, reverse=True):
-        lacking = wants[one.key].lacking_bytes
-        if lacking and leaving.free_bytes < min(wanted_free_bytes, reserve_bytes + lacking):
-            leaving.offer(one)
+    wanted = {one.key: one for one in movable if one.key in wants}
+    for key, lacking in reversed(wants.items()):
+        if key in wanted and lacking and leaving.free_bytes < min(wanted_free_bytes, reserve_bytes + lacking):
+            leaving.offer(wanted[key])
     short = wanted_free_bytes - leaving.free_bytes
     if short <= 0:
         return leaving.keys, ""
@@ -229,19 +228,12 @@ class _Leaving:
         self.keys.append(one.key)
 
 
-@dataclass(frozen=True)
-class _Want:
-    """A wanted set's place, and the bytes of more urgent ones that are cold and wait to come back."""
-
-    place: int
-    lacking_bytes: int
-
-
-def _wants(known: Mapping[str, ShardSet], keys: Sequence[str], busy: Collection[str]) -> dict[str, _Want]:
-    wants: dict[str, _Want] = {}
+def _wants(known: Mapping[str, ShardSet], keys: Iterable[str], busy: Collection[str]) -> dict[str, int]:
+    """Wanted sets, most urgent first, with the bytes of more urgent cold ones that wait to come back."""
+    wants: dict[str, int] = {}
     lacking = 0
-    for place, key in enumerate(keys):
-        wants[key] = _Want(place, lacking)
+    for key in keys:
+        wants[key] = lacking
         one = known.get(key)
         if one is not None and one.warm and not one.hot and key not in busy:
             lacking += one.bytes

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -94,14 +93,6 @@ class WindowReader:
     def close(self) -> None:
         """Forget the open maps."""
         self._map.cache_clear()
-
-    def __enter__(self) -> WindowReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _copy(self, row: _Tokens, start: int, number: int) -> None:
         """Fill a row with the window at token `start` of the stream, which lies in file `number`."""

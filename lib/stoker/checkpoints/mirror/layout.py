@@ -117,7 +117,7 @@ def waiting(
     have = {one.name for one in there if one.run_id is not None}
     wanted = [one for one in local if counts(one.timeline, one.step, history) and one.name not in have]
     losses = _on_history(there, history) | {one.step: one.val_loss for one in wanted}
-    gone = set(prune([Kept(step, True, loss) for step, loss in losses.items()], policy))
+    gone = set(prune([Kept(step, loss) for step, loss in losses.items()], policy))
     return sorted((one for one in wanted if one.step not in gone), key=lambda one: -one.step)
 
 
@@ -132,7 +132,7 @@ def superfluous(
     on = _on_history(there, history)
     if newest.step != max(on, default=None) or not counts(newest.timeline, newest.step, history):
         return []
-    gone = set(prune([Kept(step, True, loss) for step, loss in on.items()], policy))
+    gone = set(prune([Kept(step, loss) for step, loss in on.items()], policy))
     return [
         one
         for one in sorted(there, key=lambda one: (one.timeline, one.step))

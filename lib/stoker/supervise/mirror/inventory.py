@@ -138,7 +138,7 @@ class Checkpoints:
         """Remove what retention no longer keeps and nothing reads; returns the steps."""
         self.forget_missing()
         kept = [
-            Kept(one.step, True, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)
+            Kept(one.step, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)
             for one in self._proven.values()
         ]
         gone = prune(kept, self.policy)

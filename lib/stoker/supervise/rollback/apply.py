@@ -4,8 +4,6 @@ it was interrupted. Whoever does this holds the run's trainer.lock, or nothing o
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +29,6 @@ from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
 from stoker.supervise.rollback.decide import Standing
 from stoker.supervise.run.launch_log import Makers, read_launches
-
-_LEFT = re.compile(r"t(\d+)")
 
 
 @dataclass(frozen=True)
@@ -80,30 +76,12 @@ def restore_lost(run: RunLayout) -> int:
     checkpoint has: going on would train on what was given up.
     """
     restored = 0
-    while lost := _of_later_timeline(run, read_timelines(run.timelines)):
-        copies = (one for one in lost if prove_checkpoint(one.path, deep=False).verdict == "proven")
-        copy = next(copies, None)
-        if copy is None:
-            break
-        added = restore_timelines(run.timelines, read_timelines(copy.path / TIMELINES_COPY))
-        if not added:
-            raise DataError(
-                f"{copy.path} is of timeline {copy.timeline}, which neither its {TIMELINES_COPY} nor "
-                f"{run.timelines} has; move that checkpoint away"
-            )
-        restored += added
+    for found in _of_later_timeline(run, read_timelines(run.timelines)):
+        if prove_checkpoint(found.path, deep=False).verdict == "proven":
+            restored = restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
+            break  # it has every line up to its own
     _refuse_lost(run, read_timelines(run.timelines))
     return restored
-
-
-def check_copy(run: RunLayout, checkpoint: Path) -> None:
-    """DataError where the timelines that a proven checkpoint carries are not the beginning of the run's."""
-    ours, copy = read_timelines(run.timelines), read_timelines(checkpoint / TIMELINES_COPY)
-    if copy.hashes != ours.hashes[: len(copy.hashes)]:
-        raise DataError(
-            f"{run.timelines} is not the history that {checkpoint} carries: a line was edited, moved or "
-            f"taken out. Put back the checkpoint's {TIMELINES_COPY}, then start again"
-        )
 
 
 def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
@@ -150,11 +128,7 @@ def _refuse_lost(run: RunLayout, timelines: Timelines) -> None:
 
 
 def _left(abandoned_dir: Path) -> list[int]:
-    try:
-        names = [entry.name for entry in os.scandir(abandoned_dir)]
-    except FileNotFoundError:
-        return []
-    return [int(match[1]) for match in map(_LEFT.fullmatch, names) if match]
+    return [int(path.name[1:]) for path in abandoned_dir.glob("t*") if path.name[1:].isdecimal()]
 
 
 def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
