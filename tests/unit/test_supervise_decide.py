@@ -173,7 +173,7 @@ def ended(exit_: Exit = SOURCE, until: int | None = None, **changes: Any) -> Run
 SAVED = Exit(ExitClass.FINISHED, "exit code 0")
 BAD = Exit(ExitClass.BAD_DATA, "exit code 65: a set is bad", doubts_data=True)
 FULL, WRONG = Exit(ExitClass.STORAGE, "full"), Exit(ExitClass.WRONG_CONFIG, "exit code 78")
-DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_failure=True)
+DELAY = do.Pause(10.0, "the trainer ended (killed by SIGKILL); starting")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_fail
     [
         (ended(), {"step": 30, "fruitless": 1, "best_step": 40}, (do.AnswerEnd(1, 40, False), DELAY)),
         (ended(failures=2), {"step": 30, "fruitless": 2, "best_step": 40},
-         (do.AnswerEnd(2, 40, False), replace(DELAY, seconds=20.0))),
+         (do.AnswerEnd(2, 40, False), replace(DELAY, seconds=40.0))),
         (ended(), {"step": 34, "fruitless": 3, "best_step": 30}, (do.AnswerEnd(0, 35, True), DELAY)),
         (ended(), {"step": 30, "fruitless": 3, "best_step": 40},
          (do.AnswerEnd(3, 40, False), do.End(70, "given up"))),
@@ -203,7 +203,7 @@ DELAY = do.Pause(5.0, "the trainer ended (killed by SIGKILL); starting", is_fail
 def test_a_launchs_end_is_answered_once_the_newest_checkpoint_is_known(
     run: RunState, seen: dict[str, Any], expected: tuple[do.Action, ...]
 ) -> None:
-    actions = decided(run, Seen(**seen, jitter=0.5))
+    actions = decided(run, Seen(**seen))
     if isinstance(expected[-1], do.End):
         assert isinstance(actions[-1], do.End) and actions[-1].exit_code == expected[-1].exit_code
     else:

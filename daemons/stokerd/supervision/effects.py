@@ -6,7 +6,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoints.mirror.layout import waiting
@@ -65,8 +64,7 @@ class Effects:
         self.run.change(doing=action.doing or self.run.state.doing)
 
     def _pause(self, action: do.Pause) -> None:
-        state = replace(self.run.state, failures=self.run.state.failures + action.is_failure)
-        self.run.state = state.paused(action.seconds, action.doing, time.monotonic())
+        self.run.state = self.run.state.paused(action.seconds, action.doing, time.monotonic())
 
     def _enter(self, phase: Phase) -> None:
         """The one place where the phase changes."""
@@ -156,7 +154,7 @@ class Effects:
         run = self.run
         run.store.change(fruitless=action.fruitless, best_step=action.best_step)
         # Answered once it is on disk: a full disk must not make a failure forgotten.
-        failures = 0 if action.has_progressed else run.state.failures
+        failures = 0 if action.has_progressed else run.state.failures + 1
         run.change(exit=None, trainer=None, failures=failures)
         if action.doubts_data:
             run.data.doubt(run.at.position, run.accounts.skips())

@@ -13,7 +13,7 @@ from stoker.kit.process.prctl import set_child_subreaper
 from stoker.kit.process.process_id import reap_strays
 from stoker.store.errors import StorageError
 from stoker.supervise.actions import CopyToMirror, Enter, Pause, Wait
-from stoker.supervise.decide import decide, delay_s
+from stoker.supervise.decide import decide
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
 from stoker.supervise.run.data_wait import waiting_words
@@ -21,11 +21,12 @@ from stoker.supervise.state import Phase
 from stokerd.common.alerts import Alerts
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.observe import observe
-from stokerd.supervision.run import jitter, load_run
+from stokerd.supervision.run import load_run
 from stokerd.supervision.workers import MIRROR, Workers
 
 WAIT_S = 1.0
 REAP_S = 2.0
+STORAGE_S = 5.0  # between two tries at a state directory that cannot be used
 COMPLAINT_S = 60.0
 PROGRESS_EVERY_S = 3600.0  # between two events run_progress
 
@@ -99,9 +100,7 @@ class Supervisor:
         """A full disk passes: training goes on, anything else begins again."""
         self._alerts.raise_("storage_trouble", message=str(problem))
         if self.run.state.phase is not Phase.TRAINING:
-            backoff, failures = self.context.pipeline.supervise.backoff, self.run.state.failures
-            doing = "the state directory cannot be used; trying"
-            pause = Pause(delay_s(backoff, failures, jitter()), doing, is_failure=True)
+            pause = Pause(STORAGE_S, "the state directory cannot be used; trying")
             self.effects.apply(Enter(Phase.CLEANING), pause)
         return WAIT_S
 

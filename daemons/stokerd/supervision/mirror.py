@@ -10,17 +10,13 @@ from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored
-from stoker.config.schema import BackoffPolicy
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log_data
 from stoker.supervise.actions import CopyToMirror, FetchCopy, ListMirror, MirrorJob, PruneMirror
-from stoker.supervise.decide import delay_s
 from stoker.supervise.mirror.state import PRUNE_AGAIN_S, MirrorState
 from stokerd.supervision.proofs import Result
-from stokerd.supervision.run import Run, jitter
-
-AWAIT = BackoffPolicy(first=0.5, most=15.0)  # between two tries at what a launch waits for
+from stokerd.supervision.run import Run
 
 
 def mirror_of(run: Run) -> MirrorState:
@@ -81,25 +77,25 @@ def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -
 
 def _failed(run: Run, job: MirrorJob, reason: str) -> None:
     """Warm cannot be used now; what a launch or a rollback needs is waited for, or given up."""
+    mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
     run.meters.mirror_failures.inc()
-    if mirror_of(run).failed(job.kind, reason, time.monotonic()):
+    if mirror.failed(job.kind, reason, now):
         message = "training goes on; it is tried again until it succeeds"
         run.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)
     if job.need == "try":
         problem = f"the mirror cannot be used now: {reason}; ask again later"
         run.change(look="failed", look_problem=problem)
     elif job.need == "wait":
-        failures, newest = run.state.look_failures, run.newest
         has = f"step {newest.step} is the newest proven here" if newest else "nothing is proven here"
-        if not failures:
+        if not run.state.is_warm_awaited:
             message = (
                 f"{has}, and warm may hold a newer checkpoint: the run waits for it. If warm is lost for "
                 "good, set train.checkpoint.mirror: false and start again"
             )
             run.events.record("mirror_awaited", "warning", reason=reason, message=message)
         doing = f"waiting for warm, which may hold a newer checkpoint ({has}): {reason}; trying"
-        run.state = run.state.paused(delay_s(AWAIT, failures, jitter()), doing, time.monotonic())
-        run.change(look_failures=failures + 1)
+        run.state = run.state.paused(mirror.retry_at - now, doing, now)
+        run.change(is_warm_awaited=True)
 
 
 def _listed(run: Run, job: ListMirror, result: Result) -> None:
@@ -111,13 +107,9 @@ def _listed(run: Run, job: ListMirror, result: Result) -> None:
             f"{run.layout.record} is missing; move away those that are not to be gone on with"
         )
     mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
-    if foreign and run.run_id() is not None and not mirror.is_foreign_reported:
-        mirror.is_foreign_reported = True
-        message = "the mirror holds checkpoints of other runs of this name; they are left alone"
-        run.events.record("mirror_foreign", "warning", run_ids=foreign, message=message)
     if job.need == "no":
         return
-    run.change(look="done", look_failures=0)
+    run.change(look="done", is_warm_awaited=False)
     if result["timelines"] is not None:  # nothing trains now
         lines = read_log_data(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
@@ -170,4 +162,4 @@ def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
     run.checkpoints.proven(name, proof["body"], proof["digest"], time.monotonic())
     if job.need == "try":  # for a rollback: retention must not take it before that is made
         run.checkpoints.kept.add(name)
-    run.change(proofs={**run.state.proofs, name: "proven"}, look_failures=0)
+    run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)

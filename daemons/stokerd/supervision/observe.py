@@ -12,7 +12,7 @@ from stoker.supervise.decide import Seen, mirror_job
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.state import Phase
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.run import Run, jitter
+from stokerd.supervision.run import Run
 from stokerd.supervision.workers import MIRROR
 
 
@@ -22,7 +22,6 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     seen = Seen(
         is_stopping=run.context.stopping,
         is_once=run.context.once,
-        jitter=jitter(),
         jobs=jobs,
         fruitless=record.fruitless if record else 0,
         best_step=record.best_step if record else 0,
@@ -53,13 +52,12 @@ def _proving(run: Run, seen: Seen) -> Seen:
         return replace(seen, over=run.accounts.over(run.at))
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
     newest = run.checkpoints.get(name)
-    seen = replace(seen, candidate=name)
-    if newest is not None:
-        is_on_history = counts(int(newest.body["timeline"]), newest.step, history)
-        seen = replace(seen, is_on_history=is_on_history)
-    elif not name:
-        why = run.accounts.why_not_from_start(has_rejected=has_rejected)
-        seen = replace(seen, why_not_from_start=why)
+    seen = replace(
+        seen,
+        candidate=name,
+        is_on_history=newest is None or counts(int(newest.body["timeline"]), newest.step, history),
+        why_not_from_start="" if name else run.accounts.why_not_from_start(has_rejected=has_rejected),
+    )
     if run.mirror is None:
         return seen
     step = newest.step if newest is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,11 +69,6 @@ class Run:
         if self.store.record is not None:
             return self.store.record.identity.run_id
         return str(self.newest.body["run_id"]) if or_of_newest and self.newest else None
-
-
-def jitter() -> float:
-    """What a delay is multiplied with, so that many do not come back at once."""
-    return random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, keeps no secret
 
 
 def load_run(context: DaemonContext) -> Run:

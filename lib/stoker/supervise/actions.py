@@ -97,11 +97,10 @@ class Wait(Action):
 
 @dataclass(frozen=True)
 class Pause(Action):
-    """Nothing of the phase is tried for some seconds; `is_failure` makes the next delay longer."""
+    """Nothing of the phase is tried for some seconds."""
 
     seconds: float
     doing: str
-    is_failure: bool = False
 
 
 @dataclass(frozen=True)

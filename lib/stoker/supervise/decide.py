@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
 from stoker.checkpoints.retention import RetentionPolicy
 from stoker.checkpoints.select import History
-from stoker.config.schema import BackoffPolicy, Supervise
+from stoker.config.schema import Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
 from stoker.supervise.health.exits import ExitClass, classify
@@ -22,11 +22,6 @@ CLEANING_S = 0.2  # between two looks at leftovers
 LOCK_GRACE_S = 10.0  # a guard needs its own stop time, and a little more to sweep up
 READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
 GUARD_MARGIN_S = 30.0  # beyond the stop time, in which a guard that runs has killed what is left
-
-
-def delay_s(backoff: BackoffPolicy, failures: int, jitter: float) -> float:
-    """A delay that doubles with each failure in a row; `jitter` lies between a half and 1."""
-    return jitter * min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,6 @@ class Seen:
 
     is_stopping: bool = False
     is_once: bool = False
-    jitter: float = 1.0
     jobs: Mapping[str, do.Job] = field(default_factory=dict)  # under way, by slot
     fruitless: int = 0  # by run.json
     best_step: int = 0
@@ -187,9 +181,10 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         return answer, do.End(code, why)
     if not is_retried:
         return answer, do.Enter(Phase.WAITING)
-    seconds = delay_s(policy.backoff, 0 if has_progressed else run.failures, seen.jitter)
+    failures, backoff = 0 if has_progressed else run.failures, policy.backoff
+    seconds = min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
     words = f"the trainer ended ({exit_.detail}); starting"
-    return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words, is_failure=True)
+    return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words)
 
 
 def _waiting(run: RunState, seen: Seen, now: float) -> Actions:

@@ -94,7 +94,7 @@ class RunState:
     doing: str = "starting"
     retry_at: Moment = 0.0  # nothing of the phase is tried before
     retry_doing: str = ""
-    failures: int = 0  # launches or disks that failed in a row: the next delay is longer
+    failures: int = 0  # launches in a row that got nowhere: the next delay is longer
     rollbacks: tuple[str, ...] = ()  # ids of the requests that were accepted and are not answered yet
 
     # cleaning
@@ -105,7 +105,7 @@ class RunState:
     proofs: Mapping[str, str] = field(default_factory=dict)  # verdict by checkpoint, in this phase
     look: Literal["", "done", "failed"] = ""  # at the mirror, in this phase
     look_problem: str = ""
-    look_failures: int = 0
+    is_warm_awaited: bool = False  # a look or a fetch that must succeed has failed
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
     resume: str = ""  # its name, "" where the run begins
 

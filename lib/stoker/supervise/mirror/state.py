@@ -36,7 +36,6 @@ class MirrorState:
         self.proven: set[str] = set()  # names of copies that were proven in this daemon's life
         self.trouble: str | None = None  # why the last try at `trouble_doing` failed
         self.trouble_doing = ""
-        self.is_foreign_reported = False
         self.waiting = 0  # checkpoints still to be copied, at the last look
         self.tend_at = self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
