@@ -120,6 +120,8 @@ class Supervisor:
             message = "no step is made until it is there; stoker status shows what download and shards do"
             words = {"waiting_for": wait.what, "since": wait.since, "message": message}
             run.events.record("data_wait", "warning", **words)
+        job = self.workers.jobs.get(MIRROR)
+        copying = job.copy.step if isinstance(job, CopyToMirror) else None
         train, proven_at = run.pipeline.train, run.checkpoints.proven_at
         shown = snapshot(
             run=train.run,
@@ -137,20 +139,13 @@ class Supervisor:
             why_no_more=run.planner.why,
             at_rest=state.is_at_rest,
             timeline=run.accounts.timeline,
-            mirror=self._mirror(),
+            mirror=None if run.mirror is None else run.mirror.status(copying),
         )
         run.meters.show(shown, None if proven_at is None else now - proven_at)
         if now >= self._report_at and (fields := run_progress(shown)):
             self._report_at = now + PROGRESS_EVERY_S
             run.events.record("run_progress", **fields)
         run.context.beat(shown, status_text(shown))
-
-    def _mirror(self) -> dict[str, object] | None:
-        run, job = self.run, self.workers.jobs.get(MIRROR)
-        if run.mirror is None:
-            return None
-        copying = job.copy.step if isinstance(job, CopyToMirror) else None
-        return run.mirror.status(copying)
 
     def close(self) -> None:
         """End what this process started: workers at once, a trainer after it has saved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -86,11 +87,10 @@ class GuardedTrainer:
     def drain(self) -> list[bytes]:
         """Every datagram of the trainer that has arrived, oldest first."""
         datagrams = []
-        while True:
-            try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 datagrams.append(self._socket.recv(MOST_BYTES + 1))
-            except BlockingIOError:
-                return datagrams
+        return datagrams
 
     def stop(self) -> None:
         """Ask the guard to stop the tree: TERM, the stop time, KILL."""
@@ -108,17 +108,13 @@ class GuardedTrainer:
         self._lock.handed_over()
 
     def _read_reports(self) -> None:
-        while True:
-            try:
-                data = os.read(self._reports, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            for line in lines:
-                self._lock.handed_over()
-                report = parse_json(line)
-                self.trainer_pid = report.get("started", self.trainer_pid)
-                if how := report.get("exited"):
-                    self._end = GuardedEnd(how.get("code"), how.get("signal"))
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._reports, 65536)  # more than a guard ever says
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._lock.handed_over()
+            report = parse_json(line)
+            self.trainer_pid = report.get("started", self.trainer_pid)
+            if how := report.get("exited"):
+                self._end = GuardedEnd(how.get("code"), how.get("signal"))
