@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stoker.plan.consumption import consumed_body, read_holdings
 from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.log import Plan
-from stoker.plan.positions import START, Position
+from stoker.plan.positions import START, Position, left_after
 from stoker.plan.residency import reach_from
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
+from stoker.supervise.mirror.inventory import Checkpoint
 from stokerd.supervision import data
-from stokerd.supervision.data import STALL_S, LaunchWindow
+from stokerd.supervision.accounts import Accounts
+from stokerd.supervision.data import STALL_S
+from support.pipelines import make_pipeline
 from support.plan_data import fake_set, plan_of, segment
 
 BATCH = 2
@@ -32,7 +36,7 @@ class Hot:
         self.now = 100.0
         self.told: list[str] = []
 
-    def needed(self, position: Position, skips: Any) -> list[int]:
+    def needed(self, position: Position, skips: Any, upto: Position | None = None) -> list[int]:
         return [one.n for one in self.plan.segments]
 
     def cold(self, needed: list[int]) -> list[int]:
@@ -49,47 +53,63 @@ def hot(monkeypatch: pytest.MonkeyPatch) -> Hot:
     return made
 
 
-def over(hot: Hot, reach: Position | None = None) -> LaunchWindow:
-    events = SimpleNamespace(record=lambda word, *_, **__: hot.told.append(word))
-    train = SimpleNamespace(global_batch=BATCH)
-    pipeline: Any = SimpleNamespace(train=train)
-    return LaunchWindow(pipeline, events, hot, reach)  # type: ignore[arg-type]
+class Launches:
+    """The data side of a run over a planner; `look` decides where the next launch stops."""
+
+    def __init__(self, hot: Hot, home: Path, reach: Position | None = None) -> None:
+        events = SimpleNamespace(record=lambda word, *_, **__: hot.told.append(word))
+        pipeline = make_pipeline(home, train__global_batch=BATCH).pipeline
+        self.data = data.DataReadiness(pipeline, cast(Any, events), cast(Any, hot))
+        self.reach = reach
+
+    def look(self) -> None:
+        self.reach = self.data.need(START, (), self.reach)
 
 
-def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none_does(hot: Hot) -> None:
-    one = over(hot)
-    one.look(START, ())
+def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none_does(
+    hot: Hot, tmp_path: Path
+) -> None:
+    one = Launches(hot, tmp_path)
+    one.look()
     hot.now += STALL_S - 1
     hot.there = {0}
-    one.look(START, ())  # one came back
+    one.look()  # one came back
     hot.now += STALL_S - 1
-    one.look(START, ())
-    assert (one.reach, one.until(7, START, ()), hot.told) == (None, None, [])
+    one.look()
+    assert (one.reach, hot.told) == (None, [])
     hot.now += 1
-    one.look(START, ())
+    one.look()
     assert one.reach == Position(1, 0)
-    assert one.until(7, START, ()) == 7 + WINDOWS // BATCH
     assert hot.told == ["plan_in_parts"]
     hot.there = {0, 1}
-    one.look(START, ())
+    one.look()
     assert one.reach == Position(2, 0), "as far as hot goes, at once"
     hot.there = {0, 1, 2}
-    one.look(START, ())
+    one.look()
     assert one.reach is None
     assert hot.told == ["plan_in_parts"]
 
 
-def test_where_not_even_a_few_batches_fit_a_launch_makes_one(hot: Hot) -> None:
+def test_a_launch_in_parts_makes_the_whole_batches_of_what_it_may_read() -> None:
+    at = Checkpoint(Path(), 7, {"position": [0, 0]})
+    accounts: Any = SimpleNamespace(config=SimpleNamespace(global_batch=BATCH), reach=Position(1, 0))
+    accounts.windows_left = lambda position: left_after(PLAN, position)
+    assert Accounts.until(accounts, at) == 7 + WINDOWS // BATCH
+    accounts.reach = None
+    assert Accounts.until(accounts, at) is None
+
+
+def test_where_not_even_a_few_batches_fit_a_launch_makes_one(hot: Hot, tmp_path: Path) -> None:
     small = plan_of(*(segment(n, BATCH, sets=[fake_set(str(n))]) for n in range(AHEAD_BATCHES + 2)))
     hot.plan = small
-    one = over(hot)
+    one = Launches(hot, tmp_path)
     for waited, reach in ((0.0, None), (STALL_S, Position(AHEAD_BATCHES, 0)), (STALL_S, Position(1, 0))):
         hot.now += waited
-        one.look(START, ())
+        one.look()
         assert one.reach == reach
 
 
-def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Any) -> None:
+def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Path) -> None:
     layout = StateLayout(tmp_path)
     layout.create()
     layout.run("main").create()
@@ -97,6 +117,6 @@ def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Any)
     record = consumed_body("main", None, body, Plan((), ""), reach=Position(1, 0))
     write_record(layout.run("main").consumed, record)
     assert read_holdings(layout)[0].reach == Position(1, 0)
-    one = over(hot, Position(1, 0))
-    one.look(START, ())
+    one = Launches(hot, tmp_path, Position(1, 0))
+    one.look()
     assert one.reach == Position(1, 0)

@@ -207,7 +207,7 @@ def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path
 def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_killed(tmp_path: Path) -> None:
     guard, events = list[str](), list[str]()
     launch = Launch("l1", 0, None, 0, tmp_path / "socket")
-    trainer = Trainer(launch, ProcessId(1, 1), TrainerView.started("l1", 0.0), Stillness(0.0, 0.0), 0.0)
+    trainer = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
     told: Any = SimpleNamespace(events=SimpleNamespace(record=lambda event, *_, **__: events.append(event)))
     run = Run(*cast(Any, (told, None, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 5)))
     control = TrainerControl(run)

@@ -44,7 +44,7 @@ def test_no_datagram_breaks_the_reader(datagram: bytes) -> None:
 
 
 def test_only_a_new_step_or_phase_counts_as_movement() -> None:
-    view = TrainerView.started("a", now=10.0)
+    view = TrainerView("a", 10.0, 10.0)
     for said, now in [(b"PHASE=train", 11.0), (b"STEP=1\nLOSS=4", 12.0), (b"STEP=1", 13.0), (b"", 14.0)]:
         word = parse(b"LAUNCH=a\n" + said, "a")
         assert word is not None

@@ -135,7 +135,7 @@ def test_a_wait_longer_than_hold_is_told_once_whatever_it_is_for() -> None:
 
 
 def test_a_checkpoint_in_the_middle_does_not_end_a_wait_and_a_batch_does() -> None:
-    view = TrainerView.started("l1", 0.0)
+    view = TrainerView("l1", 0.0, 0.0)
     seen = []
     for phase in ("train", "checkpoint", "wait-data", "checkpoint", "wait-data", None, "train", "eval"):
         view = heard(view, {"phase": phase} if phase else {}, 1.0)

@@ -40,7 +40,8 @@ class Accounts:
         self.store, self.planner = store, planner
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         rate, reach = before.get("windows_per_s"), before.get("reach")
-        self.reach = None if reach is None else Position.parse(reach)  # of the launch, where it has one
+        # Where the next launch stops, None where it may read all that is planned.
+        self.reach = None if reach is None else Position.parse(reach)
         known = float(rate) if isinstance(rate, int | float) else None
         self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: how soon its data is needed
         self.headway = WindowRate(known)  # short waits for data included: how long the run will take
@@ -111,6 +112,15 @@ class Accounts:
     def windows_left(self, position: Position) -> int:
         """Windows the plan still has to give from a position on; what is skipped is none."""
         return left_after(self.planner.plan, position, self.skips())
+
+    def until(self, at: Checkpoint) -> int | None:
+        """The last step that a launch from a checkpoint makes of what it may read; None: it may read all."""
+        if self.reach is None:
+            return None
+        return (
+            at.step
+            + (self.windows_left(at.position) - self.windows_left(self.reach)) // self.config.global_batch
+        )
 
     def outlook(self, at: Checkpoint, step: int, position: Position) -> Outlook:
         """How far the plan must reach, seen from a step after a checkpoint."""

@@ -69,8 +69,7 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     """See to everything a launch reads."""
     step, position = run.at.step, run.at.position
-    run.data.need(position, run.accounts.skips())
-    run.accounts.reach = run.data.window.reach
+    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach)
     yield from _keep_planned(run, pin, step, position)
     is_planned = run.accounts.windows_left(position) >= run.pipeline.train.global_batch
     run.data.gate = first_closed(run.data.launchable(pin, is_planned=is_planned))
@@ -81,7 +80,7 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
 
     What is needed hot, from the newest checkpoint on, is written down before it is looked for there.
     """
-    skips, reach = run.accounts.skips(), run.data.window.reach
+    skips, reach = run.accounts.skips(), run.accounts.reach
     if pin is not None:
         run.store.check_pin(pin)
         if (proof := run.data.grow(pin, run.accounts.outlook(run.at, step, position))) is not None:

@@ -18,7 +18,7 @@ from stoker.kit.backoff import Backoff
 from stoker.kit.events import Events
 from stoker.plan.growth import AHEAD_BATCHES, MISSING
 from stoker.plan.log import Passed, Segment
-from stoker.plan.positions import Position, Skip, left_after
+from stoker.plan.positions import Position, Skip
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.pinned import not_yet_pinned
 from stoker.store.layout import STAGE_SHARD
@@ -47,49 +47,15 @@ class _Repair:
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, MOST_S))
 
 
-class LaunchWindow:
-    """`reach` is where the next launch stops, None: it may read all that is planned."""
-
-    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
-        self.events, self.planner = events, planner
-        self.batch = pipeline.train.global_batch
-        self.reach = reach  # as it was when an earlier supervisor ended
-        self._cold = -1
-        self._since = 0.0
-
-    def look(self, position: Position, skips: Sequence[Skip]) -> None:
-        """Decide how far a launch from a position may go, by what is on hot and what comes back."""
-        cold, now = len(self.planner.cold(self.planner.needed(position, skips))), time.monotonic()
-        if cold != self._cold:
-            self._cold, self._since = cold, now
-        if not cold:
-            self.reach = None
-        elif self.reach is not None or now - self._since >= STALL_S:
-            in_parts = self.reach is not None
-            still = now - self._since >= 2 * STALL_S  # not even the few batches a launch is worth fit
-            self.reach = self.planner.reach(position, skips, (1 if still else AHEAD_BATCHES) * self.batch)
-            if not in_parts and self.reach is not None:
-                advice = "hot does not hold all that is planned from here; it is trained on in parts"
-                self.events.record("plan_in_parts", "warning", cold_sets=cold, message=advice)
-
-    def until(self, step: int, position: Position, skips: Sequence[Skip]) -> int | None:
-        """The last step that a launch from here makes of what it may read; None: as far as it likes."""
-        if self.reach is None:
-            return None
-        plan = self.planner.plan
-        windows = left_after(plan, position, skips) - left_after(plan, self.reach, skips)
-        return step + windows // self.batch
-
-
 class DataReadiness:
     """The data side of one run. `gate` is the first that was closed at the last look."""
 
-    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, reach: Position | None) -> None:
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
-        self.window = LaunchWindow(pipeline, events, planner, reach)
         self.needed: dict[str, str] = {}  # what the next launch reads: key -> manifest sha256
         self.gate: Gate | None = None
         self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
+        self._cold, self._cold_since = -1, 0.0  # how many needed sets are not on hot
         self._rest_until = 0.0  # with 50,000 sets a look takes a second
         self._repairs: dict[str, _Repair] = {}  # damaged sets
         self._lost = ""  # why a set that the plan names never comes back
@@ -152,10 +118,26 @@ class DataReadiness:
         self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
         return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
 
-    def need(self, position: Position, skips: Sequence[Skip]) -> None:
-        """Need what training on from here reads of what is planned: it is proven before growth is."""
-        self.window.look(position, skips)
-        self.needed = self.planner.needed(position, skips, upto=self.window.reach)
+    def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> Position | None:
+        """Need what a launch from here reads of what is planned; returns where it is to stop.
+
+        None: it may read all. `reach` is what the last look returned. Before sets are missed for long, all
+        of them are waited for.
+        """
+        planner, now = self.planner, time.monotonic()
+        cold = len(planner.cold(planner.needed(position, skips)))
+        if cold != self._cold:
+            self._cold, self._cold_since = cold, now
+        still_s, in_parts = now - self._cold_since, reach is not None
+        reach = None
+        if cold and (in_parts or still_s >= STALL_S):
+            batches = AHEAD_BATCHES if still_s < 2 * STALL_S else 1  # not even a few batches fit
+            reach = planner.reach(position, skips, batches * self.pipeline.train.global_batch)
+            if not in_parts and reach is not None:
+                advice = "hot does not hold all that is planned from here; it is trained on in parts"
+                self.events.record("plan_in_parts", "warning", cold_sets=cold, message=advice)
+        self.needed = planner.needed(position, skips, upto=reach)
+        return reach
 
     def to_prove(self, wanted: Mapping[str, str] | None = None) -> ProveSets | None:
         """The next proof: of what is needed first, then of what is wanted for the plan."""

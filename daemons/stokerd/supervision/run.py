@@ -95,5 +95,5 @@ def load_run(context: DaemonContext) -> Run:
         Checkpoints(pipeline),
         MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,
         accounts,
-        DataReadiness(pipeline, context.events, planner, accounts.reach),
+        DataReadiness(pipeline, context.events, planner),
     )

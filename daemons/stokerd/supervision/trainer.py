@@ -51,7 +51,7 @@ class TrainerControl:
             timeline=run.accounts.timelines().current,
             resume_from=run.newest.path if run.newest else None,
             resume_step=run.at.step,
-            until=run.data.window.until(run.at.step, run.at.position, run.accounts.skips()),
+            until=run.accounts.until(run.at),
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
         )
         self._record(launch, pin)
@@ -65,7 +65,7 @@ class TrainerControl:
         )
         for descriptor in self.guarded.filenos():
             self.context.waiter.add_fd(descriptor, "trainer")
-        guard, view = ProcessId.of(self.guarded.pid), TrainerView.started(launch.launch, now)
+        guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
         return Trainer(launch, guard, view, Stillness(now, now), sample_at=now + EVIDENCE_S)
 
     def _record(self, launch: Launch, pin: DatasetPin) -> None:

@@ -73,11 +73,6 @@ class TrainerView:
     position: tuple[int, int] | None = None
     error: str | None = None
 
-    @classmethod
-    def started(cls, launch: str, now: float) -> TrainerView:
-        """A trainer that has not said anything yet."""
-        return cls(launch, heard_at=now, moved_at=now)
-
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     """The view after one more datagram; what it does not say stays."""

@@ -126,7 +126,8 @@ class Trial:
     def _watch(
         self, trainer: GuardedTrainer, waiter: Waiter, launch: Launch
     ) -> tuple[GuardedEnd, TrainerView]:
-        view = TrainerView.started(launch.launch, time.monotonic())
+        now = time.monotonic()
+        view = TrainerView(launch.launch, now, now)
         for descriptor in trainer.filenos():
             waiter.add_fd(descriptor, "trainer")
         is_stopping = False
