@@ -117,10 +117,8 @@ class Accounts:
         """The last step that a launch from a checkpoint makes of what it may read; None: it may read all."""
         if self.reach is None:
             return None
-        return (
-            at.step
-            + (self.windows_left(at.position) - self.windows_left(self.reach)) // self.config.global_batch
-        )
+        windows = self.windows_left(at.position) - self.windows_left(self.reach)
+        return at.step + windows // self.config.global_batch
 
     def outlook(self, at: Checkpoint, step: int, position: Position) -> Outlook:
         """How far the plan must reach, seen from a step after a checkpoint."""
