@@ -249,20 +249,18 @@ def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
 def mirror_job(
     mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
 ) -> do.MirrorJob | None:
-    """The job to start, None where nothing is to be done now; `local` are the proven checkpoints here."""
+    """The mirror's next job beside everything else: a look, a copy, the newest first, or pruning.
+
+    None where nothing is to be done now; `local` are the copies of the checkpoints that are proven here.
+    """
     if now < mirror.retry_at:
         return None
     if now >= mirror.look_at:
         return do.ListMirror()
     if queue := waiting(local, mirror.copies, history, policy):
         return do.CopyToMirror(queue[0])
-    names = _unwanted(mirror, history, policy)
-    return do.PruneMirror(names) if names and now >= mirror.prune_at else None
-
-
-def _unwanted(mirror: MirrorState, history: History, policy: RetentionPolicy) -> tuple[str, ...]:
-    """The copies that may go: none before the newest was proven in the mirror."""
     newest = mirror.newest(history)
-    if newest is None or newest.name not in mirror.proven:
-        return ()
-    return tuple(one.name for one in superfluous(mirror.copies, history, policy, newest))
+    if now < mirror.prune_at or newest is None or newest.name not in mirror.proven:
+        return None  # none goes before the newest was proven in the mirror
+    names = tuple(one.name for one in superfluous(mirror.copies, history, policy, newest))
+    return do.PruneMirror(names) if names else None
