@@ -23,11 +23,7 @@ COMMANDS = {
     "download": ("stoker.cli.data.download", "download", "Bring a source's files, or tell what there is."),
     "rows": ("stoker.cli.data.rows", "rows", "Write the first rows of a source, for a first look."),
     "audit": ("stoker.cli.runs.audit", "audit", "Recount a pipeline's books from what is on disk."),
-    "rollback": (
-        "stoker.cli.runs.rollback",
-        "rollback",
-        "Go back to an earlier checkpoint and go on from there.",
-    ),
+    "rollback": ("stoker.cli.runs.rollback", "rollback", "Go back to a checkpoint, and go on from there."),
     "skip-set": ("stoker.cli.runs.rollback", "skip_set", "Give up a shard set that is lost for good."),
     "replay": ("stoker.cli.runs.replay", "replay", "Train a recorded run again, and compare it bit by bit."),
     "quarantine": ("stoker.cli.data.quarantine", "quarantine", "Show, release or drop what was set aside."),

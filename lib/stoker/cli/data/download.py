@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
+from stoker.cli.data.dry_run import dry_run_of
 from stoker.cli.options import pipeline_file
+from stoker.config.load import load_pipeline
 from stoker.store.errors import UsageError
 
 
@@ -30,9 +32,6 @@ def download(file: Path, once: bool, dry_run: bool) -> int:
     if dry_run:
         if once:
             raise UsageError("--once and --dry-run: give one of them")
-        from stoker.cli.data.dry_run import dry_run_of
-        from stoker.config.load import load_pipeline
-
         return dry_run_of(load_pipeline(file))
     # In our place: so signals, the terminal and the exit code are the daemon's own.
     sys.stdout.flush()

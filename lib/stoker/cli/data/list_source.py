@@ -16,7 +16,7 @@ from stoker.corpus.records.listing import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.activity import Activity
-from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
+from stoker.store.errors import ConfigError, DataError, StokerError, Transient, UnavailableError
 
 LIST_QUIET_S = 60.0
 
@@ -64,7 +64,7 @@ def list_source(pipeline: Pipeline) -> Listed:
     listing = Activity("list", module, LIST_QUIET_S)
     result = work(listing, task, f"{origin} cannot be listed", hear=hear)
     if result["status"] == "failed":
-        raise _failed(origin, result)
+        raise error_of(result, f"{origin} cannot be listed")
     rows.sort(key=lambda wanted: wanted.path)
     return Listed(
         origin=origin,
@@ -98,12 +98,11 @@ def _look(pipeline: Pipeline) -> Listed:
     return Listed(str(root), "", (), kept, tuple(refused), len(refused))
 
 
-def _failed(origin: str, result: Mapping[str, Any]) -> StokerError:
-    kind, reason = str(result["class"]), str(result["reason"])
-    if kind == "list":
-        return ConfigError(reason)
-    if kind in REFUSALS:
-        return UnavailableError(f"{origin} cannot be listed: {reason}")
-    wait_s = result.get("retry_after_s")
-    when = f"in {wait_s:.0f} s" if wait_s else "later"
-    return Transient(f"{origin} cannot be listed now: {reason}; try again {when}")
+def error_of(result: Mapping[str, Any], what: str) -> StokerError:
+    """The error that a worker's failure is; `what` was to be done."""
+    kind, wait_s = result["class"], result.get("retry_after_s")
+    if kind == "list":  # the list of URLs names its own file and lines
+        return ConfigError(str(result["reason"]))
+    when = f"; try again {f'in {wait_s:.0f} s' if wait_s else 'later'}"
+    error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
+    return error(f"{what}: {result['reason']}" + (when if error is Transient else ""))

@@ -8,20 +8,19 @@ from typing import Any
 
 import click
 
-from stoker.cli.data.list_source import Listed, list_source
+from stoker.cli.data.list_source import Listed, error_of, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
 from stoker.cli.worker_jobs import work
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
-from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
 from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
-from stoker.store.errors import DataError, Transient, UnavailableError, UsageError
+from stoker.store.errors import DataError, UsageError
 from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside
 
 MOST_ROWS = 10**9
@@ -49,9 +48,7 @@ def rows(file: Path, max_rows: int, out: Path) -> None:
         make_dir(temporary)
         result = _preview(pipeline, listed, max_rows, temporary)
         if result["status"] == "failed":
-            kind = result["class"]
-            error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
-            raise error(f"{result['path']}: {result['reason']}; nothing was written")
+            raise error_of(result, f"{result['path']} cannot be read, nothing was written")
         if not result["rows"]:
             raise DataError(f"{listed.origin} holds no rows; nothing was written")
         move_durably(temporary / "rows.parquet", out)

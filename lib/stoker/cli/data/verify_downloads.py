@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,13 +15,12 @@ from stoker.cli.options import one_line, pipeline_file, plural
 from stoker.cli.worker_jobs import LOOK_S, worker_pool
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.config.units import format_bytes, format_duration
+from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.observe.rate import Rate
 from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, read_record
@@ -30,7 +28,6 @@ from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
 ROW = "{:<10}  {}  {}"
-OVER_S = 30.0
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
 
@@ -92,7 +89,7 @@ class Check:
         self.is_cached = False
         self.disputed = self._done = 0
         self._read: Counter[str] = Counter()  # bytes of the files that are being read
-        self._footer, self._rate = Footer(), Rate(OVER_S)
+        self._footer = Footer()
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""
@@ -175,11 +172,8 @@ class Check:
 
     def _show(self) -> None:
         size, done = sum(receipt.size for receipt in self.files), self._done + self._read.total()
-        self._rate.note(done, time.monotonic())
-        words = [f"{self.counts.total():,}/{len(self.files):,} files", *self._bad()]
-        words.append(f"{100 * done / max(1, size):.1f} %")
-        if (left_s := self._rate.left_s(size - done)) is not None:
-            words += [f"{format_duration(left_s)} left", f"{self._rate.per_second / 1e6:,.1f} MB/s"]
+        share = f"{100 * done / max(1, size):.1f} % of {format_bytes(size)}"
+        words = [f"{self.counts.total():,}/{len(self.files):,} files", share, *self._bad()]
         self._footer.show(lambda width: "  ".join(words)[:width])
 
     def _bad(self) -> list[str]:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.options import pipeline_file, printable
-from stoker.cli.pipeline.checks import findings
-from stoker.config.document import dotted
-from stoker.config.load import load_pipeline, refuse
+from stoker.cli.options import pipeline_file
+from stoker.cli.pipeline.checks import checked
+from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
@@ -29,11 +28,9 @@ def check(file: Path) -> None:
     those that show against the state directory, the disks and the source. `stoker run` checks the same.
     Exit code 78: something is wrong.
     """
-    pipeline = load_pipeline(file)
-    faults, warnings = findings(pipeline)
-    refuse(pipeline, faults)
+    pipeline, warnings = checked(file)
     for warning in warnings:
-        click.echo(f"warning: {dotted(warning.path)}: {printable(warning.text)}")
+        click.echo(f"warning: {warning}")
     click.echo(f"ok: {_summary(pipeline)}")
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from stoker.cli.options import pipeline_file
-from stoker.cli.pipeline.output import LABELS, STDOUT, event_line
+from stoker.cli.pipeline.output import LABEL_WIDTH, LABELS, STDOUT, event_line
 from stoker.config.load import load_pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import EventTail
-from stoker.kit.terminal.live_lines import COLOURS, PLAIN, coloured, columns_of, fold, paint
+from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.terminal.sentences import sentence
 from stoker.store.errors import UsageError
 
@@ -60,8 +60,7 @@ def _moment(text: str, now: datetime) -> str:
 def _line(event: dict[str, Any]) -> str:
     level = str(event.get("level", "info"))
     if sys.stdout.isatty():
-        head, columns = f"{event.get('time')} {LABELS[event['daemon']]:<9}", columns_of(STDOUT)
-        text = head + fold(sentence(event), columns, len(head))
-        return paint(text, COLOURS.get(level, PLAIN)) if coloured(STDOUT) else text
+        label, at = f"{LABELS[event['daemon']]:<{LABEL_WIDTH}}", str(event.get("time"))
+        return Footer(STDOUT).line(sentence(event), level, label, at).decode().rstrip("\n")
     mark = "" if level == "info" else f"[{level}] "
     return f"{event.get('time')} {event['daemon']:<17} {mark}{event_line(event)}"

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.options import pipeline_file, printable
-from stoker.cli.pipeline.checks import findings
+from stoker.cli.options import pipeline_file
+from stoker.cli.pipeline.checks import checked
 from stoker.cli.pipeline.foreground import Foreground
 from stoker.cli.pipeline.output import Output
 from stoker.cli.pipeline.summary import summary_lines
-from stoker.config.document import dotted
-from stoker.config.load import load_pipeline, refuse
 from stoker.kit.lock import Lock
 from stoker.kit.state_owner import take_up_state
 
@@ -30,16 +28,14 @@ def run(context: click.Context, file: Path, until_done: bool, headless: bool, qu
     Ctrl-C stops all cleanly and waits for the trainer's checkpoint; a second one no longer waits.
     Exit code 75: this pipeline is running already. 78: its configuration is wrong.
     """
-    pipeline = load_pipeline(file)
-    faults, warnings = findings(pipeline)
-    refuse(pipeline, faults)
+    pipeline, warnings = checked(file)
     take_up_state(pipeline)
     pipeline.runtime.create()
     output = Output(pipeline.layout, headless=headless, quiet=quiet)
     with Lock.acquire(pipeline.layout.run_lock, purpose="stoker run") as lock:
         output.say("info", f"pipeline {pipeline.name}, state {pipeline.state}, run {pipeline.train.run}")
         for warning in warnings:
-            output.say("warning", f"{dotted(warning.path)}: {printable(warning.text)}")
+            output.say("warning", warning)
         code = Foreground(pipeline, output, until_done=until_done).run(lock)
         output.close()
         output.say("info" if code == 0 else "error", f"ended with exit code {code}")

@@ -22,7 +22,6 @@ from stoker.store.names import utc_now
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
-SHOWN_TRANSFERS = 8
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that say why
 TITLE_WIDTH = 21
@@ -116,13 +115,10 @@ def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if body.get("eta_s") is not None:
             text += f", {format_duration(body['eta_s'])} left"
         yield "fetched", text
-    transfers = body.get("transfers") or []
-    for each in transfers[:SHOWN_TRANSFERS]:
+    for each in body.get("transfers") or []:
         size = "" if each["size"] is None else f" of {format_bytes(each['size'])}"
         rate = f"{each['bytes_per_second'] / 1e6:,.1f} MB/s"
         yield "", f"{each['path']}: {format_bytes(each['bytes'])}{size}, {rate}"
-    if len(transfers) > SHOWN_TRANSFERS:
-        yield "", f"and {len(transfers) - SHOWN_TRANSFERS} more"
 
 
 def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

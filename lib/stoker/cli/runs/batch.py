@@ -61,17 +61,14 @@ def _windows(
     made: Step, entries: Sequence[Any], library: Library, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Every window of a step in order: where it is in the plan, and what it holds."""
-    maps: dict[int, SegmentMap] = {}
     for entry, offsets in made.pieces:
-        segment = entries[entry]
-        if entry not in maps:
-            maps[entry] = SegmentMap(segment, library)
+        segment, layout = entries[entry], SegmentMap(entries[entry], library)
         windows = permute(segment.key, segment.windows, np.asarray(offsets, dtype=np.int64))
         for offset, window in zip(offsets, windows.tolist(), strict=True):
             first = window * segment.seq_len
             stop = first + segment.seq_len + 1
             told = {"entry": entry, "epoch": segment.epoch, "offset": offset, "window": window}
-            yield {**told, "tokens": [first, stop], **_contents(maps[entry], first, stop, library, decode)}
+            yield {**told, "tokens": [first, stop], **_contents(layout, first, stop, library, decode)}
 
 
 def _contents(
@@ -90,13 +87,14 @@ def _contents(
             }
             for document in stream.documents(low, high)
         ]
-        told: dict[str, Any] = {
-            "set": key,
-            "source": None if source is None else source.path,
-            "place": found.place,
-        }
-        told |= {"tokens": [low, high], "documents": documents if found.manifest.end_of_text else None}
-        sets.append(told)
+        told: dict[str, Any] = {"set": key, "source": source and source.path, "place": found.place}
+        sets.append(
+            {
+                **told,
+                "tokens": [low, high],
+                "documents": documents if found.manifest.end_of_text else None,
+            }
+        )
         if decode is not None:
             ids += stream.read(low, high).tolist()
     return {"sets": sets, **({} if decode is None else {"text": decode(ids)})}

@@ -78,9 +78,7 @@ def _progress(to: int, say: Callable[[str], None]) -> Callable[[TrainerView], No
         if view.step is None or view.step == last[1] or now - last[0] < TELL_EVERY_S:
             return
         last = (now, view.step)
-        loss = "" if view.loss is None else f", loss {view.loss:.4f}"
-        speed = "" if view.tokens_per_s is None else f", {view.tokens_per_s:,.0f} tokens/s"
-        say(f"step {view.step:,} of {to:,}{loss}{speed}")
+        say(f"step {view.step:,} of {to:,}" + ("" if view.loss is None else f", loss {view.loss:.4f}"))
 
     return progress
 

@@ -81,13 +81,13 @@ class Footer:
         """What to write so that the line stands above."""
         return self._erase() + line + b"\n".join(self._rows) if self._rows else line
 
-    def line(self, text: str, level: str = "info", label: str = "") -> bytes:
+    def line(self, text: str, level: str = "info", label: str = "", at: str = "") -> bytes:
         """What to write so that a person reads the text above: with its time, folded, coloured by level."""
-        head = f"{time.strftime('%H:%M:%S')} {label}"
+        head = f"{at or time.strftime('%H:%M:%S')} {label}"
         mark = "" if self._coloured or level == "info" else f"{level}: "
         folded = fold(mark + text, columns_of(self._descriptor), len(head))
         if self._coloured:
-            head, folded = paint(head, DIM), paint(folded, COLOURS[level])
+            head, folded = paint(head, DIM), paint(folded, COLOURS.get(level, PLAIN))
         return self.above(f"{head}{folded}\n".encode("utf-8", "replace"))
 
     def _erase(self) -> bytes:
