@@ -69,7 +69,7 @@ def server() -> Iterator[SmallServer]:
 def test_a_file_comes_whole_however_it_is_pointed_to_and_sent(
     path: str, server: SmallServer, landing: Path, start: Start
 ) -> None:
-    file = RemoteFile("a.bin", f"http://127.0.0.1:{server.port}{path}", sha256=SUM)
+    file = RemoteFile.listed("a.bin", None, SUM, None, f"http://127.0.0.1:{server.port}{path}")
     worker = start(hub=None)
     worker.fetch(file)
     worker.until("done")
@@ -81,7 +81,7 @@ def test_what_leads_to_no_http_address_is_given_up_and_never_read(
     path: str, server: SmallServer, landing: Path, start: Start
 ) -> None:
     worker = start(hub=None, attempts=2)
-    worker.fetch(RemoteFile("a.bin", f"http://127.0.0.1:{server.port}{path}"))
+    worker.fetch(RemoteFile.listed("a.bin", None, None, None, f"http://127.0.0.1:{server.port}{path}"))
     assert worker.until("failed")["class"] == "redirects"
     assert len(worker.of("retry")) == 1 and not (landing / "a.bin").exists()
 
@@ -90,7 +90,7 @@ def test_a_host_may_be_an_ipv6_address(landing: Path, start: Start) -> None:
     try:
         opened = small_server(answer, host="::1")
         with opened as server:
-            file = RemoteFile("a.bin", f"http://[::1]:{server.port}/root.bin", sha256=SUM)
+            file = RemoteFile.listed("a.bin", None, SUM, None, f"http://[::1]:{server.port}/root.bin")
             worker = start(hub=None)
             worker.fetch(file)
             worker.until("done")

@@ -61,7 +61,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
 def test_a_certificate_of_ones_own_is_believed_when_it_is_named(
     secure: Secure, landing: Path, start: Start
 ) -> None:
-    file = RemoteFile("a.bin", f"{secure.url}/a.bin")
+    file = RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/a.bin")
     worker = start(hub=None, environ={"SSL_CERT_FILE": str(secure.certificate)})
     worker.fetch(file)
     worker.until("done")
@@ -69,7 +69,7 @@ def test_a_certificate_of_ones_own_is_believed_when_it_is_named(
 
 
 def test_a_proxy_relays_what_it_cannot_read(secure: Secure, landing: Path, start: Start) -> None:
-    file = RemoteFile("a.bin", f"{secure.url}/a.bin")
+    file = RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/a.bin")
     with small_server(answer) as proxy:
         environ = {"SSL_CERT_FILE": str(secure.certificate), "NO_PROXY": ""}
         worker = start(
@@ -84,7 +84,7 @@ def test_a_proxy_relays_what_it_cannot_read(secure: Secure, landing: Path, start
 
 def test_a_certificate_that_nobody_vouches_for_is_told_and_tried_again(secure: Secure, start: Start) -> None:
     worker = start(hub=None)
-    worker.fetch(RemoteFile("a.bin", f"{secure.url}/a.bin"))
+    worker.fetch(RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/a.bin"))
     said = worker.until("retry", count=2)
     assert said["class"] == "connect"
     assert "CERTIFICATE_VERIFY_FAILED" in said["reason"] and "SSL_CERT_FILE" in said["reason"]
@@ -92,7 +92,7 @@ def test_a_certificate_that_nobody_vouches_for_is_told_and_tried_again(secure: S
 
 def test_nothing_leads_from_https_to_plain_http(secure: Secure, start: Start) -> None:
     worker = start(hub=None, environ={"SSL_CERT_FILE": str(secure.certificate)}, attempts=1)
-    worker.fetch(RemoteFile("a.bin", f"{secure.url}/down"))
+    worker.fetch(RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/down"))
     said = worker.until("failed")
     assert (said["class"], "from https to http" in said["reason"]) == ("redirects", True)
 

@@ -65,9 +65,13 @@ def test_plain_urls_land_with_and_without_a_sum_and_a_proxy_is_asked_where_one_i
     data = noise(70_000, 7)
     plain_file(hub, "plain.parquet", data)
     files = [
-        RemoteFile("one.parquet", "http://far.example/files/plain.parquet"),
-        RemoteFile(
-            "two.parquet", "http://far.example/files/plain.parquet", sha256=hashlib.sha256(data).hexdigest()
+        RemoteFile.listed("one.parquet", None, None, None, "http://far.example/files/plain.parquet"),
+        RemoteFile.listed(
+            "two.parquet",
+            None,
+            hashlib.sha256(data).hexdigest(),
+            None,
+            "http://far.example/files/plain.parquet",
         ),
     ]
     worker = start(hub=None, environ={"HTTP_PROXY": hub.endpoint, "NO_PROXY": ""})
@@ -212,7 +216,7 @@ def test_a_gated_repository_names_the_page_to_visit_and_a_missing_file_is_missin
     hub: LoopbackHub, start: Start
 ) -> None:
     file = hub_file(hub, "gated.parquet", noise(1000, 3))
-    gone = RemoteFile("gone.parquet", file.url.replace("gated", "gone"), 5, "0" * 64)
+    gone = RemoteFile.listed("gone.parquet", 5, "0" * 64, None, file.url.replace("gated", "gone"))
     worker = start()
     worker.fetch(gone)
     assert worker.until("failed")["class"] == "missing"

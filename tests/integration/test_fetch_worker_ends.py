@@ -16,6 +16,7 @@ from support.fetch_fixtures import (  # noqa: F401 - fixtures are found by their
     SIZE,
     Start,
     content,
+    durable,
     hub_fixture,
     landing_fixture,
     left,
@@ -41,7 +42,7 @@ def test_a_killed_worker_is_gone_on_with_from_what_was_durable(
         until_durable(worker, at, files)
         worker.kill()
         worker = start()
-        assert worker.until("ready")["unfinished"] == [[file.path, at] for file in files]
+        assert durable(landing) == {file.path: at for file in files}
     worker.fetch(*files)
     worker.until("done", count=3)
     assert {each["offset"] for each in worker.of("start")} == {2 * CUT}
@@ -63,7 +64,7 @@ def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, star
     assert worker.stop().code == 75
     came = part_size()
     worker = start()
-    assert worker.until("ready")["unfinished"] == [[file.path, came]] and came >= written
+    assert durable(landing) == {file.path: came} and came >= written
     worker.fetch(file)
     worker.until("done")
     assert hub.served("stop") == SIZE + CUT - came  # the rest of CUT was still the kernel's
@@ -132,6 +133,10 @@ def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
     hub.control("release")
     failed = worker.until("failed")
     assert failed["class"] == "gone"
+    worker.until_true(lambda: worker.ended is not None, "the worker's end")
+    assert (
+        worker.ended is not None and worker.ended.code == 69 and "mount the disk again" in worker.ended.reason()
+    )
     assert [each.name for each in landing.rglob("*")] == [PARTS]
 
 

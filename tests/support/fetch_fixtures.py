@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch.landing import PARTS
+from stoker.corpus.fetch.landing import PARTS, PartRecord
 from stoker.corpus.http.remote_file import RemoteFile
 from support.fetching import Fetching, fetch_task
 from support.loopback_hub import LoopbackHub
@@ -57,6 +57,12 @@ def content(landing: Path, file: RemoteFile) -> bytes:
 def left(landing: Path) -> list[str]:
     """What lies there besides whole files."""
     return sorted(str(each.relative_to(landing)) for each in (landing / PARTS).rglob("*"))
+
+
+def durable(landing: Path) -> dict[str, int]:
+    """The bytes that are claimed durable of each unfinished file."""
+    records = [PartRecord.read(each) for each in (landing / PARTS).glob("*.json")]
+    return {record.path: record.offset for record in records if record is not None}
 
 
 def until_durable(worker: Fetching, size: int, files: list[RemoteFile]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,14 @@ def hub_file(hub: LoopbackHub, path: str, data: bytes, *, repo: str = REPO) -> R
     lfs = path.endswith((".parquet", ".bin"))
     git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     url = HubRepo(repo, endpoint=hub.endpoint).file_url(commit, path)
-    return RemoteFile(path, url, len(data), sha256 if lfs else None, None if lfs else git, revision=commit)
+    file = RemoteFile.listed(path, len(data), sha256 if lfs else None, git, url)
+    return replace(file, revision=commit)
 
 
 def plain_file(hub: LoopbackHub, name: str, data: bytes, *, summed: bool = True) -> RemoteFile:
     """Store a file on the plain web server; the wish for it, with its sum or without."""
     sha256 = hub.put(name, data, repo="urls")
-    return RemoteFile(name, hub.url(name), sha256=sha256 if summed else None)
+    return RemoteFile.listed(name, None, sha256 if summed else None, None, hub.url(name))
 
 
 class Fetching:
@@ -73,7 +75,7 @@ class Fetching:
     def fetch(self, *files: RemoteFile) -> None:
         """Wish for files."""
         for file in files:
-            self.worker.send({"fetch": file.to_fields()})
+            self.worker.send({"fetch": asdict(file)})
 
     def hear(self) -> None:
         """Take in what was said so far."""

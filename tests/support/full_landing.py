@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def main(home: Path) -> None:
         worker = Fetching(fetch_task(landing, hub, floor=3 << 20))
         worker.fetch(known)
         failed = worker.until("failed")
-        assert (failed["class"], failed["errno"]) == ("disk_full", errno.ENOSPC), failed
+        assert failed["class"] == "disk_full", failed
         assert hub.served("known") == 0
         worker.kill()
 
@@ -32,7 +31,7 @@ def main(home: Path) -> None:
         worker = Fetching(fetch_task(landing, hub))
         worker.fetch(unknown)
         failed = worker.until("failed")
-        assert (failed["class"], failed["errno"]) == ("disk_full", errno.ENOSPC), failed
+        assert failed["class"] == "disk_full", failed
         (disk / "other").unlink()
         worker.fetch(unknown)
         worker.until("done")

@@ -14,11 +14,14 @@ class Waiting:
     """All that the queue knows of a file."""
 
     def __init__(self, path: str, host: str = "h") -> None:
-        self.file = RemoteFile(path, f"http://{host}/{path}")
-        self.closed = False
+        self.file = RemoteFile(path, None, "", f"http://{host}/{path}")
+        self.closed = self.dropped = False
 
     def close(self) -> None:
         self.closed = True
+
+    def stop(self, *, dropped: bool) -> None:
+        self.dropped = dropped
 
 
 class Clock:
@@ -32,14 +35,14 @@ def queue_of(*files: Waiting) -> tuple[Any, Clock]:
     clock = Clock()
     queue: Any = Queue(clock)
     for file in files:
-        assert queue.add(file)
+        queue.add(file)
     return queue, clock
 
 
 def test_files_are_taken_in_their_order_each_by_one_hand_and_never_twice() -> None:
     a, b = Waiting("a"), Waiting("b")
     queue, _ = queue_of(a, b)
-    assert not queue.add(Waiting("a"))
+    queue.add(Waiting("a"))
     assert [queue.take(), queue.take()] == [a, b]
     assert queue.in_hand() in ([a, b], [b, a]) and len(queue) == 2
 
@@ -63,13 +66,13 @@ def test_a_wait_of_a_whole_server_holds_for_its_files_alone() -> None:
     assert [queue.take(), queue.take()] == [a, b]
 
 
-def test_a_waiting_file_is_dropped_and_one_in_hand_is_handed_out() -> None:
+def test_a_waiting_file_is_dropped_and_one_in_hand_is_told_to_end() -> None:
     a, b = Waiting("a"), Waiting("b")
     queue, _ = queue_of(a, b)
     assert queue.take() is a
-    assert queue.drop("a") is a and not a.closed
-    assert queue.drop("b") is None and b.closed
-    assert queue.drop("c") is None
+    assert not queue.drop("a") and a.dropped and not a.closed
+    assert queue.drop("b") and b.closed
+    assert queue.drop("c")
     queue.remove("a")
     assert len(queue) == 0
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.landing_owner import own
 from stoker.corpus.source.folder import FileSeen, PassedOver, Selection, look_through
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.layout import HotLayout, WarmLayout
@@ -55,7 +54,7 @@ def test_what_a_pipeline_owns_is_named_and_never_listed(tmp_path: Path) -> None:
         Lock.acquire(place.owner_lock, purpose=f"pipeline {number}").release()
         (place.owner_lock.parent / "parquet" / "b.parquet").write_bytes(b"x")
     landing = Landing(tmp_path / "sub" / "landing", "prose", expected=False)
-    own(landing, "pipeline 2").release()
+    landing.own("pipeline 2").release()
     (landing.root / "c.parquet").write_bytes(b"x")
 
     found = list(look_through(tmp_path, Selection()))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stoker.corpus.fetch import landing_evidence
 from stoker.corpus.fetch.landing import EVIDENCE, PARTS, Landing, PartRecord
-from stoker.corpus.fetch.landing_evidence import keep_evidence, sweep_evidence
-from stoker.corpus.fetch.part_content import Content, PartFile, look_at_landed
+from stoker.corpus.fetch.part import Content, look_at_landed
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.names import PathEscapes
+from stoker.store.record import read_record
 
 RECORD = PartRecord("data", "a/b", offset=5, prefix="p", validator='"e"', total=9)
 
@@ -27,9 +25,10 @@ def landing(tmp_path: Path) -> Landing:
 
 def test_what_is_claimed_is_read_back_and_only_that_counts(landing: Landing) -> None:
     landing.write_part(RECORD)
-    assert landing.read_part("a/b") == RECORD and landing.read_part("a/c") is None
+    assert PartRecord.read(landing.record("a/b")) == RECORD
+    assert PartRecord.read(landing.record("a/c")) is None
     landing.record("a/b").write_text("{}")
-    assert landing.read_part("a/b") is None
+    assert PartRecord.read(landing.record("a/b")) is None
 
 
 def test_what_no_record_speaks_of_is_swept_and_what_one_speaks_of_stays(landing: Landing) -> None:
@@ -39,7 +38,7 @@ def test_what_no_record_speaks_of_is_swept_and_what_one_speaks_of_stays(landing:
     landing.record("y").write_text("no record")
     landing.write_part(replace(RECORD, path="z"))
     landing.record("z").rename(landing.record("elsewhere"))
-    assert landing.unfinished() == [RECORD]
+    landing.sweep()
     assert sorted(landing.root.rglob("*.*")) == sorted(
         [landing.root / PARTS, landing.part("a/b"), landing.record("a/b")]
     )
@@ -78,25 +77,6 @@ def test_an_absent_landing_is_made_only_where_nothing_landed_yet(tmp_path: Path)
     Landing(tmp_path / "new", "data", expected=True)
 
 
-def test_a_part_is_cut_to_its_claim_and_written_from_there(tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(b"0123456789")
-    part = PartFile(tmp_path / "part", 4)
-    part.append(b"ab")
-    part.append(memoryview(b"cd"))
-    part.make_durable()
-    assert (tmp_path / "part").read_bytes() == b"0123abcd"
-    part.restart()
-    part.append(b"x")
-    part.close()
-    assert (tmp_path / "part").read_bytes() == b"x"
-    with pytest.raises(UnavailableError):
-        PartFile(tmp_path / "no" / "part", 0)
-    (tmp_path / "link").symlink_to(tmp_path / "part")
-    with pytest.raises(OSError) as refused:
-        PartFile(tmp_path / "link", 0)
-    assert refused.value.errno == errno.ELOOP
-
-
 # sha256sum and `git hash-object` of "hello\n".
 SHA256 = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
 GIT = "ce013625030ba8dba906f756967f9e9ca394464a"
@@ -110,25 +90,23 @@ GIT = "ce013625030ba8dba906f756967f9e9ca394464a"
         ({"git": GIT}, True),
         ({"sha256": SHA256[::-1]}, False),
         ({"git": GIT[::-1]}, False),
-        ({"sha256": SHA256, "git": GIT[::-1]}, False),
     ],
 )
 def test_the_sums_of_content(sums: dict[str, str], right: bool, tmp_path: Path) -> None:
-    file = RemoteFile("f", "http://h/f", size=6, **sums)  # type: ignore[arg-type]
+    file = RemoteFile.listed("f", 6, sums.get("sha256"), sums.get("git"), "http://h/f")
     content = Content(file)
     content.add(b"hel")
-    content.add(bytearray(b"lo\n"))
+    content.add(b"lo\n")
     assert (content.size, content.sha256) == (6, SHA256)
-    assert (content.mismatch(file) is None) is right
+    assert (content.mismatch() is None) is right
     (tmp_path / "f").write_bytes(b"hello\n")
     landed = look_at_landed(file, tmp_path / "f")
     assert landed is not None and landed.sha256 == SHA256
-    # Of two sums the stronger decides about what lies there already.
-    assert (landed.mismatch is None) is (right or sums.get("sha256") == SHA256)
+    assert (landed.mismatch is None) is right
 
 
 def test_what_lies_there_is_looked_at_and_never_followed(tmp_path: Path) -> None:
-    file = RemoteFile("f", "http://h/f", size=7)
+    file = RemoteFile.listed("f", 7, None, None, "http://h/f")
     assert look_at_landed(file, tmp_path / "f") is None
     assert look_at_landed(file, tmp_path / "no" / "f") is None
     (tmp_path / "f").write_bytes(b"hello\n")
@@ -149,7 +127,7 @@ def test_evidence_is_kept_within_its_budget_whoever_comes_at_once(landing: Landi
             for number in range(15):
                 bad = landing.part(f"{hand}-{number}")
                 bad.write_bytes(bytes(10))
-                keep_evidence(landing, bad, f"{hand}-{number}", {}, most_files=2, most_bytes=1 << 20)
+                landing.keep_evidence(bad, f"{hand}-{number}", {}, most_files=2, most_bytes=1 << 20)
                 assert not bad.exists()
         except BaseException as error:
             failed.append(error)
@@ -163,29 +141,23 @@ def test_evidence_is_kept_within_its_budget_whoever_comes_at_once(landing: Landi
     assert len(list((landing.root / EVIDENCE).iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("most_files", "most_bytes", "left"), [(3, 1 << 20, "abc"), (2, 1 << 20, "bc"), (3, 25_000, "bc")]
+)
+def test_the_oldest_evidence_goes_until_the_rest_is_within_its_budget(
+    most_files: int, most_bytes: int, left: str, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        monkeypatch.setattr("stoker.corpus.fetch.landing.new_id", lambda now=name: now)
+        bad = landing.part(name)
+        bad.write_bytes(bytes(10_000))
+        landing.keep_evidence(bad, name, {}, most_files=most_files, most_bytes=most_bytes)
+    kept = [read_record(place / "reason.json")["path"] for place in (landing.root / EVIDENCE).iterdir()]
+    assert sorted(kept) == list(left)
+
+
 def test_content_larger_than_the_budget_is_not_kept(landing: Landing) -> None:
     bad = landing.part("big")
     bad.write_bytes(bytes(10))
-    assert keep_evidence(landing, bad, "big", {}, most_files=2, most_bytes=9) == ""
+    assert landing.keep_evidence(bad, "big", {}, most_files=2, most_bytes=9) == ""
     assert not bad.exists() and not (landing.root / EVIDENCE).exists()
-
-
-def test_evidence_whose_content_never_came_is_swept(
-    landing: Landing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep_evidence(landing)  # nothing there is no error
-    bad = landing.part("bad")
-    bad.write_bytes(bytes(10))
-    keep_evidence(landing, bad, "bad", {}, most_files=3, most_bytes=1 << 20)
-    (kept,) = (landing.root / EVIDENCE).iterdir()
-    bad.write_bytes(bytes(10))
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(landing_evidence, "move_durably", interrupt)
-        keep_evidence(landing, bad, "bad", {}, most_files=3, most_bytes=1 << 20)
-    assert len(list((landing.root / EVIDENCE).iterdir())) == 2
-    sweep_evidence(landing)
-    assert list((landing.root / EVIDENCE).iterdir()) == [kept] and bad.exists()
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -13,7 +13,6 @@ from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
 from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import (
     RemoteRules,
-    Wanted,
     is_complete,
     next_step,
     speaks_of,
@@ -23,6 +22,7 @@ from stoker.corpus.fetch.selection import (
 from stoker.corpus.fetch.stretch import stretch_of
 from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stoker.kit.workers.exit import WorkerExit
@@ -40,8 +40,8 @@ def receipt(state: ReceiptState = "verified", etag: str = f"sha256:{SHA}", file:
 
 def wanted(
     path: str = "x.parquet", sha256: str | None = SHA, git: str | None = None, url: str = ""
-) -> Wanted:
-    return Wanted.listed(path, 10, sha256, git, url)
+) -> RemoteFile:
+    return RemoteFile.listed(path, 10, sha256, git, url)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_content_is_known_by_its_sum_however_it_was_listed_before() -> None:
 
 
 def test_the_wish_names_what_the_listing_knows() -> None:
-    file = wanted("d/x y.parquet").remote(REPO, "c" * 40)
+    file = wanted("d/x y.parquet").at(REPO, "c" * 40)
     assert (file.sha256, file.git, file.size) == (SHA, None, 10)
     assert file.url == f"https://hub/datasets/org/data/resolve/{'c' * 40}/d/x%20y.parquet"
-    small = wanted(sha256=None, git="1" * 40).remote(REPO, "c" * 40)
+    small = wanted(sha256=None, git="1" * 40).at(REPO, "c" * 40)
     assert (small.sha256, small.git) == (None, "1" * 40)
-    assert wanted(sha256=None, url="https://x/1").remote(None, "r").url == "https://x/1"
+    assert wanted(sha256=None, url="https://x/1").at(None, "r").url == "https://x/1"
 
 
 def test_what_is_not_listed_any_more_can_come_from_its_old_commit() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.fetch.selection import RemoteRules, Wanted
+from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.by_path import by_path, first
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Worklist
@@ -26,11 +27,11 @@ class Source:
 
     def __init__(self) -> None:
         sizes = zip(PATHS, (1, 20, None, 300, 4000, 50000), strict=True)
-        self.listed = by_path((path, Wanted(path, size, f"sha256:{SUM}")) for path, size in sizes)
+        self.listed = by_path((path, RemoteFile(path, size, f"sha256:{SUM}")) for path, size in sizes)
         self.receipts = {"z": receipt("z", "verified")}
         self.work = self.looked_at()
 
-    def looked_at(self) -> Worklist[Wanted]:
+    def looked_at(self) -> Worklist[RemoteFile]:
         work = Worklist(RULES, self.receipts)
         work.take(self.listed, first(self.listed, 5))
         return work
@@ -40,7 +41,7 @@ class Source:
         self.work.note(path)
 
 
-def facts(work: Worklist[Wanted]) -> tuple[object, ...]:
+def facts(work: Worklist[RemoteFile]) -> tuple[object, ...]:
     return work.pending, work.reasked, dict(work.counts), work.bytes, work.bytes_left
 
 

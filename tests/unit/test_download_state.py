@@ -12,7 +12,8 @@ import pytest
 
 import stokerd.common.alerts
 from stoker.corpus.fetch.messages import parse
-from stoker.corpus.fetch.selection import RemoteRules, Wanted
+from stoker.corpus.fetch.selection import RemoteRules
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.store.layout import StateLayout
 from stokerd.download.effects import Effects, read_receipts
@@ -51,7 +52,7 @@ class World:
         self.state = self.read()
         self.transfers = self.state.transfers
 
-    def read(self) -> State[Wanted]:
+    def read(self) -> State[RemoteFile]:
         return State(RemoteRules("/l", None), read_receipts(self.context), Pauses(self.heard), None)
 
 

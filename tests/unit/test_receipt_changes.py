@@ -20,15 +20,14 @@ from stoker.corpus.fetch.receipt_changes import (
     removed,
     still_needed,
 )
-from stoker.corpus.fetch.selection import Wanted, Wish
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.demand import Unneeded
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.source.folder import FileSeen
 
 SUM, OTHER = "a" * 64, "b" * 64
-WANTED = Wanted("x", 10, f"sha256:{SUM}")
-WISH = Wish(WANTED, "c" * 40)
+WANTED = RemoteFile("x", 10, f"sha256:{SUM}", revision="c" * 40)
 HERE = Receipt("d", "x", "/l/x", 10, SUM, "c" * 40, f"sha256:{SUM}", "verified")
 FILE = FileSeen("x", 10, 1, 7)
 FOLDER = replace(HERE, etag=FILE.etag, revision="")
@@ -67,16 +66,16 @@ def test_a_hashed_file(before: Receipt | None, sha256: str, state: str, event: s
 )
 def test_a_fetched_file(before: Receipt | None, unproven: bool, state: str, event: str) -> None:
     done = Said("done", "x", how="fetched", size=10, sha256=SUM, unproven=unproven, fetched=10)
-    change = fetched(before, "d", "/l/x", WISH, done)
+    change = fetched(before, "d", "/l/x", WANTED, done)
     assert told(change) == (state, event)
     assert change.receipt == replace(HERE, state=state)
 
 
 def test_a_file_that_cannot_be_had_is_given_up_once_for_each_content() -> None:
-    change = given_up(None, "d", "/l/x", WISH)
+    change = given_up(None, "d", "/l/x", WANTED)
     assert change.receipt == replace(HERE, state="given_up") and change.event is None
-    assert given_up(change.receipt, "d", "/l/x", WISH) == Change()
-    other = replace(WISH, wanted=replace(WANTED, identity=f"sha256:{OTHER}"))
+    assert given_up(change.receipt, "d", "/l/x", WANTED) == Change()
+    other = replace(WANTED, identity=f"sha256:{OTHER}")
     assert told(given_up(change.receipt, "d", "/l/x", other)) == ("given_up", "")
 
 
@@ -168,7 +167,7 @@ def test_a_file_stays_while_its_contents_set_is_not_safe(
     ],
 )
 def test_a_fetch(
-    state: ReceiptState, sha256: str | None, wanted: Wanted, written: str, answer: dict[str, str]
+    state: ReceiptState, sha256: str | None, wanted: RemoteFile, written: str, answer: dict[str, str]
 ) -> None:
     change = fetched_again(replace(HERE, state=state), sha256, wanted, "me")
     assert told(change) == (written, "fetch_asked" if written else "") and change.answer == answer

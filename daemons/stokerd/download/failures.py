@@ -129,12 +129,11 @@ class FetchFailures:
         return False
 
     def _disk_failed(self, cause: str, reason: str) -> None:
-        word = "disk_full" if cause == "disk_full" else "landing_unavailable"
-        self._pauses.begin("disk", word, reason, level="error")
+        if cause == "gone":
+            return  # the worker ends: what it holds open is the directory of before
+        self._pauses.begin("disk", "disk_full", reason, level="error")
         if self._context.once and self._pauses.tries.failures("disk") >= TRIES_ONCE:
             raise UnavailableError(reason)
-        if cause == "gone":  # what this worker holds open is the directory of before
-            self._fetcher.restart(reason)
 
     def _refused(self, cause: str, reason: str) -> None:
         self._something_came = False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from stoker.corpus.fetch.messages import Said, fetch_task
-from stoker.corpus.fetch.selection import AHEAD, Wish
+from stoker.corpus.fetch.selection import AHEAD
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
@@ -22,7 +23,6 @@ FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=Tr
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
 EX_UNAVAILABLE = 69
-_STOP_S = 5.0
 
 
 def most_rss_bytes(files_at_once: int) -> int:
@@ -64,12 +64,10 @@ class Fetcher:
         """How many more files the worker may be given."""
         return self._pipeline.download.files_at_once * AHEAD - len(self._state.transfers)
 
-    def fetch(self, wish: Wish, landed: str | None) -> None:
+    def fetch(self, file: RemoteFile) -> None:
         """Have it fetched, or hashed where it lies: what has another sha256 than `landed` is not kept."""
-        wanted = wish.wanted
-        self._state.transfers.add(wanted.path, wanted.size, wish)
-        file = wanted.remote(self._repo, wish.revision, landed)
-        self._pool[FETCHER].worker.send({"fetch": file.to_fields()})
+        self._state.transfers.add(file.path, file.size, file)
+        self._pool[FETCHER].worker.send({"fetch": asdict(file)})
 
     def remove(self, path: str) -> None:
         """Have it unlinked."""
@@ -79,13 +77,6 @@ class Fetcher:
     def drop(self, path: str) -> None:
         """Have it forgotten, with what came of it."""
         self._pool[FETCHER].worker.send({"drop": path})
-
-    def restart(self, reason: str) -> None:
-        """Have another worker go on; what came is made durable first."""
-        if FETCHER in self._pool and not self._is_leaving:
-            self._is_leaving = True
-            self._events.record("fetcher_restarts", reason=reason)
-            self._pool[FETCHER].worker.ask_to_stop(_STOP_S)
 
     def end_if_idle(self) -> None:
         """Let a worker go that was not needed for long."""
@@ -98,7 +89,7 @@ class Fetcher:
 
     # What it says
 
-    def hear(self, said: Said) -> Wish | None:
+    def hear(self, said: Said) -> RemoteFile | None:
         """Count, and tell what should be told; what was asked for where the message ends it."""
         state, meters, transfers = self._state, self._meters, self._state.transfers
         durable, received = transfers.durable, transfers.received

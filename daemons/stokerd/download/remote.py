@@ -12,8 +12,9 @@ from stoker.corpus.fetch import receipt_changes, selection
 from stoker.corpus.fetch.listed import Listed, NotListed
 from stoker.corpus.fetch.messages import Said, parse
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.fetch.selection import RemoteRules, Wanted, Wish
+from stoker.corpus.fetch.selection import RemoteRules, landed_before
 from stoker.corpus.fetch.stretch import StretchReader
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
 from stoker.corpus.records.by_path import first
 from stoker.corpus.records.demand import Unneeded
@@ -36,7 +37,7 @@ SHOWN_FILES = VANISHED_SHOWN = 20
 LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
 
 
-class RemoteSource(Source[Wanted, FetchMeters]):
+class RemoteSource(Source[RemoteFile, FetchMeters]):
     """What is listed, what of it is here, and the one worker that brings the rest."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
@@ -90,7 +91,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         if self.ahead.has_moved(self._as_listing):
             self._select(work.listed)
         for path, transfer in self.state.transfers.items():
-            if (file := work.pending.get(path)) is None or file.identity != transfer.wish.wanted.identity:
+            if (file := work.pending.get(path)) is None or file.identity != transfer.wish.identity:
                 self.fetcher.drop(path)
         if is_other:
             self.failures.listed_anew()
@@ -98,7 +99,7 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         gone = [path for path, receipt in receipts if path not in work.listed and receipt.usable]
         self.tell_vanished(gone, "it is not listed any more; its receipt is kept", VANISHED_SHOWN)
 
-    def _select(self, listed: Mapping[str, Wanted]) -> None:
+    def _select(self, listed: Mapping[str, RemoteFile]) -> None:
         paths = self.ahead.paths
         selected = listed
         if self.ahead.is_bounded:
@@ -149,9 +150,11 @@ class RemoteSource(Source[Wanted, FetchMeters]):
             else:
                 is_listed = receipt is None or wanted.path in state.work.listed
                 revision = self.revision if is_listed or receipt is None else receipt.revision
-                self.fetcher.fetch(Wish(wanted, revision), selection.landed_before(receipt, wanted))
+                # A list of URLs has a revision, its files have none.
+                at = wanted.at(self.repo, revision if self.repo else "", landed_before(receipt, wanted))
+                self.fetcher.fetch(at)
 
-    def _step(self, wanted: Wanted) -> selection.Step:
+    def _step(self, wanted: RemoteFile) -> selection.Step:
         return selection.next_step(
             self.state.receipts.get(wanted.path), wanted, file_of(self.root, wanted.path)
         )
@@ -204,21 +207,21 @@ class RemoteSource(Source[Wanted, FetchMeters]):
         if found is not None:
             self._take_listed(found)
 
-    def _change(self, decide: Callable[..., Change], wish: Wish, *more: Said) -> None:
-        path = wish.wanted.path
-        if self.repo is None:  # a list of URLs has a revision, its files have none
-            wish = replace(wish, revision="")
-        place = file_of(self.root, path)
-        self.effects.apply(decide(self.state.receipts.get(path), self.dataset, place, wish, *more))
+    def _change(self, decide: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
+        place = file_of(self.root, file.path)
+        self.effects.apply(decide(self.state.receipts.get(file.path), self.dataset, place, file, *more))
 
-    def _failed(self, wish: Wish, message: Said) -> None:
-        path, asked, work = wish.wanted.path, wish.wanted, self.state.work
+    def _failed(self, asked: RemoteFile, message: Said) -> None:
+        path, work = asked.path, self.state.work
         wanted = work.selected.get(path) or work.reasked.get(path)
-        is_stale = wanted is not None and (wanted.identity, wanted.url) != (asked.identity, asked.url)
+        is_stale = wanted is not None and (wanted.identity, wanted.url or asked.url) != (
+            asked.identity,
+            asked.url,
+        )
         if is_stale and message.cause not in LOCAL:
             return  # another content is listed since
         if self.failures.failed(message) and wanted is not None:
-            self._change(receipt_changes.given_up, wish)
+            self._change(receipt_changes.given_up, asked)
 
     # What is asked
 

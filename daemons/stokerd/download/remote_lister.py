@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
-from stoker.corpus.fetch.selection import Wanted
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.source.remote_listing import listing_task, shown_as
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
@@ -37,7 +37,7 @@ class RemoteLister:
         self._settle_s = min(LIST_SETTLES_S, pipeline.stage.settle)
         self.pinned = pinned
         self._known: str | None = None  # the revision that was listed since our start
-        self._rows: list[Wanted] = []
+        self._rows: list[RemoteFile] = []
         self._due = self.retry_at = 0.0
 
     def ask_if_due(self) -> None:
@@ -52,7 +52,7 @@ class RemoteLister:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take the worker's messages."""
         if message["kind"] == "files":
-            self._rows += (Wanted.listed(sys.intern(path), *row) for path, *row in message["files"])
+            self._rows += (RemoteFile.listed(sys.intern(path), *row) for path, *row in message["files"])
 
     def ended(self, ended: WorkerExit) -> Listed | NotListed | None:
         """What came of a listing; None where nothing is new."""

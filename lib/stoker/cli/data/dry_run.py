@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,7 +15,8 @@ from stoker.cli.worker_jobs import WorkerFailed, work
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.listed import REFUSALS
-from stoker.corpus.fetch.selection import VOUCHED, Wanted, speaks_of
+from stoker.corpus.fetch.selection import VOUCHED, speaks_of
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.arrivals import file_of
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
@@ -53,7 +55,7 @@ def dry_run_of(pipeline: Pipeline) -> int:
         )
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
     piles: dict[str, Pile] = {kind: [] for kind in KINDS}
-    missing: list[Wanted] = []
+    missing: list[RemoteFile] = []
     root = str(pipeline.source_root)
     for file in listed.seen:
         receipt = receipts.get(file.path)
@@ -72,7 +74,7 @@ def dry_run_of(pipeline: Pipeline) -> int:
     return 0
 
 
-def _standing(pipeline: Pipeline, wanted: Wanted, receipt: Receipt | None) -> tuple[str, int | None]:
+def _standing(pipeline: Pipeline, wanted: RemoteFile, receipt: Receipt | None) -> tuple[str, int | None]:
     """The kind of a file that is fetched, by its receipt or by what is in the landing without one."""
     if receipt is not None and receipt.state in VOUCHED and speaks_of(receipt, wanted):
         kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
@@ -107,10 +109,10 @@ def _refusals(listed: Listed) -> Iterator[str]:
         yield f"refused         {more:,} more"
 
 
-def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Wanted]) -> int:
+def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[RemoteFile]) -> int:
     """Read the first files for some seconds, as many at once as the watchdog would; say how long all take."""
     first = missing[: pipeline.download.files_at_once]
-    files = [wanted.remote(listed.repo, listed.revision).to_fields() for wanted in first]
+    files = [asdict(wanted.at(listed.repo, listed.revision)) for wanted in first]
     task: dict[str, Any] = {"files": files, "seconds": PROBE_S, **listed.access}
     try:
         found = work(PROBE, task, "the rate cannot be measured")

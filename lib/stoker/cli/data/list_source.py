@@ -10,8 +10,8 @@ from typing import Any
 from stoker.cli.worker_jobs import work
 from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.listed import REFUSALS
-from stoker.corpus.fetch.selection import Wanted
 from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
@@ -30,7 +30,7 @@ class Listed:
 
     origin: str
     revision: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[RemoteFile, ...]
     seen: tuple[FileSeen, ...]
     refused: tuple[tuple[str, str], ...]
     refused_in_all: int
@@ -53,11 +53,11 @@ def list_source(pipeline: Pipeline) -> Listed:
         return _look(pipeline)
     source = pipeline.dataset.source
     pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
-    rows: list[Wanted] = []
+    rows: list[RemoteFile] = []
 
     def hear(_: object, message: Mapping[str, Any]) -> None:
         if message["kind"] == "files":
-            rows.extend(Wanted.listed(*row) for row in message["files"])
+            rows.extend(RemoteFile.listed(*row) for row in message["files"])
 
     module, task = listing_task(source, pinned=pinned)
     origin = origin_of(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,5 +100,5 @@ def _files(pipeline: Pipeline, listed: Listed) -> Iterator[dict[str, Any]]:
         is_here = receipt is not None and receipt.usable and speaks_of(receipt, wanted)
         here = receipt.file if receipt is not None and is_here and Path(receipt.file).is_file() else None
         if wanted.path not in bad:
-            remote = wanted.remote(listed.repo, listed.revision).to_fields()
+            remote = asdict(wanted.at(listed.repo, listed.revision))
             yield {"path": wanted.path, "here": here, "remote": remote}

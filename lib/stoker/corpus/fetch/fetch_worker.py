@@ -5,20 +5,19 @@ task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", 
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
        "owner": whose the landing is, null where nobody asks}
 input, a line a wish: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give it up and forget its bytes;
-    {"remove": path}: unlink a whole file; {"bandwidth": bytes a second or null}
-messages: {"kind": "ready", "unfinished": [[path, bytes]], "foreign": [path], "device"} once, as the first;
-    foreign are other clients' partial files, left alone, device is the landing's st_dev; then, each with its
-    "path",
+    {"remove": path}: unlink a whole file
+messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; foreign are other clients'
+    partial files, left alone, device is the landing's st_dev; then, each with its "path",
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
     {"kind": "hashing", "bytes"}: what lies there already is read
     {"kind": "retry", "class", "reason", "status", "wait_s"}: it is tried again after that
     {"kind": "anew", "dropped", "reason"}: the content is another than before
     {"kind": "rotten", "bytes"}: what was kept is not what was written; it is dropped
     {"kind": "mismatch", "expected", "found", "count", "evidence", "landed"}: wrong content was set aside
-    {"kind": "done", "how", "size", "sha256", "etag", "cached", "fetched"} or
-    {"kind": "failed", "class", "reason", "status", "errno"}: the end of a file
+    {"kind": "done", "how", "size", "sha256", "cached", "unproven", "fetched"} or
+    {"kind": "failed", "class", "reason", "status"}: the end of a file
     {"kind": "dropped"}, {"kind": "removed"}, {"kind": "not_removed", "reason"}
-    and, without a path, {"kind": "alive", "files"} while nothing is in hand: all wait for their next try
+    and, without a path, {"kind": "alive"} while nothing is in hand: all wait for their next try
 `received` and `fetched` count what came over the network for that file, twice what came twice.
 result: {"status": "ended"} once its input is closed and nothing is left.
 TERM: what came is made durable, exit 75. Exits 69 when the landing is not the directory it was, or another's.
@@ -35,10 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.landing_evidence import sweep_evidence
-from stoker.corpus.fetch.landing_owner import own
 from stoker.corpus.fetch.queue import Queue
-from stoker.corpus.fetch.transfer import FileOnItsWay, Stopped, Terms
+from stoker.corpus.fetch.transfer import FileFetch, Stopped, Terms
 from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.rate_limits import Bandwidth
@@ -46,7 +43,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
 from stoker.kit.backoff import Backoff
 from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, run_worker
-from stoker.store.errors import StokerError
+from stoker.store.errors import StokerError, UnavailableError
 
 _TURN_S, _DRAIN_S = 0.5, 0.05
 _FOREIGN_SHOWN = 100
@@ -61,97 +58,69 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 class FetchWorker:
-    """The hands that fetch, the one that commits, and the main thread, which hears the daemon."""
+    """The threads that fetch, the one that commits, and the main thread, which hears the daemon."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._task, self._report = task, report
         self._landing = Landing(Path(task["root"]), task["dataset"], expected=task["expected"])
-        self._owned = own(self._landing, task["owner"]) if task.get("owner") else None
-        self._bandwidth = Bandwidth(task["bandwidth"])
-        self._queue = Queue()
+        self._owned = self._landing.own(task["owner"]) if task.get("owner") else None
+        self._queue, self._gone = Queue(), ""
         self._due = threading.Event()  # a commit is
-        self._heard_hashing = 0.0
-        self._said = time.monotonic()
-        self._terms = Terms(
-            landing=self._landing,
-            bandwidth=self._bandwidth,
-            tell=self._tell,
-            commit_bytes=task["commit_bytes"],
-            min_rate=task["min_rate"],
-            window_s=task["window_s"],
-            floor=task["floor"],
-            keep_files=task["keep_files"],
-            keep_bytes=task["keep_bytes"],
-        )
+        self._said = self._said_hashing = time.monotonic()
+        names = ("commit_bytes", "min_rate", "window_s", "floor", "keep_files", "keep_bytes")
+        limits = {name: task[name] for name in names}
+        self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), self._tell, **limits)
         hub = task["hub"] and HubRepo(**task["hub"])
         token = hub_token(task["token_file"]) if hub else None
-        manners = Manners(task["connect_s"], task["read_s"], hub, token)
+        manners = Manners(task["connect_s"], task["read_s"], hub, token, task["head_s"])
         self._callers = [Caller(manners) for _ in range(task["files_at_once"])]
 
     def run(self) -> dict[str, Any]:
-        """Hear wishes, watch the hands, say that we live."""
-        sweep_evidence(self._landing)
-        unfinished = [[record.path, record.offset] for record in self._landing.unfinished()]
-        self._report(
-            "ready",
-            unfinished=unfinished,
-            foreign=self._landing.foreign(_FOREIGN_SHOWN),
-            device=self._landing.root.stat().st_dev,
-        )
-        hands = [threading.Thread(target=self._fetch, args=(each,), daemon=True) for each in self._callers]
-        for thread in (*hands, threading.Thread(target=self._commit, daemon=True)):
+        """Hear wishes until the input closes, then finish; say now and then that we live."""
+        self._landing.sweep()
+        device = self._landing.root.stat().st_dev
+        self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
+        threads = [threading.Thread(target=self._fetch, args=(each,), daemon=True) for each in self._callers]
+        for thread in (*threads, threading.Thread(target=self._commit, daemon=True)):
             thread.start()
         open_input = True
         while not self._report.stopping and (open_input or len(self._queue)):
-            if open_input:
-                try:
-                    self._hear(self._report.receive(timeout_s=_TURN_S))
-                except InputClosed:
-                    open_input = False
-            else:
-                time.sleep(_DRAIN_S)
-            self._watch()
+            try:
+                if open_input:
+                    self._hear(self._report.receive(timeout_s=_TURN_S) or {})
+                else:
+                    time.sleep(_DRAIN_S)
+            except InputClosed:
+                open_input = False
+            now = time.monotonic()
+            if not self._queue.in_hand() and now - self._said >= _ALIVE_EVERY_S:
+                self._said = now
+                self._report("alive")
+            if self._gone:
+                raise UnavailableError(self._gone)
         self._queue.end()
         if self._report.stopping:
-            self._part(hands)
+            self._stop(threads)
             raise WorkerStopped
         return {"status": "ended"}
 
-    # What the daemon wants
-
-    def _hear(self, wish: dict[str, Any] | None) -> None:
-        if wish is None:
-            return
+    def _hear(self, wish: dict[str, Any]) -> None:
         if "fetch" in wish:
-            file = RemoteFile.from_fields(wish["fetch"])
-            self._queue.add(FileOnItsWay(file, self._terms, Backoff(*self._task["backoff"])))
+            file = RemoteFile(**wish["fetch"])
+            self._queue.add(FileFetch(file, self._terms, Backoff(*self._task["backoff"])))
         elif "drop" in wish:
-            self._drop(wish["drop"])
+            if self._queue.drop(wish["drop"]):
+                with contextlib.suppress(StokerError):
+                    self._landing.forget(wish["drop"])
+                self._report("dropped", path=wish["drop"])
         elif "remove" in wish:
-            self._remove(wish["remove"])
-        elif "bandwidth" in wish:
-            self._bandwidth.change(wish["bandwidth"])
+            try:
+                self._landing.remove(wish["remove"])
+                self._report("removed", path=wish["remove"])
+            except StokerError as error:
+                self._report("not_removed", path=wish["remove"], reason=str(error))
 
-    def _drop(self, path: str) -> None:
-        file = self._queue.drop(path)
-        if file is not None:  # whoever has it in hand forgets it
-            file.drop()
-            return
-        # What cannot be forgotten now is named as unfinished at the next start, and dropped again.
-        with contextlib.suppress(StokerError):
-            self._landing.forget(path)
-        self._report("dropped", path=path)
-
-    def _remove(self, path: str) -> None:
-        try:
-            self._landing.insist()
-            self._landing.remove(path)
-        except StokerError as error:
-            self._report("not_removed", path=path, reason=str(error))
-        else:
-            self._report("removed", path=path)
-
-    # What the hands do
+    # What the other threads do
 
     def _fetch(self, caller: Caller) -> None:
         while (file := self._queue.take()) is not None:
@@ -163,44 +132,39 @@ class FetchWorker:
                 traceback.print_exception(error)
                 self._give_up(file, FetchFailed("bug", f"{type(error).__name__}: {error}"))
 
-    def _try(self, file: FileOnItsWay, caller: Caller) -> None:
+    def _try(self, file: FileFetch, caller: Caller) -> None:
         try:
             done = file.attempt(caller)
-        except Stopped:
-            self._stopped(file)
-        except FetchFailed as failure:
-            self._failed(file, failure)
+        except (Stopped, FetchFailed) as failure:
+            if self._report.stopping:
+                file.commit()
+            elif file.dropped or isinstance(failure, Stopped):
+                file.forget()
+                self._end(file, "dropped")
+            else:
+                self._failed(file, failure)
         else:
-            self._queue.remove(file.file.path)
-            self._report("done", path=file.file.path, fetched=file.received, **asdict(done))
+            self._end(file, "done", fetched=file.received, **asdict(done))
 
-    def _stopped(self, file: FileOnItsWay) -> None:
-        if self._report.stopping:
-            file.commit()
-            return
-        file.forget()
-        self._queue.remove(file.file.path)
-        self._report("dropped", path=file.file.path)
-
-    def _failed(self, file: FileOnItsWay, failure: FetchFailed) -> None:
-        if self._report.stopping or file.dropped:
-            self._stopped(file)
-            return
+    def _failed(self, file: FileFetch, failure: FetchFailed) -> None:
         wait_s = next_pause(failure, file.failures, self._task["attempts"], file.backoff.next())
         if wait_s is not None:
             self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **_told(failure))
             self._queue.put_back(file, wait_s, everywhere=failure.everywhere)
             return
+        if failure.kind == "gone":  # what this process holds open is the directory of before
+            self._gone = failure.reason
         if failure.kind in COUNTED:
             file.forget()  # its counts too: whoever asks again means it
         self._give_up(file, failure)
 
-    def _give_up(self, file: FileOnItsWay, failure: FetchFailed) -> None:
+    def _give_up(self, file: FileFetch, failure: FetchFailed) -> None:
         file.close()
-        self._queue.remove(file.file.path)
-        self._report("failed", path=file.file.path, errno=failure.errno, **_told(failure))
+        self._end(file, "failed", **_told(failure))
 
-    # What keeps it safe
+    def _end(self, file: FileFetch, kind: str, **fields: Any) -> None:
+        self._queue.remove(file.file.path)
+        self._report(kind, path=file.file.path, **fields)
 
     def _commit(self) -> None:
         while not self._queue.ended:
@@ -209,38 +173,25 @@ class FetchWorker:
             for file in self._queue.in_hand():
                 file.commit()
 
-    def _watch(self) -> None:
-        now = time.monotonic()
-        for caller in self._callers:
-            if caller.waiting_s(now) > self._task["head_s"]:
-                caller.hang_up()
-        if not self._queue.in_hand() and now - self._said >= _ALIVE_EVERY_S:
-            self._said = now
-            self._report("alive", files=len(self._queue))
-
-    def _part(self, hands: list[threading.Thread]) -> None:
+    def _stop(self, threads: list[threading.Thread]) -> None:
         """End the transfers with everything durable."""
         for file in self._queue.in_hand():
             file.stop()
         for caller in self._callers:
             caller.hang_up()
         deadline = time.monotonic() + _FAREWELL_S
-        for hand in hands:
-            hand.join(max(0.0, deadline - time.monotonic()))
-        for file in self._queue.in_hand():  # of a hand that did not let go
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for file in self._queue.in_hand():  # of a thread that did not let go
             file.commit()
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        """What a file says of itself."""
+        """Pass on what a file says of itself."""
         if kind == "due":
             self._due.set()
-            return
-        if kind == "hashing":
-            now = time.monotonic()
-            if now - self._heard_hashing < _HASHING_EVERY_S:
-                return
-            self._heard_hashing = now
-        self._report(kind, **fields)
+        elif kind != "hashing" or time.monotonic() - self._said_hashing >= _HASHING_EVERY_S:
+            self._said_hashing = time.monotonic() if kind == "hashing" else self._said_hashing
+            self._report(kind, **fields)
 
 
 def _told(failure: FetchFailed) -> dict[str, Any]:

@@ -14,18 +14,21 @@ import contextlib
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.http.retry_rules import Kept
 from stoker.corpus.source.folder import FOREIGN_SUFFIXES
-from stoker.store.errors import UnavailableError
-from stoker.store.files import make_dir, move_durably, sweep_temporaries, unlink_durably
-from stoker.store.names import inside, record_name
+from stoker.kit.lock import Lock, read_contents
+from stoker.store.errors import LockHeld, UnavailableError
+from stoker.store.files import make_dir, move_durably, remove_tree, sweep_temporaries, unlink_durably
+from stoker.store.layout import LANDING_LOCK
+from stoker.store.names import inside, new_id, record_name, utc_now
 from stoker.store.record import RecordDamaged, read_record, write_record
 
-PARTS, EVIDENCE = ".parts", ".evidence"
+PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -42,35 +45,23 @@ class PartRecord:
     offset: int = 0
     prefix: str = ""
     validator: str = ""
-    etag: str = ""
     total: int | None = None
-    revision: str = ""
     sums: str = ""
     mismatches: int = 0
     boot: str = ""
 
     @property
     def kept(self) -> Kept:
-        """For the decisions."""
         return Kept(self.offset, self.validator, self.total)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PartRecord:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        total = record["total"]
-        return cls(
-            dataset=str(record["dataset"]),
-            path=str(record["path"]),
-            offset=int(record["offset"]),
-            prefix=str(record["prefix"]),
-            validator=str(record["validator"]),
-            etag=str(record["etag"]),
-            total=None if total is None else int(total),
-            revision=str(record["revision"]),
-            sums=str(record["sums"]),
-            mismatches=int(record["mismatches"]),
-            boot=str(record.get("boot", "")),
-        )
+    def read(cls, file: Path) -> PartRecord | None:
+        """The record in that file; None where there is none, or none that can be believed."""
+        try:
+            record = read_record(file)
+            return cls(**{each.name: record[each.name] for each in fields(cls) if each.name in record})
+        except (FileNotFoundError, RecordDamaged, TypeError):
+            return None
 
 
 class Landing:
@@ -78,8 +69,9 @@ class Landing:
 
     def __init__(self, root: Path, dataset: str, *, expected: bool) -> None:
         """`expected`: files landed here before, so no directory means an unmounted disk, not a new one."""
-        self.root, self.dataset, self.boot = root, dataset, boot_id()
-        self.naming = threading.Lock()  # folders are made and removed by one thread at a time
+        self.root, self.dataset = root, dataset
+        self.boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        self._naming = threading.Lock()  # folders are made and removed by one thread at a time
         if expected and not (root / PARTS).is_dir():
             raise UnavailableError(
                 f"{root} is not there although files landed in it; mount the disk, or, if what it held is "
@@ -89,7 +81,22 @@ class Landing:
             make_dir(folder)
         sweep_temporaries(root / PARTS)
         self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._folds = (root / PARTS.upper()).exists()  # a NAS, say, to which A and a are one name
+
+    def own(self, pipeline: str) -> Lock:
+        """Hold the landing for a pipeline, "pipeline NAME (state DIRECTORY)"; two pipelines in one landing
+        would take each other's files for wrong content. UnavailableError where it is another's, or held.
+        """
+        file = self.root / LANDING_LOCK
+        owner = read_contents(file).purpose
+        if owner and owner != pipeline:
+            raise UnavailableError(
+                f"{self.root} is another's: {owner}; give this pipeline another dataset.name or disk, or, "
+                f"if that one is gone or moved, remove {file}"
+            )
+        try:
+            return Lock.acquire(file, purpose=pipeline)
+        except LockHeld as error:
+            raise UnavailableError(str(error)) from error
 
     def insist(self) -> None:
         """Raise UnavailableError when another directory, or none, is at the root's path now."""
@@ -100,21 +107,7 @@ class Landing:
         if not same:
             raise UnavailableError(f"{self.root} is another directory than before; mount the disk again")
 
-    def target(self, path: str) -> Path:
-        """A whole file's place."""
-        return inside(self.root, path)
-
-    def taken_by(self, path: str) -> str:
-        """The name of another file that this file system takes for that one; empty where there is none."""
-        if not self._folds:
-            return ""
-        target = self.target(path)
-        try:
-            names = [file.name for file in target.parent.iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        wanted = target.name.casefold()
-        return next((name for name in names if name != target.name and name.casefold() == wanted), "")
+    # Unfinished files
 
     def part(self, path: str) -> Path:
         """The bytes of an unfinished file."""
@@ -124,13 +117,6 @@ class Landing:
         """The record of an unfinished file."""
         return self.root / PARTS / f"{record_name(self.dataset, path)}.json"
 
-    def read_part(self, path: str) -> PartRecord | None:
-        """What is claimed durable of a file; None where nothing is, or nothing that can be believed."""
-        try:
-            return PartRecord.from_record(read_record(self.record(path)))
-        except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
-            return None
-
     def write_part(self, record: PartRecord) -> None:
         """Claim bytes; they must be durable already. UnavailableError when the directory is not there."""
         self.insist()
@@ -139,70 +125,80 @@ class Landing:
         except FileNotFoundError as error:
             raise UnavailableError(f"{self.root / PARTS} is not there; mount the disk again") from error
 
-    def unfinished(self) -> list[PartRecord]:
-        """Every unfinished file, by path; what no record speaks of is removed: nobody could go on with it."""
-        found, named = [], set()
-        for file in (self.root / PARTS).glob("*.json"):
-            with contextlib.suppress(FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
-                record = PartRecord.from_record(read_record(file))
-                if self.record(record.path) == file:
-                    found.append(record)
-                    named.add(file.stem)
+    def sweep(self) -> None:
+        """Remove what no record speaks of, as nothing can continue it."""
         for file in list((self.root / PARTS).iterdir()):
-            if file.stem not in named:
+            record = PartRecord.read(file.with_suffix(".json"))
+            if record is None or self.part(record.path).stem != file.stem:
                 unlink_durably(file)
-        return sorted(found, key=lambda record: record.path)
-
-    def foreign(self, most: int) -> list[str]:
-        """Partial files of other clients, at most so many: theirs, and never touched."""
-        found: list[str] = []
-        for folder, folders, files in os.walk(self.root):
-            if folder == str(self.root):
-                folders[:] = [name for name in folders if name not in (PARTS, EVIDENCE)]
-            found += [
-                str(Path(folder, name).relative_to(self.root))
-                for name in files
-                if name.endswith(FOREIGN_SUFFIXES)
-            ]
-            if len(found) >= most:
-                break
-        return sorted(found)[:most]
 
     def forget(self, path: str) -> None:
-        """Drop what is unfinished of a file: the bytes first, for a claim without bytes starts anew."""
+        """Drop what is unfinished of a file: the bytes first, as a claim without bytes starts from 0."""
         unlink_durably(self.part(path))
         unlink_durably(self.record(path))
+
+    # Whole files
+
+    def target(self, path: str) -> Path:
+        """A whole file's place."""
+        return inside(self.root, path)
 
     def publish(self, path: str) -> None:
         """Give a whole, durable and proven part its name. FileExistsError when the name is taken."""
         target = self.target(path)
         self.insist()
-        with self.naming:
+        with self._naming:
             make_dir(target.parent)
             move_durably(self.part(path), target)
         unlink_durably(self.record(path))
 
     def remove(self, path: str) -> None:
         """Unlink a whole file, and the folders that it leaves empty."""
+        self.insist()
         target = self.target(path)
-        with self.naming:
+        with self._naming:
             with contextlib.suppress(FileNotFoundError):  # its folder is gone with it: as asked
                 unlink_durably(target)
-            folder = target.parent
-            while folder != self.root:
-                try:
-                    folder.rmdir()
-                except OSError:  # not empty, mostly
-                    return
-                folder = folder.parent
+            with contextlib.suppress(OSError):  # a folder is not empty, mostly
+                for folder in target.relative_to(self.root).parents:
+                    if folder.parts:
+                        (self.root / folder).rmdir()
 
+    # Files that are not ours, or not right
 
-def boot_id() -> str:
-    """What tells this run of the machine from those before; empty where the kernel does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    def foreign(self, most: int) -> list[str]:
+        """Partial files of other clients, at most so many: theirs, and never touched."""
+        found = (each.relative_to(self.root) for each in self.root.rglob("*"))
+        foreign = (
+            str(each)
+            for each in found
+            if each.name.endswith(FOREIGN_SUFFIXES) and each.parts[0] not in (PARTS, EVIDENCE)
+        )
+        return sorted(foreign)[:most]
+
+    def keep_evidence(
+        self, bad: Path, path: str, reason: Mapping[str, Any], *, most_files: int, most_bytes: int
+    ) -> str:
+        """Move wrong content into the evidence, whose oldest gives way to stay within its budget; returns
+        the new place, "" where none is kept."""
+        size = part_bytes(bad)
+        if not most_files or size > most_bytes:
+            unlink_durably(bad)
+            return ""
+        folder = self.root / EVIDENCE
+        with self._naming:
+            make_dir(folder)
+            kept = sorted(folder.iterdir(), reverse=True)  # the newest first
+            for number, place in enumerate(kept, 2):
+                size += sum(part_bytes(file) for file in place.iterdir())
+                if number > most_files or size > most_bytes:
+                    remove_tree(place)
+            place = folder / f"{new_id()}-{record_name(self.dataset, path)}"
+            make_dir(place)
+            note = {"v": 1, "kind": "download", "path": path, **reason, "time": utc_now()}
+            write_record(place / "reason.json", note)
+            move_durably(bad, place / CONTENT)
+        return str(place)
 
 
 def part_bytes(path: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stoker.corpus.fetch.selection import Wanted
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.by_path import by_path
 from stoker.kit.workers.exit import WorkerExit
 
@@ -18,7 +18,7 @@ EX_UNAVAILABLE, EX_CONFIG = 69, 78
 class Listed:
     """What the source holds at `revision`, by path; `refused` are (path, reason), some of all."""
 
-    files: Mapping[str, Wanted]
+    files: Mapping[str, RemoteFile]
     revision: str
     refused: tuple[tuple[str, str], ...]
     refused_in_all: int
@@ -41,7 +41,7 @@ class NotListed:
         return self.cause in REFUSALS or self.cause == "empty"
 
 
-def listing_outcome(ended: WorkerExit, rows: Iterable[Wanted], shown: str) -> Listed | NotListed | None:
+def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -> Listed | NotListed | None:
     """What a lister's end says, with the rows that it named before; None where nothing is new."""
     result = ended.result or {}
     match result.get("status"):

@@ -48,18 +48,15 @@ class Said:
     received: int = 0
     offset: int = 0
     dropped: int = 0
-    files: int = 0
     # retry, failed, anew, not_removed
     cause: str = ""
     reason: str = ""
     status: int | None = None
-    errno: int | None = None
     wait_s: float = 0.0
     # done
     how: str = ""
     size: int = 0
     sha256: str = ""
-    etag: str = ""
     cached: bool = False
     unproven: bool = False
     fetched: int = 0
@@ -70,13 +67,11 @@ class Said:
     evidence: str = ""
     landed: bool = False
     # ready
-    unfinished: tuple[Any, ...] = ()
     foreign: tuple[str, ...] = ()
     device: int = 0
 
 
 def parse(message: Mapping[str, Any]) -> Said:
     """The message of a worker's line; TypeError for a field that it never has."""
-    names = {"class": "cause"}
-    lists = {name: tuple(value) for name, value in message.items() if isinstance(value, list)}
-    return Said(**{names.get(name, name): value for name, value in {**message, **lists}.items()})
+    fields = {"cause" if name == "class" else name: value for name, value in message.items()}
+    return Said(**{**fields, "foreign": tuple(message.get("foreign", ()))})

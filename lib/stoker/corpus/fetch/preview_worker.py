@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.transfer import FileOnItsWay, Terms
+from stoker.corpus.fetch.transfer import FileFetch, Terms
 from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.rate_limits import Bandwidth
@@ -45,7 +45,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     named: Mapping[str, Any] = {}
     try:
         while preview.left > 0 and (named := _next(report))["path"] is not None:
-            preview.take(Path(named["here"] or preview.fetch(RemoteFile.from_fields(named["remote"]))))
+            preview.take(Path(named["here"] or preview.fetch(RemoteFile(**named["remote"]))))
             if named["here"] is None:
                 unlink_durably(Path(task["landing"], named["path"]))
     except BadParquet as error:
@@ -92,7 +92,7 @@ class _Preview:
             hub = self._task["hub"] and HubRepo(**self._task["hub"])
             token = hub_token(self._task["token_file"]) if hub else None
             self._caller = Caller(Manners(CONNECT_S, READ_S, hub, token))
-        file = FileOnItsWay(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
+        file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
         for tries in range(1, TRIES + 1):
             try:
                 file.attempt(self._caller)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.corpus.fetch.messages import Said
-from stoker.corpus.fetch.selection import Wanted, Wish, speaks_of
+from stoker.corpus.fetch.selection import speaks_of
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.demand import Unneeded
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
@@ -70,11 +71,11 @@ def hashed(
     return Change(receipt, Event("source_changed", {**told, "before": before.sha256}, "warning"))
 
 
-def fetched(before: Receipt | None, dataset: str, place: str, wish: Wish, done: Said) -> Change:
+def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
     """After a file came, or was found whole, at `place` in the landing."""
     state: ReceiptState = "unproven" if done.unproven else "verified"
-    wanted, revision = wish.wanted, wish.revision
-    receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, wanted.identity, state)
+    identity, revision = wanted.identity, wanted.revision
+    receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, identity, state)
     told: dict[str, Any] = {"path": wanted.path, "size": done.size, "sha256": done.sha256}
     told |= {"how": done.how, "cached": done.cached}
     if done.unproven:
@@ -84,12 +85,11 @@ def fetched(before: Receipt | None, dataset: str, place: str, wish: Wish, done: 
     return Change(receipt, Event("file_reverified" if known else "file_verified", told))
 
 
-def given_up(before: Receipt | None, dataset: str, place: str, wish: Wish) -> Change:
+def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile) -> Change:
     """After a file could not be brought."""
-    wanted, revision = wish.wanted, wish.revision
     if before is not None and before.state == "given_up" and speaks_of(before, wanted):
         return Change()
-    size, sha256 = wanted.size or 0, wanted.sha256 or ""
+    size, sha256, revision = wanted.size or 0, wanted.sha256 or "", wanted.revision
     return Change(Receipt(dataset, wanted.path, place, size, sha256, revision, wanted.identity, "given_up"))
 
 
@@ -165,7 +165,7 @@ def still_needed(
     return ""
 
 
-def fetched_again(receipt: Receipt, sha256: str | None, wanted: Wanted | None, by: str) -> Change:
+def fetched_again(receipt: Receipt, sha256: str | None, wanted: RemoteFile | None, by: str) -> Change:
     """Bring a file again that was removed; `sha256` is the content meant, None for any."""
     if receipt.state == "given_up":
         return Change(answer={"receipt": "given_up"})

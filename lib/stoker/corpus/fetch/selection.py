@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from stoker.corpus.http.hub import HubRepo
-from stoker.corpus.http.remote_file import RemoteFile, lasting
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.source.arrivals import file_of
 
@@ -20,80 +18,32 @@ VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing
 Step = Literal["", "bring", "release", "remove"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A listed file. `size` in bytes is None where only the server knows it.
-
-    `identity` is "sha256:<hex>" or "git:<hex>" where the listing has a sum, else "url:<hex>"; `url` is empty
-    where path and commit tell it.
-    """
-
-    path: str
-    size: int | None
-    identity: str
-    url: str = ""
-
-    @classmethod
-    def listed(
-        cls, path: str, size: int | None, sha256: str | None, git: str | None, url: str = ""
-    ) -> Wanted:
-        """From what a listing says of it."""
-        if sha256 is not None:
-            identity = f"sha256:{sha256}"
-        elif git is not None:
-            identity = f"git:{git}"
-        else:
-            identity = "url:" + hashlib.sha256(lasting(url).encode()).hexdigest()
-        return cls(path, size, identity, url)
-
-    @property
-    def sha256(self) -> str | None:
-        """What its content must hash to, where that is known."""
-        kind, _, digest = self.identity.partition(":")
-        return digest if kind == "sha256" else None
-
-    def remote(self, repo: HubRepo | None, revision: str, landed: str | None = None) -> RemoteFile:
-        """The wish for it; `landed` is the sha256 of what was put into the landing for it before."""
-        url = self.url or (repo.file_url(revision, self.path) if repo else "")
-        kind, _, digest = self.identity.partition(":")
-        git = digest if kind == "git" else None
-        return RemoteFile(self.path, url, self.size, self.sha256, git, revision, landed)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a fetch worker is asked to bring: the content that `revision` had, whatever is listed since."""
-
-    wanted: Wanted
-    revision: str
-
-
-def wanted_again(receipt: Receipt, repo: HubRepo | None) -> Wanted | None:
+def wanted_again(receipt: Receipt, repo: HubRepo | None) -> RemoteFile | None:
     """The wish for a content that is not listed any more; None where nothing tells how to get it."""
     if repo is None or not receipt.revision or not receipt.etag.startswith(("sha256:", "git:")):
         return None
-    return Wanted(receipt.path, receipt.size, receipt.etag, repo.file_url(receipt.revision, receipt.path))
+    return RemoteFile(receipt.path, receipt.size, receipt.etag).at(repo, receipt.revision)
 
 
-def speaks_of(receipt: Receipt, wanted: Wanted) -> bool:
+def speaks_of(receipt: Receipt, wanted: RemoteFile) -> bool:
     """Whether the receipt is about the content that is wanted."""
     return receipt.etag == wanted.identity or (
         bool(receipt.sha256) and wanted.identity == f"sha256:{receipt.sha256}"
     )
 
 
-def landed_before(receipt: Receipt | None, wanted: Wanted) -> str | None:
+def landed_before(receipt: Receipt | None, wanted: RemoteFile) -> str | None:
     """The sha256 of what was put into the landing for the content that is wanted, where one is on record."""
     return receipt.sha256 or None if receipt is not None and speaks_of(receipt, wanted) else None
 
 
-def is_settled(receipt: Receipt | None, wanted: Wanted) -> bool:
+def is_settled(receipt: Receipt | None, wanted: RemoteFile) -> bool:
     """Whether nothing needs to come for a file that something is to be done about: it leaves, or was given
     up and is only tried again now and then."""
     return receipt is not None and receipt.state in ("releasing", "given_up") and speaks_of(receipt, wanted)
 
 
-def next_step(receipt: Receipt | None, wanted: Wanted, file: str) -> Step:
+def next_step(receipt: Receipt | None, wanted: RemoteFile, file: str) -> Step:
     """What to do about a listed file whose place in the landing is `file`; given up is brought too, later."""
     if receipt is None:
         return "bring"
@@ -115,23 +65,23 @@ class RemoteRules:
     def __init__(self, root: str, repo: HubRepo | None) -> None:
         self._root, self._repo = root, repo
 
-    def step(self, wanted: Wanted, receipt: Receipt | None) -> Step:
+    def step(self, wanted: RemoteFile, receipt: Receipt | None) -> Step:
         """What to do about it now."""
         return next_step(receipt, wanted, file_of(self._root, wanted.path))
 
-    def state_of(self, file: Wanted, receipt: Receipt | None) -> tuple[str, bool]:
+    def state_of(self, file: RemoteFile, receipt: Receipt | None) -> tuple[str, bool]:
         """As Rules have it."""
         is_pending = bool(self.step(file, receipt))
         if receipt is None or (is_pending and receipt.state != "disputed" and not is_settled(receipt, file)):
             return "waiting", is_pending
         return receipt.state, is_pending
 
-    def wanted_again(self, receipt: Receipt) -> Wanted | None:
+    def wanted_again(self, receipt: Receipt) -> RemoteFile | None:
         """A disputed file that is not listed any more: it is brought because somebody asked for it."""
         return wanted_again(receipt, self._repo) if receipt.state == "disputed" else None
 
 
-def is_complete(meant: Collection[str], still: Mapping[str, Wanted], book: Mapping[str, Receipt]) -> bool:
+def is_complete(meant: Collection[str], still: Mapping[str, RemoteFile], book: Mapping[str, Receipt]) -> bool:
     """Whether every file meant is vouched for, and at least one of them came; `still` are the open ones, and
     perhaps others that nobody means any more."""
     settled = (is_settled(book.get(path), each) for path, each in still.items() if path in meant)

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.landing_evidence import keep_evidence
-from stoker.corpus.fetch.part_content import look_at_landed
-from stoker.corpus.fetch.part_file import GrowingPart
+from stoker.corpus.fetch.part import Part, look_at_landed
 from stoker.corpus.http.client import Body, Caller
 from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
 from stoker.corpus.http.remote_file import RemoteFile
@@ -57,7 +55,6 @@ class Done:
     how: str
     size: int
     sha256: str
-    etag: str
     cached: bool
     unproven: bool
 
@@ -66,8 +63,8 @@ class Stopped(Exception):
     """The file was dropped, or the worker stops."""
 
 
-class FileOnItsWay:
-    """One file. attempt() belongs to one thread at a time; commit() may come from another meanwhile."""
+class FileFetch:
+    """The fetching of one file. attempt() belongs to one thread at a time; commit() may come from another."""
 
     def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
@@ -75,9 +72,8 @@ class FileOnItsWay:
         self.dropped = False
         self.received = 0  # bytes that came over the network, again fetched ones included
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
-        self._part = GrowingPart(file, terms.landing)
+        self._part = Part(file, terms.landing)
         self._wake = threading.Event()  # set when the attempt under way shall end
-        self._trouble: FetchFailed | None = None  # what a commit met
 
     def attempt(self, caller: Caller) -> Done:
         """Bring the file here from where it stands. Raises FetchFailed or Stopped."""
@@ -94,24 +90,15 @@ class FileOnItsWay:
             self.commit()
             raise
 
-    def stop(self) -> None:
-        """End the attempt under way soon, for good; what came stays."""
-        self._wake.set()
-
-    def drop(self) -> None:
-        """End the attempt under way soon; nobody wants the file any more."""
-        self.dropped = True
+    def stop(self, *, dropped: bool = False) -> None:
+        """End the attempt under way soon, for good; what came stays, unless the file is dropped."""
+        self.dropped = self.dropped or dropped
         self._wake.set()
 
     def commit(self) -> None:
-        """Make what came durable, then claim it. A failure is kept for the attempt under way."""
-        try:
-            with _disk_failures(self.file.path):
-                durable = self._part.commit()
-        except FetchFailed as failure:
-            self._trouble = failure
-        else:
-            if durable is not None:
+        """Make what came durable, then claim it; a failure ends the attempt under way."""
+        with contextlib.suppress(FetchFailed), _disk_failures(self.file.path):
+            if (durable := self._part.commit()) is not None:
                 self._tell("progress", path=self.file.path, bytes=durable, received=self.received)
 
     def close(self) -> None:
@@ -128,17 +115,10 @@ class FileOnItsWay:
 
     def _attempt(self, caller: Caller) -> Done:
         self._landing.insist()
-        if other := self._landing.taken_by(self.file.path):
-            raise FetchFailed(
-                "refused",
-                f"{self.file.path}: to this file system that is the name of {other}, which is there; exclude "
-                "one of the two, or land on another file system",
-            )
         if (landed := self._look_at_landed()) is not None:
             return landed
         if not self._part.opened:
             self._open()
-        self._trouble = None
         if self._part.size != self._part.total:
             self._insist_on_room()
             self._fetch(caller)
@@ -156,7 +136,7 @@ class FileOnItsWay:
             return None
         self.forget()
         unproven = self.file.size is None and self.file.sha256 is None
-        return Done("kept", landed.size, landed.sha256, "", landed.cached, unproven)
+        return Done("kept", landed.size, landed.sha256, landed.cached, unproven)
 
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
@@ -165,7 +145,6 @@ class FileOnItsWay:
         self._tell("start", path=self.file.path, offset=self._part.size)
 
     def _fetch(self, caller: Caller) -> None:
-        self._part.forget_pending()
         if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
             self._restart("nothing would tell that the rest is of the same content")
         kept = self._part.kept
@@ -190,8 +169,6 @@ class FileOnItsWay:
             for chunk in body.chunks():
                 waited_s = time.monotonic() - read_from
                 self.received += len(chunk)
-                if self._trouble is not None:
-                    raise self._trouble
                 self._part.receive(chunk, total)
                 if self._part.uncommitted >= self._terms.commit_bytes:
                     self._tell("due")
@@ -216,7 +193,7 @@ class FileOnItsWay:
             raise FetchFailed("mismatch", f"{self.file.path} has the sum {differs[1]}, not {differs[0]}")
         unproven = self._part.total is None and self.file.sha256 is None
         size, sha256 = self._part.publish()
-        return Done("fetched", size, sha256, self._part.record.etag, cached=False, unproven=unproven)
+        return Done("fetched", size, sha256, cached=False, unproven=unproven)
 
     # Parts of it
 
@@ -227,14 +204,8 @@ class FileOnItsWay:
     def _set_aside(self, bad: Path, differs: tuple[str, str], *, landed: bool) -> dict[str, Any]:
         """Keep wrong content as evidence; returns what is to be told of it."""
         told = {"expected": differs[0], "found": differs[1], "landed": landed}
-        place = keep_evidence(
-            self._landing,
-            bad,
-            self.file.path,
-            {"reason": "mismatch", **told},
-            most_files=self._terms.keep_files,
-            most_bytes=self._terms.keep_bytes,
-        )
+        most = {"most_files": self._terms.keep_files, "most_bytes": self._terms.keep_bytes}
+        place = self._landing.keep_evidence(bad, self.file.path, {"reason": "mismatch", **told}, **most)
         return {"path": self.file.path, "evidence": place, **told}
 
     def _insist_on_room(self) -> None:
@@ -245,7 +216,6 @@ class FileOnItsWay:
             raise FetchFailed(
                 "disk_full",
                 f"{self._landing.root}: {free} bytes free, {rest} needed, {self._terms.floor} to stay free",
-                number=errno.ENOSPC,
             )
 
     def _stop_if_asked(self) -> None:
@@ -266,4 +236,4 @@ def _disk_failures(path: str) -> Iterator[None]:
         raise FetchFailed("gone", str(error)) from error
     except OSError as error:
         kind = "disk_full" if error.errno in FULL else "gone" if error.errno in _AWAY else "storage"
-        raise FetchFailed(kind, f"{path}: {error}", number=error.errno) from error
+        raise FetchFailed(kind, f"{path}: {error}") from error

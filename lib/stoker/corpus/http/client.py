@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +32,14 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """How to ask: the seconds for a connection and between two bytes; the hub, and the token for it alone."""
+    """How to ask: the seconds for a connection, between two bytes, and for an answer's whole head; the hub,
+    and the token for it alone."""
 
     connect_s: float
     read_s: float
     hub: HubRepo | None = None
     token: str | None = None
+    head_s: float = 120.0
 
 
 class Body:
@@ -70,9 +73,7 @@ class Caller:
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._asked_at: float | None = None
+        self._sockets = weakref.WeakSet[socket.socket]()
 
     @contextlib.contextmanager
     def open(self, url: str, offset: int = 0, validator: str = "") -> Iterator[Body]:
@@ -98,16 +99,9 @@ class Caller:
 
     def hang_up(self) -> None:
         """End every connection at once: whoever waits on one wakes with an error."""
-        with self._lock:
-            for each in self._sockets:
-                with contextlib.suppress(OSError, ValueError):
-                    each.shutdown(socket.SHUT_RDWR)
-            self._sockets.clear()
-
-    def waiting_s(self, now: float) -> float:
-        """For how long a head has been waited for; 0 while none is."""
-        asked_at = self._asked_at
-        return 0.0 if asked_at is None else now - asked_at
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError, ValueError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -123,11 +117,8 @@ class Caller:
             request = self._client.build_request(
                 "GET", url, headers=own, extensions={"trace": self._connected}
             )
-            self._asked_at = time.monotonic()
-            try:
+            with self._limited():
                 response = self._client.send(request, stream=True)
-            finally:
-                self._asked_at = None
         try:
             yield response
         finally:
@@ -138,20 +129,26 @@ class Caller:
         # A short body is read to its end, or the connection could not be used again.
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= _SHORT_BODY:
-            self._asked_at = time.monotonic()
-            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
+            with self._limited(), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
                 response.read()
-            self._asked_at = None
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        # The client's own timeouts are between two bytes: against a head that drips only the socket helps.
+        timer = threading.Timer(self._manners.head_s, self.hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _connected(self, event: str, info: Mapping[str, Any]) -> None:
-        # The client's own timeouts are between two bytes: against a head that drips only the socket helps.
         if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
             return
         found = info["return_value"].get_extra_info("socket")
         if found is not None:
-            with self._lock:
-                self._sockets = [each for each in self._sockets if each.fileno() >= 0][-8:]
-                self._sockets.append(found)
+            self._sockets.add(found)
 
     def _answer(self, response: httpx2.Response, url: str, *, redirected: bool) -> Answer:
         return Answer(

@@ -22,12 +22,6 @@ class Bandwidth:
         self._rate = rate
         self._full_at = clock()  # when the bucket will be level again
 
-    def change(self, rate: float | None) -> None:
-        """Another limit from now on."""
-        with self._lock:
-            self._rate = rate
-            self._full_at = self._clock()
-
     def take(self, size: int) -> float:
         """Book `size` bytes; the seconds to pause before reading on."""
         with self._lock:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit, urlunsplit
 
 from stoker.config.origins import without_secrets
+from stoker.corpus.http.hub import HubRepo
 
 _NAME_BYTES, _PATH_BYTES = 255, 1024
 # Of the parameters of signed addresses: S3, Google, CloudFront, Azure, and the plain ones.
@@ -20,46 +20,57 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a source that is fetched.
+    """One file of a source that is fetched. `size` in bytes is None where only the server knows it.
 
-    `size` in bytes is None where only the server knows it. `sha256` is of the content, `git` is the hex name
-    that git gives a blob of that content (sha1 over "blob <size>\\0" and the bytes); both None where the
-    source has no sum. `landed` is the sha256 of what was put into the landing for it before; None where that
-    is not known.
+    `identity` is what makes two listings of one path speak of the same content: "sha256:<hex>" of the
+    content, or "git:<hex>", the name that git gives a blob of that content (sha1 over "blob <size>\\0" and
+    the bytes), where the listing has a sum, else "url:<hex>". `url` is empty where path and commit tell it.
+    `revision` is the commit that it is asked for at, and `landed` the sha256 of what was put into the landing
+    for it before; None where that is not known.
     """
 
     path: str
-    url: str
-    size: int | None = None
-    sha256: str | None = None
-    git: str | None = None
+    size: int | None
+    identity: str
+    url: str = ""
     revision: str = ""
     landed: str | None = None
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> RemoteFile:
-        """What to_fields() gave; KeyError, TypeError or ValueError where a field is missing or wrong."""
-        size = fields.get("size")
-        return cls(
-            path=str(fields["path"]),
-            url=str(fields["url"]),
-            size=None if size is None else int(size),
-            sha256=_word(fields.get("sha256")),
-            git=_word(fields.get("git")),
-            revision=str(fields.get("revision") or ""),
-            landed=_word(fields.get("landed")),
-        )
+    def listed(
+        cls, path: str, size: int | None, sha256: str | None, git: str | None, url: str = ""
+    ) -> RemoteFile:
+        """From what a listing says of it."""
+        if sha256 is not None:
+            return cls(path, size, f"sha256:{sha256}", url)
+        if git is not None:
+            return cls(path, size, f"git:{git}", url)
+        return cls(path, size, "url:" + hashlib.sha256(lasting(url).encode()).hexdigest(), url)
 
-    def to_fields(self) -> dict[str, Any]:
-        """For a task or a message."""
-        return asdict(self)
+    def at(self, repo: HubRepo | None, revision: str, landed: str | None = None) -> RemoteFile:
+        """The wish for it, with the address that it has at that revision."""
+        url = self.url or (repo.file_url(revision, self.path) if repo else "")
+        return replace(self, url=url, revision=revision, landed=landed)
 
     @property
-    def identity(self) -> str:
-        """What makes two listings of one path speak of the same content; empty where nothing does."""
+    def sha256(self) -> str | None:
+        """What its content must hash to, where that is known."""
+        return self._digest("sha256:")
+
+    @property
+    def git(self) -> str | None:
+        """The name that git must give to its content, where that is known."""
+        return self._digest("git:")
+
+    @property
+    def sum(self) -> str:
+        """Either of the two; empty where the source has no sum."""
         return self.sha256 or self.git or ""
+
+    def _digest(self, kind: str) -> str | None:
+        return self.identity.removeprefix(kind) if self.identity.startswith(kind) else None
 
 
 def unsafe(path: str) -> str:
@@ -115,7 +126,3 @@ def lasting(url: str) -> str:
     parts = urlsplit(url)
     kept = [each for each in parts.query.split("&") if not _SIGNATURE.match(each.partition("=")[0])]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(kept)))
-
-
-def _word(value: Any) -> str | None:
-    return None if value is None else str(value)

@@ -39,13 +39,11 @@ class FetchFailed(Exception):
         *,
         status: int | None = None,
         retry_after_s: float | None = None,
-        number: int | None = None,
         everywhere: bool = False,
     ) -> None:
         super().__init__(reason)
         self.kind, self.reason, self.status = kind, reason, status
         self.retry_after_s = retry_after_s
-        self.errno = number
         self.everywhere = everywhere  # a wait that the server asks of all our requests
 
 
@@ -138,7 +136,7 @@ def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
         return 0
     if file.size is not None and (kept.offset > file.size or kept.total not in (None, file.size)):
         return 0
-    if not kept.validator and not file.identity:
+    if not kept.validator and not file.sum:
         return 0  # neither the server nor the listing could tell that the file changed meanwhile
     return kept.offset
 
@@ -150,7 +148,7 @@ def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> i
     the same, so that only a file whose sum is known is gone on with there: its end tells.
     """
     total = kept.total if file.size is None else file.size
-    if not file.identity or offset != kept.offset or (total is not None and part_bytes > total):
+    if not file.sum or offset != kept.offset or (total is not None and part_bytes > total):
         return offset
     return part_bytes
 
@@ -176,7 +174,7 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
         if found is None or int(found[1]) != kept.offset:
             raise FetchFailed("anew", f"{answer.where} answers with another range than asked for")
         go = Go(kept.offset, None if found[3] == "*" else int(found[3]))
-        known = answer.validator or not file.identity  # without a sum nothing else would tell another content
+        known = answer.validator or not file.sum  # without a sum nothing else would tell another content
         if kept.validator and known and answer.validator != kept.validator:
             said = f"has another content than before ({answer.etag})" if answer.validator else _UNTOLD
             raise FetchFailed("anew", f"{answer.where} {said}")

@@ -34,7 +34,7 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
             faults.append(f"{name}:{number}: {path} is named by line {numbers[path]} already; remove one")
         else:
             numbers[path] = number
-            files.append(RemoteFile(path, url, sha256=digest))
+            files.append(RemoteFile.listed(path, None, digest, None, url))
     for path, reason in clashes([file.path for file in files]).items():
         faults.append(f"{name}:{numbers[path]}: {path}: {reason}")
     if not lines:

@@ -25,7 +25,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Read every file at once until the time is up, each at most to its end."""
     hub = task["hub"] and HubRepo(**task["hub"])
     manners = Manners(_CONNECT_S, _READ_S, hub, hub_token(task["token_file"]) if hub else None)
-    probes = [_Probe(Caller(manners), RemoteFile.from_fields(each)) for each in task["files"]]
+    probes = [_Probe(Caller(manners), RemoteFile(**each)) for each in task["files"]]
     began = time.monotonic()
     for probe in probes:
         probe.start()

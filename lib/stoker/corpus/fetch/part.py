@@ -1,0 +1,298 @@
+"""The bytes of one file as they come: written, summed, made durable, claimed, named in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.corpus.fetch.landing import Landing, PartRecord, part_bytes
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import Answer, FetchFailed, Go, Kept, resume_offset, written_end
+from stoker.store.errors import StorageError, UnavailableError
+from stoker.store.hashing import hash_file
+
+_READ = 1 << 20
+# Written when so much is pending or so long after the last write: a kill takes what is not written.
+_CHUNK, _WRITE_S = 1 << 20, 0.02
+# With fewer bytes to come no claim of none is worth its sync.
+_WORTH_CLAIMING = 1 << 20
+
+Tick = Callable[[int], None]
+
+
+class Content:
+    """The running sums of a file's bytes: sha256, and git's blob name where the size is known."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.size = 0
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.git = None
+        if file.git is not None and file.size is not None:
+            self.git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Take the next bytes; hashing releases the interpreter for other threads."""
+        self._sha256.update(data)
+        if self.git is not None:
+            self.git.update(data)
+        self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of the bytes so far."""
+        return self._sha256.copy().hexdigest()
+
+    def mismatch(self) -> tuple[str, str] | None:
+        """(expected, found) of the first sum that differs from the listing's; None when all agree."""
+        git = self.git.hexdigest() if self.git else None
+        for expected, found in ((self._file.sha256, self.sha256), (self._file.git, git)):
+            if expected is not None and found is not None and found != expected:
+                return expected, found
+        return None
+
+    def read_on(self, descriptor: int, size: int, tick: Tick) -> None:
+        """Take an open file's next bytes up to `size`, or to its end. Raises OSError."""
+        while self.size < size and (data := os.pread(descriptor, min(_READ, size - self.size), self.size)):
+            self.add(data)
+            tick(self.size)
+
+
+class Part:
+    """One unfinished file. A commit may come from another thread while bytes are received.
+
+    Every method raises OSError or UnavailableError as the disk has it; close() and open() may alternate.
+    """
+
+    def __init__(self, file: RemoteFile, landing: Landing) -> None:
+        self._file, self._landing = file, landing
+        self._committing = threading.Lock()  # one commit in flight; taken before the other
+        self._lock = threading.Lock()  # descriptor and content as one
+        self._descriptor: int | None = None
+        self._content = Content(file)
+        self._pending = bytearray()  # received, and not yet a chunk worth writing; a commit writes it
+        self._wrote_at = 0.0
+        self._trouble: Exception | None = None  # what a write or a commit met; nothing is received after it
+        self._durable = 0
+        self._claim: PartRecord | None = None  # what the disk has
+        self.record = self._blank()
+
+    @property
+    def opened(self) -> bool:
+        return self._descriptor is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._content.size
+
+    @property
+    def kept(self) -> Kept:
+        """What the next bytes must fit to."""
+        return replace(self.record.kept, offset=self.size)
+
+    @property
+    def total(self) -> int | None:
+        """The whole file's size, where the listing or an answer told it."""
+        return self._file.size if self._file.size is not None else self.record.total
+
+    @property
+    def uncommitted(self) -> int:
+        """Bytes that a power cut would take."""
+        return self._content.size + len(self._pending) - self._durable
+
+    def open(self, tick: Tick) -> int:
+        """Take up what is durable of it, and what else a process wrote since this machine's start, read back.
+
+        Returns the bytes that were claimed and are not what was made durable.
+        """
+        path = self._landing.part(self._file.path)
+        self._claim = claim = PartRecord.read(self._landing.record(self._file.path))
+        record = claim if claim is not None and claim.sums == self._file.sum else self._blank()
+        size = part_bytes(path)
+        offset = end = resume_offset(record.kept, self._file, size)
+        if record.boot and record.boot == self._landing.boot:
+            end = written_end(record.kept, self._file, size, offset)
+        descriptor, content = open_part(path), Content(self._file)
+        try:
+            os.ftruncate(descriptor, end)
+            content.read_on(descriptor, offset, tick)
+            is_right = content.size == offset and (not offset or content.sha256 == record.prefix)
+            if is_right:
+                content.read_on(descriptor, end, tick)
+            rotten = 0
+            if not is_right or content.size != end:
+                # What the disk gives back is not what was made durable: none of it can be believed.
+                os.ftruncate(descriptor, 0)
+                content, offset, rotten = Content(self._file), 0, offset
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with self._lock:
+            self._descriptor, self._content, self._durable = descriptor, content, offset
+        self.record = replace(record, offset=offset)
+        if claim is not None and claim.offset > offset:
+            # Before other bytes grow under the old claim: a kill would leave them claimed.
+            self._write_claim(prefix="", validator="", total=None)
+        self.commit()
+        return rotten
+
+    def note(self, answer: Answer, go: Go) -> None:
+        """Whose bytes come now; they may be taken up after a kill where the disk has this before them."""
+        with self._committing:
+            self._trouble = None
+            self.record = replace(
+                self.record, validator=answer.validator, total=go.total, boot=self._landing.boot
+            )
+            claim = self._claim or PartRecord("", "")
+            if (claim.boot, claim.validator) != (self.record.boot, answer.validator):
+                to_come = _WORTH_CLAIMING if go.total is None else go.total - self.size
+                if claim.boot or to_come >= _WORTH_CLAIMING:
+                    self._write_claim()
+
+    def receive(self, chunk: bytes, total: int | None) -> None:
+        """Take the next bytes; raises FetchFailed when they are more than there should be."""
+        with self._lock:
+            if self._trouble is not None:
+                raise self._trouble
+            if total is not None and self._content.size + len(self._pending) + len(chunk) > total:
+                raise FetchFailed("length", f"{self._file.path}: more bytes came than the {total} there are")
+            self._pending += chunk
+            if len(self._pending) >= _CHUNK or time.monotonic() >= self._wrote_at + _WRITE_S:
+                self._write_pending()
+
+    def write_pending(self) -> None:
+        """File and sums take what was received."""
+        with self._lock:
+            self._write_pending()
+
+    def commit(self) -> int | None:
+        """Make what came durable, then claim it; the bytes durable now, None where nothing new is."""
+        with self._committing:
+            with self._lock:
+                self._write_pending()
+                descriptor, size, prefix = self._descriptor, self._content.size, self._content.sha256
+            if descriptor is None or size == self._durable:
+                return None
+            try:
+                os.fdatasync(descriptor)
+                self._write_claim(offset=size, prefix=prefix, boot=self._landing.boot)
+            except (OSError, UnavailableError) as error:
+                self._trouble = error
+                raise
+            self._durable = size
+            return size
+
+    def restart(self) -> int:
+        """Drop what came, durably, before other content is taken; returns how much that was."""
+        with self._committing:
+            with self._lock:
+                dropped = self._content.size
+                if self._descriptor is not None:
+                    os.ftruncate(self._descriptor, 0)
+                self._content, self._durable, self._pending = Content(self._file), 0, bytearray()
+            self._write_claim(offset=0, prefix="", validator="", total=None)
+        return dropped
+
+    def mismatch(self) -> tuple[str, str] | None:
+        """(expected, found) where the whole has another sum than the listing's."""
+        return self._content.mismatch()
+
+    def start_over(self, mismatches: int) -> None:
+        """Close and claim nothing but that count; the bytes are evidence by now."""
+        self.close()
+        self.record = self._blank()
+        self._write_claim(mismatches=mismatches)
+
+    def publish(self) -> tuple[int, str]:
+        """Give the whole its name; returns its size and sha256."""
+        assert self._descriptor is not None
+        size, sha256 = self._content.size, self._content.sha256
+        with self._committing:
+            os.fdatasync(self._descriptor)
+            self._durable = size  # no commit after this: it would claim a part that has left
+            self._landing.publish(self._file.path)
+        self.close()
+        return size, sha256
+
+    def close(self) -> None:
+        """Let go of the bytes; nothing is made durable by that."""
+        with self._committing, self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+            self._descriptor, self._content, self._durable = None, Content(self._file), 0
+            self._pending = bytearray()
+
+    def _write_pending(self) -> None:
+        """What a full disk does not take is dropped, to be asked for again."""
+        data, self._pending = self._pending, bytearray()
+        if self._descriptor is not None and data:
+            self._wrote_at = time.monotonic()
+            try:
+                write_at(self._descriptor, data, self._content.size)
+            except OSError as error:
+                self._trouble = error
+                raise
+            self._content.add(data)
+
+    def _blank(self) -> PartRecord:
+        return PartRecord(self._landing.dataset, self._file.path, sums=self._file.sum)
+
+    def _write_claim(self, **changes: Any) -> None:
+        self.record = replace(self.record, **changes)
+        self._landing.write_part(self.record)
+        self._claim = self.record
+
+
+def open_part(path: Path) -> int:
+    """The descriptor of a part, made where there is none; UnavailableError where its folder is gone."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    except FileNotFoundError as error:
+        raise UnavailableError(f"{path.parent} is not there; mount the disk again") from error
+
+
+def write_at(descriptor: int, data: bytes | bytearray, at: int) -> None:
+    """Write every byte at that place. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        wrote = os.pwrite(descriptor, view, at)
+        view, at = view[wrote:], at + wrote
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A file that lies at its place already: its sum and size, whether the page cache may have answered, and
+    (expected, found) of a sum or size that the listing says otherwise; of another size no sum is taken."""
+
+    sha256: str
+    size: int
+    cached: bool
+    mismatch: tuple[str, str] | None
+
+
+def look_at_landed(file: RemoteFile, path: Path, tick: Tick = lambda _: None) -> Landed | None:
+    """Hash what lies there, past the cache where that goes; None where nothing does. Raises StorageError."""
+    try:
+        about = os.lstat(path)
+        if not stat.S_ISREG(about.st_mode):  # a link's target, or a fifo, is nothing that we put there
+            raise StorageError(f"{path} is not a regular file; move it out of the landing")
+        if file.size is not None and about.st_size != file.size:  # no need to read what others broke off
+            sizes = f"{file.size} bytes", f"{about.st_size} bytes"
+            return Landed("", about.st_size, cached=False, mismatch=sizes)
+        git = Content(file).git
+        found = hash_file(path, progress=tick, also=git)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    expected, sha256 = file.sha256 or file.landed, found.sha256  # of `landed` it rotted, or others wrote it
+    if git is not None:
+        expected, sha256 = file.git, git.hexdigest()
+    mismatch = (expected, sha256) if expected is not None and expected != sha256 else None
+    return Landed(found.sha256, found.size, found.cached, mismatch)
