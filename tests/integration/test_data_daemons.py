@@ -32,7 +32,7 @@ from support.halting import halts_at
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
-from support.processes import ENDING_S, daemon_command, start_daemon, wait_gone
+from support.processes import ENDING_S, wait_gone
 from support.sites import write_site
 from support.waiting import LONG_S, wait_until
 
@@ -159,10 +159,7 @@ class TestDownloadWatchdog:
 
     def test_nobody_wonders_why_nothing_begins(self, tmp_path: Path) -> None:
         data = make_pipeline(tmp_path, stage__settle="1h")
-        often = "import stokerd.common.alerts; stokerd.common.alerts.WARN_EVERY_S = 0.1; "
-        command = daemon_command("download_watchdog", data.file)
-        command[3] = often + command[3]
-        daemon = start_daemon(command, tmp_path / "watchdog.err")
+        daemon = data.start("download_watchdog")
 
         def warned(word: str) -> list[str]:
             events = data.events("download_watchdog", "source_unavailable")
@@ -175,14 +172,14 @@ class TestDownloadWatchdog:
             assert re.search(words, stoker("status", data.file).stdout)
 
         try:
-            wait_until(lambda: len(warned("holds no file that matches *.parquet")) > 1, what="the warnings")
+            wait_until(lambda: warned("holds no file that matches *.parquet"), what="the warnings")
             is_shown("holds no file that matches")
             write_fineweb(data.source / "a.parquet", 20)
             settles = r"1 file settles \(stage.settle: 1 h\), .* left until the first is read"
             is_shown(settles)
             assert re.search(settles, daemon.said())
             data.source.rename(tmp_path / "away")
-            wait_until(lambda: len(warned("is not there; mount it")) > 1, what="the warnings")
+            wait_until(lambda: warned("is not there; mount it"), what="the warnings")
             is_shown("is not there; mount it")
         finally:
             daemon.stop()

@@ -89,7 +89,7 @@ def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing:
     worker = start()
     worker.fetch(rotten, short)
     worker.until("done", count=2)
-    assert [each["path"] for each in worker.of("rotten")] == [rotten.path]
+    assert [each["path"] for each in worker.of("anew")] == [rotten.path]
     assert content(landing, rotten) == noise(SIZE, 0) and content(landing, short) == noise(SIZE, 1)
     assert not worker.of("mismatch") and left(landing) == []
 
@@ -135,7 +135,9 @@ def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
     assert failed["class"] == "gone"
     worker.until_true(lambda: worker.ended is not None, "the worker's end")
     assert (
-        worker.ended is not None and worker.ended.code == 69 and "mount the disk again" in worker.ended.reason()
+        worker.ended is not None
+        and worker.ended.code == 69
+        and "mount the disk again" in worker.ended.reason()
     )
     assert [each.name for each in landing.rglob("*")] == [PARTS]
 

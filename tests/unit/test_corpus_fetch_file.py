@@ -200,7 +200,7 @@ def killed_at_half(landing: Landing, file: RemoteFile = BIG, half: bytes = HALF)
     with pytest.raises(Killed):
         on_the_way.attempt(Scripted(half, die, **{"content-length": str(len(LARGE))}))
     record = PartRecord.read(landing.record("a/b"))
-    assert record is not None and (record.offset, record.validator) == (0, '"e"')
+    assert record is not None and record.offset == 0
 
 
 def the_rest(offset: int) -> Scripted:
@@ -212,7 +212,7 @@ def test_what_a_killed_process_wrote_is_claimed_and_gone_on_with(landing: Landin
     killed_at_half(landing)
     file, said = on_its_way(landing, BIG)
     again = the_rest(len(HALF))
-    assert file.attempt(again).size == len(LARGE) and again.asked == (len(HALF), '"e"')
+    assert file.attempt(again).size == len(LARGE) and again.asked == (len(HALF), "")
     assert [each["offset"] for each in said if each["kind"] == "start"] == [len(HALF)]
     assert (landing.root / "a/b").read_bytes() == LARGE
 
@@ -226,14 +226,6 @@ def test_it_is_durable_before_it_is_told(landing: Landing) -> None:
     file.attempt(again)
     assert claims[0] is not None and claims[0].offset == len(HALF)
     assert claims[0].prefix == hashlib.sha256(HALF).hexdigest()
-
-
-def test_after_a_restart_of_the_machine_only_what_was_claimed_counts(landing: Landing) -> None:
-    killed_at_half(landing)
-    landing.boot = "another"
-    file, _ = on_its_way(landing, BIG)
-    again = the_rest(0)
-    assert file.attempt(again).size == len(LARGE) and again.asked[0] == 0
 
 
 def test_without_a_sum_only_what_was_claimed_counts(landing: Landing) -> None:
@@ -253,14 +245,3 @@ def test_the_sum_tells_when_what_was_written_is_wrong(landing: Landing) -> None:
     assert [each["count"] for each in said if each["kind"] == "mismatch"] == [1]
     again = the_rest(0)
     assert file.attempt(again).size == len(LARGE) and again.asked == (0, "")
-
-
-def test_other_content_is_named_before_its_bytes_grow_under_the_old_claim(landing: Landing) -> None:
-    killed_at_half(landing)
-    file, _ = on_its_way(landing, BIG)
-    claims: list[PartRecord | None] = []
-    with pytest.raises(FetchFailed, match="another content"):
-        file.attempt(Scripted(**{**the_rest(len(HALF)).headers, "etag": '"f"'}))
-    look = Scripted(lambda: claims.append(PartRecord.read(landing.record("a/b"))), LARGE, etag='"f"')
-    assert file.attempt(look).size == len(LARGE)
-    assert claims[0] is not None and (claims[0].offset, claims[0].validator) == (0, '"f"')

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch.failure import blame
 from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
 from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import (
@@ -26,6 +25,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stoker.kit.workers.exit import WorkerExit
+from stokerd.download.failures import blame
 from support.books import books_of
 from support.pipelines import make_pipeline
 

@@ -113,7 +113,7 @@ def test_a_pause_is_told_at_its_begin_now_and_then_while_it_lasts_and_at_its_end
     assert (pauses.reason("access", "disk"), pauses.until("disk", "access")) == ("no room, still", 1120.0)
     assert world.heard.words == ["disk_full"]
     world.now += 301.0
-    pauses.remind()
+    pauses.begin("disk", "disk_full", "no room, still", until=1420.0)
     assert world.heard.words == ["disk_full"] * 2
     pauses.hurry("disk")
     assert pauses.until("disk") == 0.0
@@ -130,8 +130,7 @@ class TestWaitingForServers:
     def failures(self, world: World) -> FetchFailures:
         world.transfers.add("a", 100, None)
         world.transfers.add("b", 100, None)
-        fetcher: Any = SimpleNamespace(slots=8)
-        return FetchFailures(world.context, world.state, fetcher, is_repo=True)
+        return FetchFailures(world.context, world.state, is_repo=True)
 
     def hear(self, world: World, kind: str, path: str, **fields: Any) -> None:
         world.transfers.hear(parse({"kind": kind, "path": path, **fields}), world.now)

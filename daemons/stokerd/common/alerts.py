@@ -8,7 +8,6 @@ from typing import Any
 from stoker.kit.events import Events
 
 REPEAT_S = 300.0
-WARN_EVERY_S = 60.0  # for what keeps everything from beginning
 
 
 class Alerts:

@@ -1,24 +1,22 @@
 """What follows when a file, the landing's disk, or the whole source does not do as it should.
 
 A failure of the disk or of the access is no file's fault: nothing new is begun, one file is tried now and
-then, and the first byte that comes ends the pause. A file that cannot be had is given up, told, and tried
-again after a long while.
+then, and the first byte that comes ends the pause. A file that cannot be had is given up, and tried again
+after a long while.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, Literal
 
-from stoker.corpus.fetch.failure import blame
 from stoker.corpus.fetch.messages import Said
+from stoker.corpus.http.retry_rules import LOCAL, OF_THE_SOURCE, OURS
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.retries import Retries
 from stoker.store.errors import UnavailableError
 from stoker.store.names import utc_at
-from stokerd.download.fetcher import FETCHER, Fetcher
 from stokerd.download.state import State, Subject
 
 GIVEN_UP_FIRST_S, GIVEN_UP_LAST_S = 600.0, 6 * 3600.0
@@ -27,23 +25,33 @@ LONG_WAIT_S = 60.0  # a shorter wait for a server is everyday business
 TRIES_ONCE = 3
 _PAUSES: tuple[Subject, ...] = ("disk", "access")
 
+Blame = Literal["disk", "access", "ours", "file"]
+
+
+def blame(cause: str, *, is_repo: bool, something_came: bool) -> Blame:
+    """What to blame for a failure of that name: what the disk, the access or we did gives no file up."""
+    if cause in OURS:
+        return "ours"
+    if cause in LOCAL:
+        return "disk"
+    # Of one file a hub forbids nothing else: it is the source's where no file came since it was said last.
+    if is_repo and cause in OF_THE_SOURCE and not (cause == "forbidden" and something_came):
+        return "access"
+    return "file"
+
 
 class FetchFailures:
     """Pauses, retries and gives up; `is_repo`: the source is a hub's repository."""
 
-    def __init__(self, context: DaemonContext, state: State[Any], fetcher: Fetcher, *, is_repo: bool) -> None:
-        self._context, self._events = context, context.events
-        self._state, self._fetcher, self._is_repo = state, fetcher, is_repo
+    def __init__(self, context: DaemonContext, state: State[Any], *, is_repo: bool) -> None:
+        self._context, self._state, self._is_repo = context, state, is_repo
         self._retries, self._pauses = state.retries, state.pauses
         self._slow = Retries(first_s=GIVEN_UP_FIRST_S, last_s=GIVEN_UP_LAST_S)
         self._something_came = False  # since the last refusal
         self._durable, self._held_since = 0, math.inf
         self.waits = ""  # why nothing comes although files are with the worker
-        if not context.once:
-            for path in state.paths["given_up"]:
-                self._retries.retry_in(path, self._slow.failed(path))
-
-    # What may be done
+        for path in () if context.once else state.paths["given_up"]:
+            self._retries.retry_in(path, self._slow.failed(path))
 
     @property
     def paused(self) -> str:
@@ -52,23 +60,18 @@ class FetchFailures:
             return "the state directory's disk is full"
         return self._pauses.reason("landing", *_PAUSES)
 
-    def slots(self, now: float) -> int:
-        """How many files may be begun now: during a pause one, when it is time to try."""
+    def slots(self, free: int, now: float) -> int:
+        """How many files may be begun now, of so many: during a pause one, when it is time to try."""
         if self._context.reserve.spent:
             return 0
         if not self._pauses.reason(*_PAUSES):
-            return self._fetcher.slots
+            return free
         return 1 if now >= self._pauses.until(*_PAUSES) and not self._state.transfers else 0
 
-    def may_remove(self, now: float) -> bool:
-        """Whether files may be unlinked now."""
-        return now >= self._pauses.until("removal")
-
     def next_due(self, now: float) -> float:
-        """When to try again what failed, monotonic seconds."""
+        """When a pause ends, monotonic seconds."""
         due = (self._pauses.until("removal"), self._pauses.until(*_PAUSES))
-        fetcher = self._retries.not_before.get(FETCHER, 0.0)
-        return min((each for each in (*due, fetcher) if each > now), default=math.inf)
+        return min((each for each in due if each > now), default=math.inf)
 
     # What went well
 
@@ -79,11 +82,6 @@ class FetchFailures:
             self.try_again(path)
         for subject in _PAUSES:
             self._pauses.end(subject, "download_resumed", reason=self._pauses.reason(subject))
-        self.landing_is_back()
-
-    def landing_is_back(self) -> None:
-        """The worker holds the landing."""
-        self._pauses.end("landing", "landing_available", path=str(self._context.pipeline.source_root))
 
     def try_again(self, path: str) -> None:
         """Forget what a file did."""
@@ -104,58 +102,45 @@ class FetchFailures:
 
     # What did not
 
-    def failed(self, message: Said) -> bool:
+    def failed(self, said: Said) -> bool:
         """A file's end without it; whether it is given up. UnavailableError ends --once."""
-        path, cause, reason = message.path, message.cause, message.reason
-        match blame(cause, is_repo=self._is_repo, something_came=self._something_came):
-            case "disk":
-                self._disk_failed(cause, reason)
-            case "access":
-                self._refused(cause, reason)
-            case "ours":
-                wait_s = round(self._retries.failed(path), 1)
-                told = {"path": path, "kind": cause, "reason": reason, "retry_in_s": wait_s}
-                self._events.record("download_failed", level="warning", **told)
-                if self._context.once and self._retries.failures(path) >= TRIES_ONCE:
-                    self._state.given_up.add(path)
-            case "file":
-                wait_s = self._slow.failed(path)
-                self._retries.retry_in(path, wait_s)
-                if self._context.once:
-                    self._state.given_up.add(path)
-                told = {"path": path, "kind": cause, "reason": reason, "retry_in_s": round(wait_s)}
-                self._events.record("download_given_up", level="warning", status=message.status, **told)
-                return True
-        return False
-
-    def _disk_failed(self, cause: str, reason: str) -> None:
-        if cause == "gone":
-            return  # the worker ends: what it holds open is the directory of before
-        self._pauses.begin("disk", "disk_full", reason, level="error")
-        if self._context.once and self._pauses.tries.failures("disk") >= TRIES_ONCE:
-            raise UnavailableError(reason)
-
-    def _refused(self, cause: str, reason: str) -> None:
-        self._something_came = False
-        until = time.monotonic() + ACCESS_EVERY_S
-        self._pauses.begin(
-            "access", "source_refuses", reason, until=until, about=cause, level="error", kind=cause
-        )
-        if self._context.once:
-            raise UnavailableError(reason)
+        path, cause, reason = said.path, said.cause, said.reason
+        blamed = blame(cause, is_repo=self._is_repo, something_came=self._something_came)
+        if blamed == "disk":
+            if cause != "gone":  # whose worker ends by itself
+                self._pauses.begin("disk", "disk_full", reason, level="error")
+                self._end_once("disk", reason)
+        elif blamed == "access":
+            self._something_came = False
+            told: dict[str, Any] = {"about": cause, "level": "error", "kind": cause}
+            until = time.monotonic() + ACCESS_EVERY_S
+            self._pauses.begin("access", "source_refuses", reason, until=until, **told)
+            if self._context.once:
+                raise UnavailableError(reason)
+        else:
+            word = "download_failed" if blamed == "ours" else "download_given_up"
+            wait_s = (self._retries if blamed == "ours" else self._slow).failed(path)
+            self._retries.retry_in(path, wait_s)
+            if self._context.once and (blamed == "file" or self._retries.failures(path) >= TRIES_ONCE):
+                self._state.given_up.add(path)
+            told = {"path": path, "kind": cause, "reason": reason, "retry_in_s": round(wait_s, 1)}
+            self._context.events.record(word, level="warning", status=said.status, **told)
+        return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:
         """A file that should go is still there; the intent remains."""
         self._pauses.begin("removal", "release_failed", reason, about=path, path=path)
-        if self._context.once and self._pauses.tries.failures("removal") >= TRIES_ONCE:
-            raise UnavailableError(f"{path} cannot be removed: {reason}")
+        self._end_once("removal", f"{path} cannot be removed: {reason}")
 
-    def fetcher_ended(self, ended: WorkerExit) -> None:
-        """The fetch worker is no more; another is started when it may help."""
-        if reason := self._fetcher.ended(ended):
-            if self._context.once:
-                raise UnavailableError(reason)
-            self._pauses.begin("landing", "landing_unavailable", reason, until=math.inf, level="error")
+    def no_landing(self, reason: str) -> None:
+        """The fetch worker refused the landing; it is started again until it does not."""
+        if self._context.once:
+            raise UnavailableError(reason)
+        self._pauses.begin("landing", "landing_unavailable", reason, until=math.inf, level="error")
+
+    def _end_once(self, subject: Subject, reason: str) -> None:
+        if self._context.once and self._pauses.tries.failures(subject) >= TRIES_ONCE:
+            raise UnavailableError(reason)
 
     def look_at_waits(self, now: float) -> None:
         """Pause for the servers while every file waits for its next try.
@@ -171,8 +156,8 @@ class FetchFailures:
             return
         self._held_since = min(self._held_since, now)
         left_s = max(0.0, held.due_at - now)
-        files = f"{held.files:,} file{'s' * (held.files != 1)}"
+        files = f"{len(transfers):,} file{'s' * (len(transfers) != 1)}"
         self.waits = f"{files} wait, tried again at {utc_at(time.time() + left_s)}: {held.why}"
         if left_s >= LONG_WAIT_S or now - self._held_since >= self._context.pipeline.download.stall:
             until = time.monotonic() + left_s
-            self._pauses.begin("server", "downloads_wait", held.why, until=until, files=held.files)
+            self._pauses.begin("server", "downloads_wait", held.why, until=until, files=len(transfers))

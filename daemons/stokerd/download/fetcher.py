@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from stoker.corpus.fetch.messages import Said, fetch_task
-from stoker.corpus.fetch.selection import AHEAD
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import WorkerPool
+from stoker.store.errors import UnavailableError
 from stokerd.download.state import State
 from stokerd.download.status import FetchMeters
 
@@ -22,7 +22,7 @@ FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
 IDLE_S = 60.0  # without anything to do, after which the worker may go
-EX_UNAVAILABLE = 69
+AHEAD = 4  # so many times files_at_once lie with the worker: some wait for their next try
 
 
 def most_rss_bytes(files_at_once: int) -> int:
@@ -38,7 +38,6 @@ class Fetcher:
     ) -> None:
         self._context, self._pool, self._state, self._meters = context, pool, state, meters
         self._pipeline, self._events = context.pipeline, context.events
-        self._repo = repo_of(self._pipeline.dataset.source)
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
         self._fetch = replace(FETCH, silent_s=silent_s)
         self.device: int | None = None  # of the landing's disk
@@ -55,12 +54,13 @@ class Fetcher:
         if not self._state.retries.allows(FETCHER):
             return False
         self._is_leaving = False
-        task = fetch_task(self._pipeline, self._repo, expected=has_landed())
+        repo = repo_of(self._pipeline.dataset.source)
+        task = fetch_task(self._pipeline, repo, expected=has_landed())
         self._pool.start(self._fetch, FETCHER, task, None)
         return True
 
     @property
-    def slots(self) -> int:
+    def free(self) -> int:
         """How many more files the worker may be given."""
         return self._pipeline.download.files_at_once * AHEAD - len(self._state.transfers)
 
@@ -90,7 +90,7 @@ class Fetcher:
     # What it says
 
     def hear(self, said: Said) -> RemoteFile | None:
-        """Count, and tell what should be told; what was asked for where the message ends it."""
+        """Count, and record what should be; what was asked for where the message ends it."""
         state, meters, transfers = self._state, self._meters, self._state.transfers
         durable, received = transfers.durable, transfers.received
         transfers.hear(said, time.monotonic())
@@ -110,21 +110,15 @@ class Fetcher:
                 wait_s, info = round(said.wait_s, 1), self._context.log.info
                 info("download_retry", path=said.path, reason=said.reason, retry_in_s=wait_s)
             case "anew":
-                self._dropped(said.path, said.dropped, said.reason)
-            case "rotten":
-                self._dropped(said.path, said.bytes, "what was kept is not what was written")
+                meters.refetched.inc(said.dropped)
+                told = {"path": said.path, "bytes": said.dropped, "reason": said.reason}
+                self._events.record("download_anew", level="warning", **told)
             case "mismatch":
                 meters.mismatches.inc()
                 names = ("path", "expected", "found", "count", "evidence", "landed")
                 told = {name: getattr(said, name) for name in names}
                 self._events.record("download_mismatch", level="warning", **told)
         return transfers.end(said.path) if said.kind in ("done", "failed", "dropped") else None
-
-    def _dropped(self, path: str, size: int, reason: str) -> None:
-        self._meters.refetched.inc(size)
-        self._events.record("download_anew", level="warning", path=path, bytes=size, reason=reason)
-
-    # How it ends
 
     def ended(self, ended: WorkerExit) -> str:
         """Forget what it had in hand; returns why the landing cannot be used, or ""."""
@@ -135,7 +129,7 @@ class Fetcher:
         if (was_leaving and not is_stalled and ended.kind != "over_memory") or ended.kind == "finished":
             return ""
         wait_s = self._state.retries.failed(FETCHER)
-        if ended.code == EX_UNAVAILABLE:
+        if ended.code == UnavailableError.exit_code:
             return ended.reason()
         self._meters.restarts.inc()
         if is_stalled and ended.stderr_tail:

@@ -72,7 +72,6 @@ class FolderSource(Source[Watched, Meters]):
 
     def look(self) -> None:
         """Keep a lister running, and ask it for a look when one is due and none is under way."""
-        self.state.pauses.remind()
         now = time.monotonic()
         if LISTER not in self.pool:
             if not self.state.retries.allows(LISTER):
@@ -152,8 +151,6 @@ class FolderSource(Source[Watched, Meters]):
         if not reason:
             pauses.end("listing", "source_available", path=self.shown)
         elif not self.context.once:
-            if reason != pauses.reason("listing"):
-                pauses.end("listing")
             pauses.begin("listing", "source_unavailable", reason, until=math.inf, about=reason)
 
     def _emptiness(self, look: Look) -> str:

@@ -50,7 +50,7 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
         self.pinned = head.revision or None if head and head.origin == origin else None
         self.lister = RemoteLister(self.pipeline, pool, self.state.retries, self.pinned)
         self.fetcher = Fetcher(context, pool, self.state, self.meters)
-        self.failures = FetchFailures(context, self.state, self.fetcher, is_repo=self.repo is not None)
+        self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
         self.ahead = StretchReader(self.pipeline)
         self.foreign: tuple[str, ...] = ()
         self.refused_in_all = 0
@@ -61,15 +61,14 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
 
     @property
     def is_complete(self) -> bool:
-        work = self.state.work
-        return self.ahead.is_whole and selection.is_complete(work.selected, work.pending, self.state.receipts)
+        work, is_whole = self.state.work, self.ahead.stretch.is_whole
+        return is_whole and selection.is_complete(work.selected, work.pending, self.state.receipts)
 
     # Listing
 
     def look(self) -> None:
         """Have it listed when that is due, and see how far the slice was counted."""
         self.lister.ask_if_due()
-        self.state.pauses.remind()
         if self.seen and self.ahead.has_moved(self._as_listing):
             self._select(self.state.work.listed)
 
@@ -100,8 +99,7 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
         self.tell_vanished(gone, "it is not listed any more; its receipt is kept", VANISHED_SHOWN)
 
     def _select(self, listed: Mapping[str, RemoteFile]) -> None:
-        paths = self.ahead.paths
-        selected = listed
+        paths, selected = self.ahead.stretch.paths, listed
         if self.ahead.is_bounded:
             selected = {path: file for path, file in listed.items() if path in paths}
         self.take_listing(listed, selected, f"the listing of {self.shown}")
@@ -132,15 +130,16 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
         self.fetcher.end_if_idle()
         state, now = self.state, time.monotonic()
         if due := state.paths["releasing"] - state.removing:
-            if not self.failures.may_remove(now) or not self._has_worker():
+            if now < state.pauses.until("removal") or not self._has_worker():
                 return
             for path in due:
                 self.fetcher.remove(path)
         if not self.seen and not state.work.reasked:
             return
         releasing = state.paths["releasing"]
+        slots = self.failures.slots(self.fetcher.free, now)
         for wanted in state.work.next(
-            self.failures.slots(now), lambda path: path not in releasing and state.may_begin(path, now)
+            slots, lambda path: path not in releasing and state.may_begin(path, now)
         ):
             receipt = state.receipts.get(wanted.path)
             if receipt is not None and self._step(wanted) == "release":
@@ -178,7 +177,7 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
         wish = self.fetcher.hear(said)
         match said.kind:
             case "ready":
-                self.failures.landing_is_back()
+                self.state.pauses.end("landing", "landing_available", path=self.root)
                 if said.foreign and said.foreign != self.foreign:
                     self.effects.tell_foreign(len(said.foreign), said.foreign[0])
                 self.foreign = said.foreign
@@ -197,7 +196,8 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
 
     def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         if job.subject == FETCHER:
-            self.failures.fetcher_ended(ended)
+            if reason := self.fetcher.ended(ended):
+                self.failures.no_landing(reason)
             return
         found = self.lister.ended(ended)
         if isinstance(found, NotListed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -14,7 +14,7 @@ from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
 from stoker.kit.events import Events
 from stoker.kit.workers.retries import Retries
-from stokerd.common.alerts import REPEAT_S, WARN_EVERY_S, Alerts
+from stokerd.common.alerts import REPEAT_S, Alerts
 
 LISTER = "/lister"  # no source's path begins with a slash
 
@@ -25,26 +25,22 @@ Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
 
 @dataclass(frozen=True)
 class Pause:
-    """`alert` is the event that tells of it, `about` tells apart pauses of one event that are told each;
+    """`alert` is the event that was recorded, `about` tells apart alerts of one event that are recorded each;
     `until`, the next try, is in monotonic seconds."""
 
     alert: str
+    about: str
     reason: str
     until: float
-    about: str
-    level: str
-    fields: Mapping[str, Any]
 
 
 class Pauses:
-    """The pauses of now, by subject. That the source cannot be listed is repeated each minute, the others
-    every five, and `server` never."""
+    """The pauses of now, by subject; the event of one that lasts is repeated every five minutes."""
 
     def __init__(self, events: Events) -> None:
-        self._events = events
+        self._events, self._alerts = events, Alerts(events, REPEAT_S)
         self._all: dict[Subject, Pause] = {}
         self.tries = Retries()
-        self._often, self._seldom = Alerts(events, WARN_EVERY_S), Alerts(events, REPEAT_S)
 
     def begin(
         self,
@@ -62,23 +58,17 @@ class Pauses:
             if self.tries.allows(subject):  # of many files that fail together one is counted
                 self.tries.failed(subject)
             until = self.tries.not_before[subject]
-        self._all[subject] = Pause(alert, reason, until, about, level, fields)
-        self.remind()
-
-    def remind(self) -> None:
-        """Tell again of what lasts."""
-        for subject, pause in self._all.items():
-            fields: dict[str, Any] = {**pause.fields, "reason": pause.reason}
-            if math.isfinite(pause.until):
-                fields["retry_in_s"] = round(max(0.0, pause.until - time.monotonic()), 1)
-            repeat = subject != "server"
-            self._alerts(subject).raise_(pause.alert, pause.about, level=pause.level, repeat=repeat, **fields)
+        self._all[subject] = Pause(alert, about, reason, until)
+        if math.isfinite(until):
+            fields["retry_in_s"] = round(max(0.0, until - time.monotonic()), 1)
+        repeat = subject != "server"
+        self._alerts.raise_(alert, about, level=level, repeat=repeat, reason=reason, **fields)
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
         """Record the event that tells of the end, if there was such a pause."""
         self.tries.succeeded(subject)
         if (pause := self._all.pop(subject, None)) is not None:
-            self._alerts(subject).clear(pause.alert, pause.about)
+            self._alerts.clear(pause.alert, pause.about)
             if event:
                 self._events.record(event, **fields)
 
@@ -97,9 +87,6 @@ class Pauses:
     def until(self, *subjects: Subject) -> float:
         """When the last of these ends by itself, or is tried again, monotonic seconds."""
         return max((self._all[each].until for each in subjects if each in self._all), default=0.0)
-
-    def _alerts(self, subject: Subject) -> Alerts:
-        return self._often if subject == "listing" else self._seldom
 
 
 L = TypeVar("L", bound=Listed)
@@ -161,6 +148,9 @@ class State(Generic[L]):
         return any(map(self.is_meant, self.work.pending))
 
     def next_retry(self, now: float) -> float:
-        """When, after now, a pending file may be tried again, monotonic seconds."""
+        """When, after now, a pending file or a worker of the daemon's own may be tried again, monotonic
+        seconds."""
         tried = self.retries.not_before.items()
-        return min((due for path, due in tried if due > now and path in self.work.pending), default=math.inf)
+        pending = self.work.pending
+        due = (due for path, due in tried if due > now and (path in pending or path.startswith("/")))
+        return min(due, default=math.inf)

@@ -11,8 +11,7 @@ messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; for
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
     {"kind": "hashing", "bytes"}: what lies there already is read
     {"kind": "retry", "class", "reason", "status", "wait_s"}: it is tried again after that
-    {"kind": "anew", "dropped", "reason"}: the content is another than before
-    {"kind": "rotten", "bytes"}: what was kept is not what was written; it is dropped
+    {"kind": "anew", "dropped", "reason"}: the content is another than before, or than what was written
     {"kind": "mismatch", "expected", "found", "count", "evidence", "landed"}: wrong content was set aside
     {"kind": "done", "how", "size", "sha256", "cached", "unproven", "fetched"} or
     {"kind": "failed", "class", "reason", "status"}: the end of a file

@@ -28,7 +28,6 @@ from stoker.store.names import inside, new_id, record_name, utc_now
 from stoker.store.record import RecordDamaged, read_record, write_record
 
 PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class PartRecord:
     """What is durable of an unfinished file: `offset` bytes, whose sha256 is `prefix`.
 
     `validator` and `total` are the answer's that they came from; `sums` is what the listing wanted then, and
-    `mismatches` how often the whole had another sum. During the boot of the machine that is named, further
-    bytes of the part are of that answer too, written and not claimed.
+    `mismatches` how often the whole had another sum. Further bytes of the part are written and not claimed.
     """
 
     dataset: str
@@ -48,7 +46,6 @@ class PartRecord:
     total: int | None = None
     sums: str = ""
     mismatches: int = 0
-    boot: str = ""
 
     @property
     def kept(self) -> Kept:
@@ -70,7 +67,6 @@ class Landing:
     def __init__(self, root: Path, dataset: str, *, expected: bool) -> None:
         """`expected`: files landed here before, so no directory means an unmounted disk, not a new one."""
         self.root, self.dataset = root, dataset
-        self.boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
         self._naming = threading.Lock()  # folders are made and removed by one thread at a time
         if expected and not (root / PARTS).is_dir():
             raise UnavailableError(

@@ -21,7 +21,7 @@ from stoker.store.hashing import hash_file
 _READ = 1 << 20
 # Written when so much is pending or so long after the last write: a kill takes what is not written.
 _CHUNK, _WRITE_S = 1 << 20, 0.02
-# With fewer bytes to come no claim of none is worth its sync.
+# A claim of no bytes keeps what is written without a commit; for a smaller file it is not worth its sync.
 _WORTH_CLAIMING = 1 << 20
 
 Tick = Callable[[int], None]
@@ -81,7 +81,6 @@ class Part:
         self._wrote_at = 0.0
         self._trouble: Exception | None = None  # what a write or a commit met; nothing is received after it
         self._durable = 0
-        self._claim: PartRecord | None = None  # what the disk has
         self.record = self._blank()
 
     @property
@@ -109,17 +108,16 @@ class Part:
         return self._content.size + len(self._pending) - self._durable
 
     def open(self, tick: Tick) -> int:
-        """Take up what is durable of it, and what else a process wrote since this machine's start, read back.
+        """Take up what is durable of it, and what else was written where its sum will prove it, read back.
 
         Returns the bytes that were claimed and are not what was made durable.
         """
         path = self._landing.part(self._file.path)
-        self._claim = claim = PartRecord.read(self._landing.record(self._file.path))
+        claim = PartRecord.read(self._landing.record(self._file.path))
         record = claim if claim is not None and claim.sums == self._file.sum else self._blank()
-        size = part_bytes(path)
-        offset = end = resume_offset(record.kept, self._file, size)
-        if record.boot and record.boot == self._landing.boot:
-            end = written_end(record.kept, self._file, size, offset)
+        size = part_bytes(path) if record is claim else 0
+        offset = resume_offset(record.kept, self._file, size)
+        end = written_end(record.kept, self._file, size, offset)
         descriptor, content = open_part(path), Content(self._file)
         try:
             os.ftruncate(descriptor, end)
@@ -138,24 +136,18 @@ class Part:
         with self._lock:
             self._descriptor, self._content, self._durable = descriptor, content, offset
         self.record = replace(record, offset=offset)
-        if claim is not None and claim.offset > offset:
-            # Before other bytes grow under the old claim: a kill would leave them claimed.
+        is_worth_it = self._file.size is None or self._file.size >= _WORTH_CLAIMING
+        if is_worth_it if claim is None else claim.offset > offset:
+            # Before other bytes grow under the old claim, or under none: a kill would leave them so.
             self._write_claim(prefix="", validator="", total=None)
         self.commit()
         return rotten
 
     def note(self, answer: Answer, go: Go) -> None:
-        """Whose bytes come now; they may be taken up after a kill where the disk has this before them."""
+        """Whose bytes come now."""
         with self._committing:
             self._trouble = None
-            self.record = replace(
-                self.record, validator=answer.validator, total=go.total, boot=self._landing.boot
-            )
-            claim = self._claim or PartRecord("", "")
-            if (claim.boot, claim.validator) != (self.record.boot, answer.validator):
-                to_come = _WORTH_CLAIMING if go.total is None else go.total - self.size
-                if claim.boot or to_come >= _WORTH_CLAIMING:
-                    self._write_claim()
+            self.record = replace(self.record, validator=answer.validator, total=go.total)
 
     def receive(self, chunk: bytes, total: int | None) -> None:
         """Take the next bytes; raises FetchFailed when they are more than there should be."""
@@ -183,7 +175,7 @@ class Part:
                 return None
             try:
                 os.fdatasync(descriptor)
-                self._write_claim(offset=size, prefix=prefix, boot=self._landing.boot)
+                self._write_claim(offset=size, prefix=prefix)
             except (OSError, UnavailableError) as error:
                 self._trouble = error
                 raise
@@ -248,7 +240,6 @@ class Part:
     def _write_claim(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)
         self._landing.write_part(self.record)
-        self._claim = self.record
 
 
 def open_part(path: Path) -> int:

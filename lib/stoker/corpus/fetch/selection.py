@@ -10,7 +10,6 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.source.arrivals import file_of
 
-AHEAD = 4  # so many times files_at_once lie with the fetch worker: some wait for their next try
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
 
 # bring: fetch it, or hash what lies there. release: other content is wanted, so an intent to remove this one

@@ -47,7 +47,7 @@ def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeli
 
 
 class StretchReader:
-    """Follows the records of the stage-shard loop; without such a limit every file is to be had now."""
+    """Follows the records of the stage-shard loop: `stretch` is to be had now, everything without a limit."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -58,17 +58,7 @@ class StretchReader:
         )
         self._looked_at = -LOOK_EVERY_S
         self._files: tuple[tuple[str, int], ...] = ()
-        self._stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
-
-    @property
-    def paths(self) -> frozenset[str]:
-        """The paths to have now."""
-        return self._stretch.paths
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether they are all that the limit will ever take."""
-        return self._stretch.is_whole
+        self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
 
     def has_moved(self, listing_now: Callable[[], Listing]) -> bool:
         """Look, now and then; whether another stretch is to be fetched now."""
@@ -79,6 +69,6 @@ class StretchReader:
         sources, listing = self._sources.read(), listing_now()
         if not self._sources.take_changed() and listing.files == self._files:
             return False
-        before, self._files = self._stretch, listing.files
-        self._stretch = stretch_of(listing, sources, self._pipeline)
-        return self._stretch != before
+        before, self._files = self.stretch, listing.files
+        self.stretch = stretch_of(listing, sources, self._pipeline)
+        return self.stretch != before

@@ -140,7 +140,8 @@ class FileFetch:
 
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
-            self._tell("rotten", path=self.file.path, bytes=rotten)
+            reason = "what was kept is not what was written"
+            self._tell("anew", path=self.file.path, dropped=rotten, reason=reason)
         self.failures["mismatch"] = max(self.failures["mismatch"], self._part.record.mismatches)
         self._tell("start", path=self.file.path, offset=self._part.size)
 

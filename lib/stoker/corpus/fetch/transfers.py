@@ -38,15 +38,6 @@ class Transfer(Generic[W]):
         return {"path": self.path, "bytes": self.bytes, "size": self.size, "bytes_per_second": rate}
 
 
-@dataclass(frozen=True)
-class HeldUp:
-    """So many files wait; `why` is what the one met that is tried first, at `due_at`, monotonic seconds."""
-
-    files: int
-    why: str
-    due_at: float
-
-
 class Transfers(dict[str, Transfer[W]]):
     """Those under way by path; the totals go on over many workers."""
 
@@ -72,11 +63,11 @@ class Transfers(dict[str, Transfer[W]]):
             case "done":
                 self.moved(file.path, said.size if said.fetched else file.bytes, said.fetched)
             case "retry":
-                file.in_hand, file.why, file.due_at = False, said.reason, now + said.wait_s
+                file.why, file.due_at = said.reason, now + said.wait_s
+        file.in_hand = said.kind != "retry"
+        file.why = "" if file.in_hand else file.why
         if said.kind in ("start", "progress"):
             file.pace.note(file.bytes, now)
-        if said.kind in ("start", "progress", "hashing", "rotten", "anew", "mismatch"):
-            file.in_hand, file.why = True, ""
 
     def moved(self, path: str, done: int, received: int) -> None:
         """So many bytes of a file are done, so many of them came over the network."""
@@ -98,13 +89,12 @@ class Transfers(dict[str, Transfer[W]]):
         """How many files are being worked on."""
         return sum(1 for file in self.values() if file.in_hand)
 
-    def held_up(self) -> HeldUp | None:
-        """That nothing is being worked on, because files wait for their next try; None while something is."""
+    def held_up(self) -> Transfer[W] | None:
+        """The file that is tried first where all wait for their next try; None while one is worked on."""
         waiting = [file for file in self.values() if file.why]
         if not waiting or self.in_hand():
             return None
-        first = min(waiting, key=lambda file: file.due_at)
-        return HeldUp(len(self), first.why, first.due_at)
+        return min(waiting, key=lambda file: file.due_at)
 
     def how_far(self, whole: int, left: int, now: float) -> Mapping[str, Any]:
         """For the status: of `whole` bytes so many are done, `left` of which some are under way; the rate

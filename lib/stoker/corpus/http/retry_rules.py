@@ -21,6 +21,8 @@ COUNTED = ("mismatch", "length", "redirects", "expired")
 FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded")
 # Of this machine: whoever gave the task tries again when the disk is well.
 LOCAL = ("disk_full", "gone", "storage")
+OURS = ("storage", "bug")  # a place that cannot be written, or a mistake in the worker: met by one file
+OF_THE_SOURCE = ("gated", "unauthorized", "forbidden", "vanished")  # of a repository: for all its files
 
 LONGEST_RETRY_AFTER_S = 86_400.0
 PROGRESS_BYTES = 1 << 16  # an attempt that brought fewer resets no backoff: a server may drip and break off
@@ -142,10 +144,10 @@ def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
 
 
 def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> int:
-    """Up to where a partial file may be believed that a process wrote since this machine's start.
+    """Up to where a partial file may be believed that a process wrote.
 
-    A kill takes nothing that was written, only a loss of power does. Beyond `offset` nothing is proven all
-    the same, so that only a file whose sum is known is gone on with there: its end tells.
+    A kill takes nothing that was written, only a loss of power may. Beyond `offset` nothing is proven all the
+    same, so that only a file whose sum is known is continued there: its end tells.
     """
     total = kept.total if file.size is None else file.size
     if not file.sum or offset != kept.offset or (total is not None and part_bytes > total):
