@@ -101,8 +101,8 @@ def test_the_sums_of_content(sums: dict[str, str], right: bool, tmp_path: Path) 
     assert (content.mismatch() is None) is right
     (tmp_path / "f").write_bytes(b"hello\n")
     landed = look_at_landed(file, tmp_path / "f")
-    assert landed is not None and landed.sha256 == SHA256
-    assert (landed.mismatch is None) is right
+    assert landed is not None and landed[0].sha256 == SHA256
+    assert (landed[1] is None) is right
 
 
 def test_what_lies_there_is_looked_at_and_never_followed(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_lies_there_is_looked_at_and_never_followed(tmp_path: Path) -> None
     (tmp_path / "f").write_bytes(b"hello\n")
     read: list[int] = []
     landed = look_at_landed(file, tmp_path / "f", read.append)
-    assert landed is not None and landed.mismatch == ("7 bytes", "6 bytes")
+    assert landed is not None and landed[1] == ("7 bytes", "6 bytes")
     assert read == [], "of another size it is the wrong one without being read"
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with pytest.raises(StorageError, match="not a regular file"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, set_aside
 from stokerd.download.state import State
 
-LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
 CLAIM_EVERY_S = 10.0  # between two claims: each wakes the daemons that read the ledger
-CLAIM_STEP = 64 << 20  # a change of fewer bytes is no news
+CLAIM_STEP = 64 << 20  # claims are multiples of it
 
 
 def read_receipts(context: DaemonContext) -> Iterable[tuple[str, Receipt]]:
@@ -39,8 +37,7 @@ class Effects:
     def __init__(self, context: DaemonContext, state: State[Any]) -> None:
         self._layout, self._events, self._state = context.layout, context.events, state
         self.listing = ListingWriter(self._layout, context.pipeline.dataset.name)
-        self.listing_due = 0.0  # when it may be written again, monotonic seconds
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, ...]] = set()
         self._claimed = -1  # bytes; -1: what an earlier daemon claimed
         self._claim_due = 0.0
 
@@ -58,42 +55,23 @@ class Effects:
             self._events.record(event.word, level=event.level, **event.fields)
         return change.answer
 
-    def warn_once(self, event: str, path: str, reason: str) -> None:
-        """Record a warning about a path, unless that was done already."""
-        if (event, path) not in self._told:
-            self._told.add((event, path))
+    def warn_once(self, event: str, path: str, reason: str, *about: str) -> None:
+        """Record a warning about a path, unless that was done already, of the same content if told."""
+        if (event, path, *about) not in self._warned:
+            self._warned.add((event, path, *about))
             self._events.record(event, level="warning", path=path, reason=reason)
 
-    def tell_foreign(self, count: int, path: str) -> None:
-        """Tell of files that another client has not finished."""
-        reason = "another client's; left alone"
-        self._events.record("foreign_files", count=count, first=path, reason=reason)
-
-    def keep_listing(self, head: Listing, files: Callable[[], Iterable[tuple[str, int]]]) -> bool:
-        """Write the listing, whose files `files` tells: at once when it comes to be complete, no longer is,
-        or is of another revision, else now and then. Whether that was now."""
-        now, before = time.monotonic(), self.listing.head
-        is_other = before is None or (before.complete, before.revision) != (head.complete, head.revision)
-        if not is_other and now < self.listing_due:
-            return False
-        self.listing_due = now + LISTING_EVERY_S
-        listing = replace(head, files=tuple(files()))
-        if self.listing.write(listing) and head.complete and not (before and before.complete):
+    def write_listing(self, listing: Listing) -> None:
+        """Write the listing where it is another; the event tells that it has come to be complete."""
+        was_complete = self.is_complete
+        if self.listing.write(listing) and listing.complete and not was_complete:
             self._events.record("listing_complete", files=len(listing.files))
-        return True
 
     def claim(self, root: str, device: int | None, size: int) -> None:
         """Claim so many bytes of the landing's disk; written when it begins, ends, or changed much."""
-        begins = self._claimed <= 0 < size and device is not None
-        is_news = (size == 0) != (self._claimed <= 0) or abs(size - self._claimed) >= CLAIM_STEP
-        if self._claimed < 0 or begins or (is_news and time.monotonic() >= self._claim_due):
-            is_known = device is not None and size > 0
-            self._claimed, self._claim_due = size if is_known else 0, time.monotonic() + CLAIM_EVERY_S
+        size = -(-size // CLAIM_STEP) * CLAIM_STEP if device is not None else 0
+        is_soon = size > 0 < self._claimed and time.monotonic() < self._claim_due
+        if size != self._claimed and not is_soon:
+            self._claimed, self._claim_due = size, time.monotonic() + CLAIM_EVERY_S
             claims = (Claim(device, root, "landing", size),) if device is not None and size else ()
             write_claims(self._layout, DOWNLOAD_WATCHDOG, claims)
-
-    def end_claim(self) -> None:
-        """Claim nothing any more."""
-        if self._claimed > 0:
-            self._claimed = 0
-            write_claims(self._layout, DOWNLOAD_WATCHDOG, ())

@@ -16,7 +16,7 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import UnavailableError
 from stokerd.download.state import State
-from stokerd.download.status import FetchMeters
+from stokerd.download.status import Meters
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
@@ -34,7 +34,7 @@ class Fetcher:
     """The worker, if one is needed; what it has in hand is in the state's `transfers` and `removing`."""
 
     def __init__(
-        self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any], meters: FetchMeters
+        self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any], meters: Meters
     ) -> None:
         self._context, self._pool, self._state, self._meters = context, pool, state, meters
         self._pipeline, self._events = context.pipeline, context.events

@@ -25,7 +25,6 @@ from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
-from stokerd.download.status import Meters
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
 SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next that a change asks for
@@ -34,12 +33,12 @@ LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, ke
 HASHER = "stoker.corpus.source.hash_worker"
 
 
-class FolderSource(Source[Watched, Meters]):
+class FolderSource(Source[Watched]):
     """One source folder and what is known of it."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         root = str(context.pipeline.dataset.source.path)
-        super().__init__(context, FolderRules(root), Meters(context.metrics), shown=root)
+        super().__init__(context, FolderRules(root), shown=root)
         self.pool = pool
         stage = self.pipeline.stage
         self.settle_s = 0.0 if context.once else stage.settle
@@ -168,7 +167,7 @@ class FolderSource(Source[Watched, Meters]):
         elif self.last.polling and not polling:
             self.events.record("source_watched", path=self.shown)
         if look.foreign and look.foreign != self.last.foreign:
-            self.effects.tell_foreign(look.foreign_in_all, look.foreign[0])
+            self.tell_foreign(look.foreign_in_all, look.foreign[0])
 
     # Hashing
 
@@ -287,8 +286,7 @@ class FolderSource(Source[Watched, Meters]):
         return self.seen and not self.hashing and not self.state.is_left() and self.is_confirmed
 
     def keep_listing(self) -> None:
-        """An unseen folder changes nothing."""
-        if not self.trouble:
+        if not self.trouble:  # a folder that cannot be seen changes nothing
             super().keep_listing()
 
     def summary(self) -> tuple[str, int]:

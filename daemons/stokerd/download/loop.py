@@ -50,7 +50,8 @@ class DownloadWatch:
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
         self.board = StatusBoard(context)
-        self.wishes = Wishes(context, self.source)
+        self.demand = demand_reader(self.layout, pipeline.dataset.name)
+        self.reconciled = (Demand(), -1, False)  # the demand, and what of the source it was reconciled with
 
     def run(self) -> int:
         """The loop; returns the exit code."""
@@ -77,7 +78,7 @@ class DownloadWatch:
         """Observe, act, show, wait, hear; True when --once has nothing left to do."""
         for request in self.requests.read():
             self.requests.finish(request, self.answer(request))
-        self.wishes.reconcile()
+        self.reconcile()
         self.source.look()
         self.source.bring()
         self.source.keep_listing()
@@ -110,6 +111,28 @@ class DownloadWatch:
                 return source.effects.apply(source.fetched_again(path, sha256, by))
         return {"refused": "unknown verb"}
 
+    def reconcile(self) -> None:
+        """Remove from the landing what the stage-shard loop needs no more, bring back what it misses; nothing
+        while neither its demand nor a receipt is another."""
+        source, demand = self.source, self.demand.read()
+        before, changes, was_seen = self.reconciled
+        if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
+            return
+        for path, unneeded in demand.unneeded.items():
+            self.apply("release", path, unneeded.sha256, source.released(path, unneeded))
+        for path, sha256 in demand.missed.items():
+            if before.missed.get(path) != sha256:
+                source.try_again(path)
+            self.apply("fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
+        self.reconciled = (demand, source.state.changes, source.seen)
+
+    def apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
+        """Do what the loop wishes; a refusal is recorded once."""
+        self.source.effects.apply(change)
+        # Before the source was listed nothing tells what can be fetched.
+        if change.refusal and (verb == "release" or self.source.seen):
+            self.source.effects.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
+
     def wait(self) -> None:
         """Sleep until a worker, a request or a signal has something, or something falls due."""
         now = time.monotonic()
@@ -132,35 +155,3 @@ class DownloadWatch:
         text, code = self.source.summary()
         self.context.log.info("drained", message=text)
         return code
-
-
-class Wishes:
-    """The stage-shard loop's demand, which the landing is reconciled with; a refusal is told once."""
-
-    def __init__(self, context: DaemonContext, source: FolderSource | RemoteSource) -> None:
-        self._events, self._source = context.events, source
-        self._reader = demand_reader(context.layout, context.pipeline.dataset.name)
-        self._known = (Demand(), -1, False)  # what the landing was reconciled with
-        self._refused: set[tuple[str, str, str]] = set()
-
-    def reconcile(self) -> None:
-        """Remove what is not needed, bring back what is missed; nothing while no record is another."""
-        source, demand = self._source, self._reader.read()
-        before, changes, was_seen = self._known
-        if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
-            return
-        for path, unneeded in demand.unneeded.items():
-            self._apply("release", path, unneeded.sha256, source.released(path, unneeded))
-        for path, sha256 in demand.missed.items():
-            if before.missed.get(path) != sha256:
-                source.try_again(path)
-            self._apply("fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
-        self._known = (demand, source.state.changes, source.seen)
-
-    def _apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
-        self._source.effects.apply(change)
-        # Before the source was listed nothing tells what can be fetched.
-        is_certain = verb == "release" or self._source.seen
-        if change.refusal and is_certain and (verb, path, sha256) not in self._refused:
-            self._refused.add((verb, path, sha256))
-            self._events.record(f"landing_{verb}_refused", level="warning", path=path, reason=change.refusal)

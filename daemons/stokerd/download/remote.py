@@ -31,20 +31,18 @@ from stokerd.download.fetcher import FETCHER, Fetcher
 from stokerd.download.remote_lister import RemoteLister
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
-from stokerd.download.status import FetchMeters
 
 SHOWN_FILES = VANISHED_SHOWN = 20
 LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
 
 
-class RemoteSource(Source[RemoteFile, FetchMeters]):
+class RemoteSource(Source[RemoteFile]):
     """What is listed, what of it is here, and the one worker that brings the rest."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo, origin = repo_of(source), origin_of(source)
-        rules, meters = RemoteRules(self.root, self.repo), FetchMeters(context.metrics)
-        super().__init__(context, rules, meters, shown=shown_as(source))
+        super().__init__(context, RemoteRules(self.root, self.repo), shown=shown_as(source))
         head = self.effects.listing.head
         self.origin, self.revision = origin, head.revision if head else ""
         self.pinned = head.revision or None if head and head.origin == origin else None
@@ -118,10 +116,10 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
         """Before the source was listed again, a listing that was complete may no longer be."""
         if self.seen:
             super().keep_listing()
-        elif self._changes != self.state.changes and self.effects.is_complete:
-            self._changes, listing = self.state.changes, self.effects.listing.read()
+        elif self._kept != (0, self.state.changes) and self.effects.is_complete:
+            self._kept, listing = (0, self.state.changes), self.effects.listing.read()
             if listing and not selection.still_complete(listing.paths, self.state.receipts):
-                self.effects.listing.write(replace(listing, complete=False))
+                self.effects.write_listing(replace(listing, complete=False))
 
     # Bringing
 
@@ -179,7 +177,7 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
             case "ready":
                 self.state.pauses.end("landing", "landing_available", path=self.root)
                 if said.foreign and said.foreign != self.foreign:
-                    self.effects.tell_foreign(len(said.foreign), said.foreign[0])
+                    self.tell_foreign(len(said.foreign), said.foreign[0])
                 self.foreign = said.foreign
             case "progress":
                 self.failures.went_well()
@@ -283,7 +281,8 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
 
     def next_due(self, now: float) -> float:
         due = [self.lister.next_due(now), self.failures.next_due(now), self.state.next_retry(now)]
-        return min(*due, self.effects.listing_due if self.listing_due else math.inf)
+        is_kept = self._kept == (self.listed, self.state.changes)
+        return min(*due, math.inf if is_kept else max(now, self.listing_due))
 
     # Ending
 
@@ -296,7 +295,7 @@ class RemoteSource(Source[RemoteFile, FetchMeters]):
 
     def summary(self) -> tuple[str, int]:
         """1 where files were given up, each by its name."""
-        self.effects.end_claim()
+        self.effects.claim(self.root, self.fetcher.device, 0)
         counts, work, only = self.state.work.counts, self.state.work, self.state.only
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
         for state in ("unproven", "released"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from typing import Generic, TypeVar
@@ -17,18 +18,18 @@ from stokerd.download.state import Pauses, State
 from stokerd.download.status import Meters
 
 L = TypeVar("L", bound=Listed)
-M = TypeVar("M", bound=Meters)
+LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
 
 
-class Source(Generic[L, M]):
+class Source(Generic[L]):
     """One source: the worker that lists it, those that bring its files, and what is known of it.
 
     `shown` names it for people, without secrets. `seen`: it was listed since our start. `revision` is that of
     the listing, `origin` what it is the revision of.
     """
 
-    def __init__(self, context: DaemonContext, rules: Rules[L], meters: M, *, shown: str) -> None:
-        self.context, self.meters, self.shown = context, meters, shown
+    def __init__(self, context: DaemonContext, rules: Rules[L], *, shown: str) -> None:
+        self.context, self.meters, self.shown = context, Meters(context.metrics), shown
         self.pipeline, self.events = context.pipeline, context.events
         self.dataset = self.pipeline.dataset.name
         only = FilesList(context).names
@@ -36,8 +37,9 @@ class Source(Generic[L, M]):
         self.effects = Effects(context, self.state)
         self.seen = False
         self.revision = self.origin = ""
-        self.listing_due = False
-        self._changes = -1  # of receipts that the listing is kept up with
+        self.listed = 0  # how often it was listed
+        self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
+        self._kept = (0, -1)  # the listing and the changes of receipts that the written listing is of
         self._gone: set[str] = set()
 
     # What each kind does its own way
@@ -72,7 +74,7 @@ class Source(Generic[L, M]):
         While the daemon stays such files may yet come, so that they are named once.
         """
         self.state.work.take(listed, selected)
-        self.listing_due = True
+        self.listed += 1
         try:
             insist_known((self.state.only or ()) if where else (), held or listed, where)
         except DataError as error:
@@ -91,14 +93,21 @@ class Source(Generic[L, M]):
             self.events.record("source_vanished", level="warning", path="", reason=said)
 
     def keep_listing(self) -> None:
-        """Write the listing where it may be another than before."""
-        if self._changes != self.state.changes:
-            self._changes, self.listing_due = self.state.changes, True
-        if self.listing_due and self.seen:
-            if self.is_drained():
-                self.effects.listing_due = 0.0
-            head = Listing(self.dataset, (), self.is_complete, self.revision, self.origin)
-            self.listing_due = not self.effects.keep_listing(head, self.sized)
+        """Write the listing where it may be another: at once where its completeness or revision changes, or
+        nothing is left to do; else now and then."""
+        if not self.seen or self._kept == (self.listed, self.state.changes):
+            return
+        now, head, complete = time.monotonic(), self.effects.listing.head, self.is_complete
+        is_other = head is None or (head.complete, head.revision) != (complete, self.revision)
+        if is_other or now >= self.listing_due or self.is_drained():
+            self._kept, self.listing_due = (self.listed, self.state.changes), now + LISTING_EVERY_S
+            files = tuple(self.sized())
+            self.effects.write_listing(Listing(self.dataset, files, complete, self.revision, self.origin))
+
+    def tell_foreign(self, count: int, first: str) -> None:
+        """Tell of files that another client has not finished."""
+        reason = "another client's; left alone"
+        self.events.record("foreign_files", count=count, first=first, reason=reason)
 
     def sized(self) -> Iterator[tuple[str, int]]:
         """The listed files; one whose size its server alone knows has its receipt's."""

@@ -35,14 +35,7 @@ class Meters:
         )
         self.available = gauge("download_source_available", "1 while the source can be seen.")
         self.complete = gauge("download_complete", "1 when every file of the pinned listing is vouched for.")
-
-
-class FetchMeters(Meters):
-    """Those of a source that is fetched, too."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        super().__init__(metrics)
-        gauge, counter = metrics.gauge, metrics.counter
+        # Of a source that is fetched
         self.fetched = counter("download_fetched_bytes_total", "Bytes that came over the network.")
         self.durable = counter("download_durable_bytes_total", "Fetched bytes made durable.")
         self.refetched = counter(

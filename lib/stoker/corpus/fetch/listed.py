@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.by_path import by_path
 from stoker.kit.workers.exit import WorkerExit
+from stoker.store.errors import ConfigError, UnavailableError
 
 # What a second try at once would not change: said in full, and tried again slowly.
 REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "offline")
-EX_UNAVAILABLE, EX_CONFIG = 69, 78
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,27 @@ class Listed:
 @dataclass(frozen=True)
 class NotListed:
     """Why there is no listing now; `cause` is one of retry_rules' names, "list" for a wrong list of URLs,
-    "empty", or "died". `is_final`: a second try at once would be the same. `is_config`: so says the exit."""
+    "empty", or "died", with the worker's exit code."""
 
     cause: str
     reason: str
-    is_final: bool = True
-    is_config: bool = False
+    code: int | None = None
     retry_after_s: float = 0.0
 
     @property
     def is_refusal(self) -> bool:
         """Whether only the source's owner, or its operator, can change that."""
         return self.cause in REFUSALS or self.cause == "empty"
+
+    @property
+    def is_config(self) -> bool:
+        """Whether the configuration is wrong."""
+        return self.cause == "list" or self.code == ConfigError.exit_code
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a second try at once would be the same."""
+        return self.is_refusal or self.is_config or self.code == UnavailableError.exit_code
 
 
 def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -> Listed | NotListed | None:
@@ -55,10 +64,5 @@ def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -
             correct = "correct dataset.source.include and exclude"
             return NotListed("empty", f"{shown} holds no file that is meant at {revision[:12]}; {correct}")
     cause = str(result.get("class", "died"))
-    return NotListed(
-        cause,
-        f"the source cannot be listed: {result.get('reason') or ended.reason()}",
-        is_final=cause in (*REFUSALS, "list") or ended.code in (EX_UNAVAILABLE, EX_CONFIG),
-        is_config=cause == "list" or ended.code == EX_CONFIG,
-        retry_after_s=float(result.get("retry_after_s") or 0.0),
-    )
+    reason = f"the source cannot be listed: {result.get('reason') or ended.reason()}"
+    return NotListed(cause, reason, ended.code, float(result.get("retry_after_s") or 0.0))

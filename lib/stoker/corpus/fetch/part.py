@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from stoker.corpus.fetch.landing import Landing, PartRecord, part_bytes
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, Go, Kept, resume_offset, written_end
 from stoker.store.errors import StorageError, UnavailableError
-from stoker.store.hashing import hash_file
+from stoker.store.hashing import FileHash, hash_file
 
 _READ = 1 << 20
 # Written when so much is pending or so long after the last write: a kill takes what is not written.
@@ -258,26 +258,21 @@ def write_at(descriptor: int, data: bytes | bytearray, at: int) -> None:
         view, at = view[wrote:], at + wrote
 
 
-@dataclass(frozen=True)
-class Landed:
-    """A file that lies at its place already: its sum and size, whether the page cache may have answered, and
-    (expected, found) of a sum or size that the listing says otherwise; of another size no sum is taken."""
+def look_at_landed(
+    file: RemoteFile, path: Path, tick: Tick = lambda _: None
+) -> tuple[FileHash, tuple[str, str] | None] | None:
+    """Hash what lies there, past the cache where that goes; None where nothing does. Raises StorageError.
 
-    sha256: str
-    size: int
-    cached: bool
-    mismatch: tuple[str, str] | None
-
-
-def look_at_landed(file: RemoteFile, path: Path, tick: Tick = lambda _: None) -> Landed | None:
-    """Hash what lies there, past the cache where that goes; None where nothing does. Raises StorageError."""
+    The second are (expected, found) of a sum or size that the listing says otherwise; of another size no sum
+    is taken.
+    """
     try:
         about = os.lstat(path)
         if not stat.S_ISREG(about.st_mode):  # a link's target, or a fifo, is nothing that we put there
             raise StorageError(f"{path} is not a regular file; move it out of the landing")
         if file.size is not None and about.st_size != file.size:  # no need to read what others broke off
             sizes = f"{file.size} bytes", f"{about.st_size} bytes"
-            return Landed("", about.st_size, cached=False, mismatch=sizes)
+            return FileHash("", about.st_size, cached=False), sizes
         git = Content(file).git
         found = hash_file(path, progress=tick, also=git)
     except (FileNotFoundError, NotADirectoryError):
@@ -285,5 +280,4 @@ def look_at_landed(file: RemoteFile, path: Path, tick: Tick = lambda _: None) ->
     expected, sha256 = file.sha256 or file.landed, found.sha256  # of `landed` it rotted, or others wrote it
     if git is not None:
         expected, sha256 = file.git, git.hexdigest()
-    mismatch = (expected, sha256) if expected is not None and expected != sha256 else None
-    return Landed(found.sha256, found.size, found.cached, mismatch)
+    return found, (expected, sha256) if expected is not None and expected != sha256 else None

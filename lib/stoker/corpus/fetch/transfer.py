@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.part import Part, look_at_landed
@@ -130,13 +129,13 @@ class FileFetch:
             landed = look_at_landed(self.file, path, self._terms.background.following(self._hashing))
         if landed is None:
             return None
-        if landed.mismatch is not None:
-            told = self._set_aside(path, landed.mismatch, landed=True)
-            self._tell("mismatch", count=self.failures["mismatch"], **told)
+        found, differs = landed
+        if differs is not None:
+            self._set_aside(path, differs, self.failures["mismatch"], landed=True)
             return None
         self.forget()
         unproven = self.file.size is None and self.file.sha256 is None
-        return Done("kept", landed.size, landed.sha256, landed.cached, unproven)
+        return Done("kept", found.size, found.sha256, found.cached, unproven)
 
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
@@ -188,9 +187,8 @@ class FileFetch:
         if (differs := self._part.mismatch()) is not None:
             self._part.close()
             count = self.failures["mismatch"] + 1
-            told = self._set_aside(self._landing.part(self.file.path), differs, landed=False)
+            self._set_aside(self._landing.part(self.file.path), differs, count, landed=False)
             self._part.start_over(count)
-            self._tell("mismatch", count=count, **told)
             raise FetchFailed("mismatch", f"{self.file.path} has the sum {differs[1]}, not {differs[0]}")
         unproven = self._part.total is None and self.file.sha256 is None
         size, sha256 = self._part.publish()
@@ -202,12 +200,12 @@ class FileFetch:
         if dropped := self._part.restart():
             self._tell("anew", path=self.file.path, dropped=dropped, reason=reason)
 
-    def _set_aside(self, bad: Path, differs: tuple[str, str], *, landed: bool) -> dict[str, Any]:
-        """Keep wrong content as evidence; returns what is to be told of it."""
+    def _set_aside(self, bad: Path, differs: tuple[str, str], count: int, *, landed: bool) -> None:
+        """Keep wrong content as evidence, and tell of it."""
         told = {"expected": differs[0], "found": differs[1], "landed": landed}
         most = {"most_files": self._terms.keep_files, "most_bytes": self._terms.keep_bytes}
         place = self._landing.keep_evidence(bad, self.file.path, {"reason": "mismatch", **told}, **most)
-        return {"path": self.file.path, "evidence": place, **told}
+        self._tell("mismatch", path=self.file.path, evidence=place, count=count, **told)
 
     def _insist_on_room(self) -> None:
         room = os.statvfs(self._landing.root)

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from urllib.parse import urljoin
 
@@ -84,18 +85,22 @@ class Caller:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         if offset and validator:
             headers["If-Range"] = validator
-        seen: list[str] = []
-        while True:
-            seen.append(url)
+        for redirects in count():
             with self._ask(url, headers) as response:
-                answer = self._answer(response, url, redirected=len(seen) > 1)
+                answer = Answer(
+                    status=response.status_code,
+                    headers={name.lower(): value for name, value in response.headers.items()},
+                    where=shown(url),
+                    at_hub=origin(url) == self._hub,
+                    redirected=redirects > 0,
+                )
                 if answer.status in (200, 206):
                     yield Body(answer, response)
                     return
                 self._drain(response)
                 if answer.status not in _REDIRECTS:
                     raise self._refusal(answer)
-                url = _next(url, answer, seen)
+                url = _next(url, answer, redirects)
 
     def hang_up(self) -> None:
         """End every connection at once: whoever waits on one wakes with an error."""
@@ -150,15 +155,6 @@ class Caller:
         if found is not None:
             self._sockets.add(found)
 
-    def _answer(self, response: httpx2.Response, url: str, *, redirected: bool) -> Answer:
-        return Answer(
-            status=response.status_code,
-            headers={name.lower(): value for name, value in response.headers.items()},
-            where=shown(url),
-            at_hub=origin(url) == self._hub,
-            redirected=redirected,
-        )
-
     def _refusal(self, answer: Answer) -> FetchFailed:
         hub = self._manners.hub
         if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
@@ -169,21 +165,34 @@ class Caller:
         return refusal(answer, time.time())
 
 
-def _next(url: str, answer: Answer, seen: list[str]) -> str:
-    location = answer.headers.get("location", "")
+def _next(url: str, answer: Answer, redirects: int) -> str:
+    location, fault = answer.headers.get("location", ""), ""
     try:
         target = httpx2.URL(urljoin(url, location))
     except (httpx2.InvalidURL, ValueError) as error:
         raise FetchFailed("redirects", f"{answer.where} redirects to what is no URL: {error}") from error
     if not location or target.scheme not in ("http", "https"):
-        raise FetchFailed("redirects", f"{answer.where} redirects to no http address")
-    if origin(url)[0] == "https" and target.scheme == "http":
-        raise FetchFailed("redirects", f"{answer.where} redirects from https to http")
-    if str(target) in seen or len(seen) > MOST_REDIRECTS:
-        raise FetchFailed(
-            "redirects", f"{answer.where} redirects in a circle, or more than {MOST_REDIRECTS} times"
-        )
+        fault = "to no http address"
+    elif origin(url)[0] == "https" and target.scheme == "http":
+        fault = "from https to http"
+    elif redirects >= MOST_REDIRECTS:
+        fault = f"in a circle, or more than {MOST_REDIRECTS} times"
+    if fault:
+        raise FetchFailed("redirects", f"{answer.where} redirects {fault}")
     return str(target)
+
+
+# What the client raises, the kind that it is (None: the caller's own), and what to say of it; the first that
+# fits counts.
+_FAILURES: tuple[tuple[tuple[type[Exception], ...], str | None, str], ...] = (
+    ((httpx2.ConnectTimeout, httpx2.PoolTimeout), "connect", ": no connection in time"),
+    ((httpx2.TimeoutException,), "stalled", " sends nothing"),
+    ((httpx2.RemoteProtocolError,), "short", " ended too early: {error}"),
+    ((httpx2.ProxyError,), "connect", ": the proxy refuses: {error}"),
+    ((httpx2.ConnectError,), "connect", ": {error}{advice}"),
+    ((httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError), "refused", ": {error}"),
+    ((httpx2.HTTPError, httpx2.StreamError, ssl.SSLError), None, ": {error}"),
+)
 
 
 @contextlib.contextmanager
@@ -191,17 +200,7 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
     """Turn what the client raises into FetchFailed; `otherwise` is the kind of all that has none here."""
     try:
         yield
-    except (httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-        raise FetchFailed("connect", f"{where}: no connection in time") from error
-    except httpx2.TimeoutException as error:
-        raise FetchFailed("stalled", f"{where} sends nothing") from error
-    except httpx2.RemoteProtocolError as error:
-        raise FetchFailed("short", f"{where} ended too early: {error}") from error
-    except httpx2.ProxyError as error:
-        raise FetchFailed("connect", f"{where}: the proxy refuses: {error}") from error
-    except httpx2.ConnectError as error:
-        raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError) as error:
-        raise FetchFailed("refused", f"{where}: {error}") from error
-    except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError) as error:
-        raise FetchFailed(otherwise, f"{where}: {error or type(error).__name__}") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
+        kind, text = next((kind, text) for types, kind, text in _FAILURES if isinstance(error, types))
+        said = text.format(error=str(error) or type(error).__name__, advice=advice(error, where))
+        raise FetchFailed(kind or otherwise, where + said) from error

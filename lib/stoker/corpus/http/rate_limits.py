@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-
-_STEPS = 16
 
 
 class Bandwidth:
@@ -33,7 +30,7 @@ class Bandwidth:
 
 
 class RateWatch:
-    """Whether a server sends too slowly: fewer than `least` bytes a second over the last `window_s` seconds.
+    """Whether a server sends too slowly: fewer than `least` bytes a second over `window_s` seconds.
 
     Only the seconds spent waiting for the network count, so our own limit, a slow disk or a pause of this
     process is never held against the server.
@@ -41,22 +38,14 @@ class RateWatch:
 
     def __init__(self, least: float, window_s: float) -> None:
         self._least, self._window_s = least, window_s
-        self._steps: deque[tuple[float, int]] = deque()
-        self._waited_s = 0.0
-        self._bytes = 0
+        self._waited_s = self._bytes = 0.0
 
     def add(self, waited_s: float, size: int) -> bool:
         """Note a read that waited so long for so many bytes; True when the server is too slow."""
-        # Merged into steps of a part of the window: a fast transfer reads many thousand times a second.
-        if self._steps and self._steps[-1][0] + waited_s <= self._window_s / _STEPS:
-            last_s, last = self._steps.pop()
-            self._steps.append((last_s + waited_s, last + size))
-        else:
-            self._steps.append((waited_s, size))
         self._waited_s += waited_s
         self._bytes += size
-        while self._waited_s - self._steps[0][0] >= self._window_s:
-            old_s, old = self._steps.popleft()
-            self._waited_s -= old_s
-            self._bytes -= old
-        return self._waited_s >= self._window_s and self._bytes < self._least * self._waited_s
+        if self._waited_s < self._window_s:
+            return False
+        is_slow = self._bytes < self._least * self._waited_s
+        self._waited_s = self._bytes = 0.0
+        return is_slow

@@ -190,24 +190,25 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
     return go
 
 
+_REFUSALS = {
+    401: ("unauthorized", ": it wants to know who asks"),
+    403: ("forbidden", ": not for this account"),
+    404: ("missing", ""),
+    408: ("server", ""),
+    410: ("missing", ""),
+    416: ("anew", ": what is kept does not belong to it"),
+    425: ("server", ""),
+    429: ("throttled", ""),
+}
+
+
 def refusal(answer: Answer, wall_now: float) -> FetchFailed:
-    """What an answer that is neither 200, 206 nor a redirect means; the hub's own 401 to 404 are explained
-    elsewhere."""
+    """What an answer that is neither 200, 206 nor a redirect means; hub.explain() explains the hub's own 401
+    to 404."""
     status = answer.status
-    said = f"{answer.where} answers {status}"
-    wait_s = retry_after(answer.headers, wall_now)
-    if status == 429:
-        return FetchFailed("throttled", said, status=status, retry_after_s=wait_s, everywhere=True)
-    if status >= 500 or status in (408, 425):
-        return FetchFailed("server", said, status=status, retry_after_s=wait_s)
-    if status == 416:
-        return FetchFailed("anew", f"{said}: what is kept does not belong to it", status=status)
+    kind, said = _REFUSALS.get(status, ("server" if status >= 500 else "refused", ""))
     if status in (401, 403) and answer.redirected and not answer.at_hub:
-        return FetchFailed("expired", f"{said}: a signed address may have expired", status=status)
-    if status == 401:
-        return FetchFailed("unauthorized", f"{said}: it wants to know who asks", status=status)
-    if status == 403:
-        return FetchFailed("forbidden", f"{said}: not for this account", status=status)
-    if status in (404, 410):
-        return FetchFailed("missing", said, status=status)
-    return FetchFailed("refused", said, status=status)
+        kind, said = "expired", ": a signed address may have expired"
+    wait_s = retry_after(answer.headers, wall_now) if kind in ("server", "throttled") else None
+    text = f"{answer.where} answers {status}{said}"
+    return FetchFailed(kind, text, status=status, retry_after_s=wait_s, everywhere=kind == "throttled")
