@@ -60,7 +60,6 @@ def test_every_byte_is_true_through_faults_and_kills(refetching: bool, tmp_path:
         "head_s": 0.5,
         "min_rate": 20_000,
         "window_s": 1.0,
-        "commit_bytes": 128 << 10,
         "attempts": 1000,
         "keep_files": 2,
     }

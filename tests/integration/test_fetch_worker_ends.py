@@ -53,7 +53,7 @@ def test_a_killed_worker_is_gone_on_with_from_what_was_durable(
 def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, start: Start) -> None:
     file = hub_file(hub, "stop.parquet", noise(SIZE, 1))
     hub.fault("stall", path="stop", after=CUT)
-    worker = start(commit_s=3600.0, commit_bytes=1 << 30)  # nothing is durable before the stop
+    worker = start(commit_s=3600.0)  # nothing is durable before the stop
     worker.fetch(file)
 
     def part_size() -> int:

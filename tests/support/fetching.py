@@ -34,7 +34,6 @@ def fetch_task(root: Path, hub: LoopbackHub, **changes: Any) -> dict[str, Any]:
         "read_s": LONG_S,
         "head_s": LONG_S,
         "commit_s": 0.05,
-        "commit_bytes": 1 << 20,
         "backoff": [0.01, 0.05],
         "attempts": 3,
         "floor": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
@@ -22,7 +21,6 @@ from stoker.corpus.http.retry_rules import (
     FetchFailed,
     Go,
     Kept,
-    count_failure,
     judge,
     next_pause,
     refusal,
@@ -61,14 +59,6 @@ def test_what_no_retry_betters_is_given_up_at_once(kind: str) -> None:
 def test_what_is_counted_is_given_up_after_so_many_attempts(kind: str) -> None:
     tries = [next_pause(FetchFailed(kind, ""), {kind: count}, 3, 1.0) for count in (1, 2, 3)]
     assert [pause is None for pause in tries] == [False, False, True]
-
-
-def test_progress_forgets_expired_addresses_but_never_wrong_content() -> None:
-    counted = Counter(mismatch=2, expired=2)
-    count_failure(counted, "short", progressed=True)
-    assert (counted["mismatch"], counted["expired"]) == (2, 0)
-    count_failure(counted, "expired", progressed=True)
-    assert counted["expired"] == 1
 
 
 def test_a_new_address_is_asked_for_at_once_and_only_once() -> None:

@@ -6,12 +6,14 @@ import contextlib
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.corpus.fetch import landing as landing_module
 from stoker.corpus.fetch.landing import PARTS, Landing, PartRecord
 from stoker.corpus.fetch.transfer import FileFetch, Stopped, Terms
 from stoker.corpus.http.rate_limits import Bandwidth
@@ -60,7 +62,6 @@ def on_its_way(landing: Landing, file: RemoteFile = FILE, **changes: Any) -> tup
         bandwidth=Bandwidth(None),
         tell=tell,
         **{
-            "commit_bytes": 1 << 20,
             "min_rate": 0,
             "window_s": 60.0,
             "floor": 0,
@@ -137,15 +138,18 @@ def test_an_old_claim_is_taken_back_before_other_bytes_grow_under_it(landing: La
 def test_no_commit_claims_a_part_that_has_its_name_already(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = Landing.publish
+    move = landing_module.move_durably
     file, _ = on_its_way(landing)
+    commit = threading.Thread(target=file.commit)
 
-    def publish_and_look(self: Landing, path: str) -> None:
-        publish(self, path)
-        assert file._part.uncommitted == 0
+    def move_while_another_commits(*paths: Path) -> None:
+        commit.start()
+        move(*paths)
 
-    monkeypatch.setattr(Landing, "publish", publish_and_look)
+    monkeypatch.setattr(landing_module, "move_durably", move_while_another_commits)
     file.attempt(Scripted(*DATA))
+    commit.join()
+    assert list((landing.root / PARTS).iterdir()) == []
 
 
 @pytest.mark.parametrize("piece", [b"", bytes(1)], ids=["too few", "too many"])
@@ -245,3 +249,14 @@ def test_the_sum_tells_when_what_was_written_is_wrong(landing: Landing) -> None:
     assert [each["count"] for each in said if each["kind"] == "mismatch"] == [1]
     again = the_rest(0)
     assert file.attempt(again).size == len(LARGE) and again.asked == (0, "")
+
+
+@pytest.mark.parametrize(("came", "expired"), [(HALF, 0), (bytes(9), 2)], ids=["progress", "none worth it"])
+def test_progress_forgets_expired_addresses_but_never_wrong_content(
+    came: bytes, expired: int, landing: Landing
+) -> None:
+    file, _ = on_its_way(landing, BIG)
+    file.failures.update(expired=2, mismatch=2)
+    with pytest.raises(FetchFailed):
+        file.attempt(Scripted(came, **{"content-length": str(len(LARGE))}))
+    assert (file.failures["expired"], file.failures["mismatch"], file.failures["short"]) == (expired, 2, 1)

@@ -1,7 +1,7 @@
 """Worker that stays: fetches files over HTTP into the landing, several at once. It brings an HTTP client.
 
 task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", "window_s", "connect_s",
-       "read_s", "head_s", "commit_s", "commit_bytes", "backoff": [first_s, most_s], "attempts", "floor",
+       "read_s", "head_s", "commit_s", "backoff": [first_s, most_s], "attempts", "floor",
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
        "owner": whose the landing is, null where nobody asks}
 input, a line a wish: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give it up and forget its bytes;
@@ -48,7 +48,6 @@ _TURN_S, _DRAIN_S = 0.5, 0.05
 _FOREIGN_SHOWN = 100
 _ALIVE_EVERY_S = 2.0
 _HASHING_EVERY_S = 1.0
-_FAREWELL_S = 3.0  # for the last commits; what hangs then loses a commit's worth
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -64,9 +63,8 @@ class FetchWorker:
         self._landing = Landing(Path(task["root"]), task["dataset"], expected=task["expected"])
         self._owned = self._landing.own(task["owner"]) if task.get("owner") else None
         self._queue, self._gone = Queue(), ""
-        self._due = threading.Event()  # a commit is
         self._said = self._said_hashing = time.monotonic()
-        names = ("commit_bytes", "min_rate", "window_s", "floor", "keep_files", "keep_bytes")
+        names = ("min_rate", "window_s", "floor", "keep_files", "keep_bytes")
         limits = {name: task[name] for name in names}
         self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), self._tell, **limits)
         hub = task["hub"] and HubRepo(**task["hub"])
@@ -79,9 +77,9 @@ class FetchWorker:
         self._landing.sweep()
         device = self._landing.root.stat().st_dev
         self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
-        threads = [threading.Thread(target=self._fetch, args=(each,), daemon=True) for each in self._callers]
-        for thread in (*threads, threading.Thread(target=self._commit, daemon=True)):
-            thread.start()
+        threading.Thread(target=self._commit, daemon=True).start()
+        for caller in self._callers:
+            threading.Thread(target=self._fetch, args=(caller,), daemon=True).start()
         open_input = True
         while not self._report.stopping and (open_input or len(self._queue)):
             try:
@@ -99,7 +97,9 @@ class FetchWorker:
                 raise UnavailableError(self._gone)
         self._queue.end()
         if self._report.stopping:
-            self._stop(threads)
+            for file in self._queue.in_hand():
+                file.stop()
+                file.commit()
             raise WorkerStopped
         return {"status": "ended"}
 
@@ -136,8 +136,8 @@ class FetchWorker:
             done = file.attempt(caller)
         except (Stopped, FetchFailed) as failure:
             if self._report.stopping:
-                file.commit()
-            elif file.dropped or isinstance(failure, Stopped):
+                return  # the main thread made durable what came
+            if file.dropped or isinstance(failure, Stopped):
                 file.forget()
                 self._end(file, "dropped")
             else:
@@ -149,7 +149,7 @@ class FetchWorker:
         wait_s = next_pause(failure, file.failures, self._task["attempts"], file.backoff.next())
         if wait_s is not None:
             self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **_told(failure))
-            self._queue.put_back(file, wait_s, everywhere=failure.everywhere)
+            self._queue.put_back(file, wait_s, everywhere=failure.kind == "throttled")
             return
         if failure.kind == "gone":  # what this process holds open is the directory of before
             self._gone = failure.reason
@@ -167,28 +167,13 @@ class FetchWorker:
 
     def _commit(self) -> None:
         while not self._queue.ended:
-            self._due.wait(self._task["commit_s"])
-            self._due.clear()
+            time.sleep(self._task["commit_s"])
             for file in self._queue.in_hand():
                 file.commit()
 
-    def _stop(self, threads: list[threading.Thread]) -> None:
-        """End the transfers with everything durable."""
-        for file in self._queue.in_hand():
-            file.stop()
-        for caller in self._callers:
-            caller.hang_up()
-        deadline = time.monotonic() + _FAREWELL_S
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        for file in self._queue.in_hand():  # of a thread that did not let go
-            file.commit()
-
     def _tell(self, kind: str, **fields: Any) -> None:
         """Pass on what a file says of itself."""
-        if kind == "due":
-            self._due.set()
-        elif kind != "hashing" or time.monotonic() - self._said_hashing >= _HASHING_EVERY_S:
+        if kind != "hashing" or time.monotonic() - self._said_hashing >= _HASHING_EVERY_S:
             self._said_hashing = time.monotonic() if kind == "hashing" else self._said_hashing
             self._report(kind, **fields)
 

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.corpus.http.hub import HubRepo
 
-COMMIT_S, COMMIT_BYTES = 2.0, 64 << 20
+COMMIT_S = 2.0
 BACKOFF_S = (1.0, 60.0)
 
 
@@ -27,7 +27,6 @@ def fetch_task(pipeline: Pipeline, repo: HubRepo | None, *, expected: bool) -> d
         "read_s": third_s,
         "head_s": min(120.0, download.stall / 2),
         "commit_s": COMMIT_S,
-        "commit_bytes": COMMIT_BYTES,
         "backoff": BACKOFF_S,
         "floor": pipeline.stage.free_floor,
         "keep_files": quarantine.keep_files,

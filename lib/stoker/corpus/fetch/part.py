@@ -102,11 +102,6 @@ class Part:
         """The whole file's size, where the listing or an answer told it."""
         return self._file.size if self._file.size is not None else self.record.total
 
-    @property
-    def uncommitted(self) -> int:
-        """Bytes that a power cut would take."""
-        return self._content.size + len(self._pending) - self._durable
-
     def open(self, tick: Tick) -> int:
         """Take up what is durable of it, and what else was written where its sum will prove it, read back.
 

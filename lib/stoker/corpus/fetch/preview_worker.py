@@ -12,6 +12,7 @@ result: {"status": "written", "rows", "files", "fetched": bytes over the network
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ from stoker.store.files import opened, unlink_durably
 BATCH_BYTES, BATCH_ROWS = 8 << 20, 1000
 CONNECT_S, READ_S = 20.0, 30.0
 TRIES, WRONG_TRIES, LONGEST_WAIT_S = 6, 2, 60.0
-COMMIT_BYTES = 1 << 20  # a sign of life each
+COMMIT_S = 2.0  # a sign of life each
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -48,14 +49,14 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             preview.take(Path(named["here"] or preview.fetch(RemoteFile(**named["remote"]))))
             if named["here"] is None:
                 unlink_durably(Path(task["landing"], named["path"]))
-    except BadParquet as error:
-        found = error.finding
-        where = "" if found.row_group is None else f"row group {found.row_group}: "
-        reason = f"{where}{found.reason}: {found.fields()['detail']}"
-        return {"status": "failed", "class": "data", "path": named["path"], "reason": reason}
-    except FetchFailed as failure:
-        reason = failure.reason
-        return {"status": "failed", "class": failure.kind, "path": named["path"], "reason": reason}
+    except (BadParquet, FetchFailed) as error:
+        if isinstance(error, FetchFailed):
+            kind, reason = error.kind, error.reason
+        else:
+            found = error.finding
+            where = "" if found.row_group is None else f"row group {found.row_group}: "
+            kind, reason = "data", f"{where}{found.reason}: {found.fields()['detail']}"
+        return {"status": "failed", "class": kind, "path": named["path"], "reason": reason}
     preview.close()
     return {"status": "written", "rows": preview.rows, "files": preview.files, "fetched": preview.fetched}
 
@@ -67,6 +68,11 @@ def _next(report: Report) -> dict[str, Any]:
     return answer or {"path": None}
 
 
+def _commit(file: FileFetch, ended: threading.Event) -> None:
+    while not ended.wait(COMMIT_S):
+        file.commit()
+
+
 class _Preview:
     """The file that is written, by the first file's schema."""
 
@@ -74,7 +80,8 @@ class _Preview:
         self.rows = self.files = self.fetched = 0
         self.left = int(task["max_rows"])
         self._task, self._report = task, report
-        self._caller: Caller | None = None
+        hub = task["hub"] and HubRepo(**task["hub"])
+        self._caller = Caller(Manners(CONNECT_S, READ_S, hub, hub_token(task["token_file"]) if hub else None))
         self._writer: pq.ParquetWriter | None = None
 
     def close(self) -> None:
@@ -87,12 +94,10 @@ class _Preview:
     def fetch(self, remote: RemoteFile) -> Path:
         """Bring a file here whole, held against the sum and the size that are known of it."""
         landing = Landing(Path(self._task["landing"]), "preview", expected=False)
-        terms = Terms(landing, Bandwidth(None), self._tell, COMMIT_BYTES, 0.0, READ_S, 0, 0, 0)
-        if self._caller is None:
-            hub = self._task["hub"] and HubRepo(**self._task["hub"])
-            token = hub_token(self._task["token_file"]) if hub else None
-            self._caller = Caller(Manners(CONNECT_S, READ_S, hub, token))
+        terms = Terms(landing, Bandwidth(None), self._tell, 0.0, READ_S, 0, 0, 0)
         file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
+        ended = threading.Event()
+        threading.Thread(target=_commit, args=(file, ended), daemon=True).start()
         for tries in range(1, TRIES + 1):
             try:
                 file.attempt(self._caller)
@@ -102,6 +107,7 @@ class _Preview:
                 if wait_s is None or tries == TRIES or wait_s > LONGEST_WAIT_S:
                     raise
                 time.sleep(wait_s)
+        ended.set()
         self.fetched += file.received
         return landing.target(remote.path)
 
@@ -127,15 +133,10 @@ class _Preview:
             row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
             size = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes, self.left))
             with telling(lambda _: "page_corrupt", row_group=group):
-                pieces = file.iter_batches(batch_size=size, row_groups=[group], use_threads=False)
-            while self.left > 0:
-                with telling(lambda _: "page_corrupt", row_group=group):
-                    batch = next(pieces, None)
-                if batch is None:
-                    break
-                yield batch.slice(0, self.left)
-            if self.left <= 0:
-                return
+                for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
+                    yield batch.slice(0, self.left)
+                    if self.left <= 0:
+                        return
 
     def _fitting(self, table: pa.Table) -> pa.Table:
         """In the shape of the first file, which the first call gives to what is written."""

@@ -17,7 +17,7 @@ from stoker.corpus.fetch.part import Part, look_at_landed
 from stoker.corpus.http.client import Body, Caller
 from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, count_failure, judge, resume_offset
+from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
 from stoker.corpus.source.idle_io import Background, giving_way_on_disk
 from stoker.kit.backoff import Backoff
 from stoker.store.errors import FULL, UnavailableError
@@ -29,13 +29,12 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for every file: the landing, whom to tell, when bytes are made durable, the rates, the bytes
-    that stay free, and how many files and bytes of evidence are kept."""
+    """What holds for every file: the landing, whom to tell, the rates, the bytes that stay free, and how many
+    files and bytes of evidence are kept."""
 
     landing: Landing
     bandwidth: Bandwidth
     tell: Tell
-    commit_bytes: int
     min_rate: float
     window_s: float
     floor: int
@@ -82,10 +81,10 @@ class FileFetch:
             with _disk_failures(self.file.path):
                 return self._attempt(caller)
         except FetchFailed as failure:
-            progressed = self._part.size - before >= PROGRESS_BYTES
-            count_failure(self.failures, failure.kind, progressed=progressed)
-            if progressed:
+            if self._part.size - before >= PROGRESS_BYTES:
+                self.failures["expired"] = 0  # progress never forgets wrong content
                 self.backoff.reset()
+            self.failures[failure.kind] += 1
             self.commit()
             raise
 
@@ -170,8 +169,6 @@ class FileFetch:
                 waited_s = time.monotonic() - read_from
                 self.received += len(chunk)
                 self._part.receive(chunk, total)
-                if self._part.uncommitted >= self._terms.commit_bytes:
-                    self._tell("due")
                 if watch.add(waited_s, len(chunk)):
                     raise FetchFailed("slow", f"{body.answer.where} sends too slowly")
                 self._stop_if_asked()

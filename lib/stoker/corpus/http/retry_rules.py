@@ -6,7 +6,6 @@ Nothing here touches the network or a disk. Seconds throughout; the wall clock o
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -41,19 +40,10 @@ class FetchFailed(Exception):
         *,
         status: int | None = None,
         retry_after_s: float | None = None,
-        everywhere: bool = False,
     ) -> None:
         super().__init__(reason)
         self.kind, self.reason, self.status = kind, reason, status
         self.retry_after_s = retry_after_s
-        self.everywhere = everywhere  # a wait that the server asks of all our requests
-
-
-def count_failure(counted: Counter[str], kind: str, *, progressed: bool) -> None:
-    """Count one more failure; progress forgets expired addresses, never wrong content."""
-    if progressed:
-        counted["expired"] = 0
-    counted[kind] += 1
 
 
 def next_pause(
@@ -211,4 +201,4 @@ def refusal(answer: Answer, wall_now: float) -> FetchFailed:
         kind, said = "expired", ": a signed address may have expired"
     wait_s = retry_after(answer.headers, wall_now) if kind in ("server", "throttled") else None
     text = f"{answer.where} answers {status}{said}"
-    return FetchFailed(kind, text, status=status, retry_after_s=wait_s, everywhere=kind == "throttled")
+    return FetchFailed(kind, text, status=status, retry_after_s=wait_s)
