@@ -51,8 +51,8 @@ class Effects:
         if change.receipt is not None:
             write_receipt(self._layout, change.receipt)
             self._state.take(change.receipt)
-        if (event := change.event) is not None:
-            self._events.record(event.word, level=event.level, **event.fields)
+        if change.event:
+            self._events.record(change.event, level=change.level, **change.fields)
         return change.answer
 
     def warn_once(self, event: str, path: str, reason: str, *about: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.units import format_duration
-from stoker.corpus.fetch.receipt_changes import Change, hashed, looked_at_again
+from stoker.corpus.fetch.receipt_changes import Change, hashed, looked_at_again, refused
 from stoker.corpus.records.by_path import first
 from stoker.corpus.records.demand import Unneeded
 from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
@@ -44,7 +44,7 @@ class FolderSource(Source[Watched]):
         self.settle_s = 0.0 if context.once else stage.settle
         self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
         self.look_every_s = min(30.0, max(1.0, stage.settle / 3))
-        self.look_due = self.asked_at = self.looked_at = 0.0
+        self.look_due = self.asked_at = self.rest_s = 0.0
         self.is_looking = self.is_settling = False
         self.found: dict[str, Watched] = {}  # by the look under way
         self.watched: dict[str, Watched] = {}
@@ -101,10 +101,10 @@ class FolderSource(Source[Watched]):
                 stage = self.pipeline.stage
                 self.found |= {file.path: Watched.first(file, settle_s=stage.settle, **at) for file in seen}
             case "changed":  # a folder that changes all the time is not looked at all the time
-                rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, self.looked_at - self.asked_at))
-                self.look_due = min(self.look_due, self.looked_at + rest_s)
+                self.look_due = min(self.look_due, now + self.rest_s)
             case "looked":
-                self.is_looking, self.looked_at, self.look_due = False, now, now + self.look_every_s
+                self.is_looking, self.look_due = False, now + self.look_every_s
+                self.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, now - self.asked_at))
                 self.state.retries.succeeded(LISTER)
                 found, self.found = self.found, {}
                 self.take_look(Look.of(message, found))
@@ -161,11 +161,9 @@ class FolderSource(Source[Watched]):
         )
 
     def _tell_of(self, look: Look) -> None:
-        every_s, polling = round(self.look_every_s, 1), look.polling
-        if polling and polling != self.last.polling:
-            self.events.record("source_polled", path=self.shown, reason=polling, every_s=every_s)
-        elif self.last.polling and not polling:
-            self.events.record("source_watched", path=self.shown)
+        if look.polling and look.polling != self.last.polling:
+            every_s = round(self.look_every_s, 1)
+            self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
         if look.foreign and look.foreign != self.last.foreign:
             self.tell_foreign(look.foreign_in_all, look.foreign[0])
 
@@ -229,12 +227,11 @@ class FolderSource(Source[Watched]):
     # What is asked
 
     def released(self, path: str, unneeded: Unneeded) -> Change:
-        reason = "the source is a folder, which is read in place and never written"
-        return Change(answer={"refused": f"{path}: {reason}"})
+        return refused(f"{path}: the source is a folder, which is read in place and never written")
 
     def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
         if path not in self.watched:
-            return Change(answer={"refused": f"{path} is not in {self.shown}; put it there"})
+            return refused(f"{path} is not in {self.shown}; put it there")
         receipt = self.state.receipts.get(path)
         return Change(answer={"receipt": "disputed"}) if receipt is None else looked_at_again(receipt, by)
 

@@ -238,8 +238,10 @@ class RemoteSource(Source[RemoteFile]):
     def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
         receipt, listed = self.state.receipts.get(path), self.state.work.listed.get(path)
         if receipt is None:
-            reason = f"{self.shown} does not list {path}"
-            return Change(answer={"refused": reason} if listed is None else {"receipt": "none"})
+            is_unknown = f"{self.shown} does not list {path}"
+            return (
+                receipt_changes.refused(is_unknown) if listed is None else Change(answer={"receipt": "none"})
+            )
         wanted = listed or selection.wanted_again(receipt, self.repo)
         return receipt_changes.fetched_again(receipt, sha256, wanted, by)
 

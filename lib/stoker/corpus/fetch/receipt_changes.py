@@ -17,20 +17,13 @@ from stoker.corpus.source.folder import FileSeen
 
 
 @dataclass(frozen=True)
-class Event:
-    """An event to record."""
-
-    word: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    level: str = "info"
-
-
-@dataclass(frozen=True)
 class Change:
     """A receipt to write, the event to record once it is durable, and the answer to the request for it."""
 
     receipt: Receipt | None = None
-    event: Event | None = None
+    event: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    level: str = "info"
     answer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -39,7 +32,7 @@ class Change:
         return str(self.answer.get("refused", ""))
 
 
-def _refused(reason: str) -> Change:
+def refused(reason: str) -> Change:
     return Change(answer={"refused": reason})
 
 
@@ -54,21 +47,20 @@ def hashed(
     before: Receipt | None, dataset: str, place: str, file: FileSeen, sha256: str, *, cached: bool
 ) -> Change:
     """After a folder's file at `place` was hashed."""
-    told: dict[str, Any] = {"path": file.path, "sha256": sha256}
+    told: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": sha256, "cached": cached}
     if before is not None and is_rot(before, file, sha256):
         reason = (
             "its content changed, its size, time and inode did not; nothing is built of it: put a good copy "
             f"in its place, or take it as it is with stoker verify downloads --accept {file.path}"
         )
-        told |= {"before": before.sha256, "cached": cached, "reason": reason}
-        rotten = replace(before, file=place, state="disputed", found=sha256)
-        return Change(rotten, Event("source_rotten", told, "error"))
+        told |= {"before": before.sha256, "reason": reason}
+        return Change(
+            replace(before, file=place, state="disputed", found=sha256), "source_rotten", told, "error"
+        )
     receipt = Receipt(dataset, file.path, place, file.size, sha256, "", file.etag, "verified")
-    if before is None:
-        return Change(receipt, Event("file_verified", {**told, "size": file.size, "cached": cached}))
-    if before.sha256 == sha256:
-        return Change(receipt, Event("file_reverified", {**told, "cached": cached}))
-    return Change(receipt, Event("source_changed", {**told, "before": before.sha256}, "warning"))
+    if before is None or before.sha256 == sha256:
+        return Change(receipt, "file_reverified" if before else "file_verified", told)
+    return Change(receipt, "source_changed", {**told, "before": before.sha256}, "warning")
 
 
 def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
@@ -76,13 +68,13 @@ def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile
     state: ReceiptState = "unproven" if done.unproven else "verified"
     identity, revision = wanted.identity, wanted.revision
     receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, identity, state)
-    told: dict[str, Any] = {"path": wanted.path, "size": done.size, "sha256": done.sha256}
-    told |= {"how": done.how, "cached": done.cached}
+    names = ("path", "size", "sha256", "how", "cached")
+    told = {name: getattr(done, name) for name in names}
     if done.unproven:
         told["reason"] = "it came without a length, and no sum is listed: nothing tells whether it is whole"
-        return Change(receipt, Event("file_unproven", told, "warning"))
+        return Change(receipt, "file_unproven", told, "warning")
     known = before is not None and before.sha256 == done.sha256
-    return Change(receipt, Event("file_reverified" if known else "file_verified", told))
+    return Change(receipt, "file_reverified" if known else "file_verified", told)
 
 
 def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile) -> Change:
@@ -96,7 +88,7 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 def listed_otherwise(receipt: Receipt) -> Change:
     """Another content is listed: this one goes first."""
     told = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
-    return Change(replace(receipt, state="releasing"), Event("source_changed", told))
+    return Change(replace(receipt, state="releasing"), "source_changed", told)
 
 
 def removed(receipt: Receipt | None) -> Change:
@@ -104,7 +96,7 @@ def removed(receipt: Receipt | None) -> Change:
     if receipt is None or receipt.state != "releasing":
         return Change()
     told = {"path": receipt.path, "size": receipt.size}
-    return Change(replace(receipt, state="released"), Event("file_released", told))
+    return Change(replace(receipt, state="released"), "file_released", told)
 
 
 # What others ask
@@ -113,7 +105,7 @@ def removed(receipt: Receipt | None) -> Change:
 def disputed(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
     """This content was found wrong: look at the file again."""
     if receipt is None:
-        return _refused(f"no receipt for {path}")
+        return refused(f"no receipt for {path}")
     if receipt.sha256 != sha256 or not (receipt.usable or receipt.state == "disputed"):
         return _as_it_is(receipt)  # looked at again since, or not here
     return looked_at_again(receipt, by)
@@ -124,27 +116,27 @@ def looked_at_again(receipt: Receipt, by: str) -> Change:
     answer = {"receipt": "disputed"}
     if receipt.state == "disputed" and not receipt.found:
         return Change(answer=answer)
-    event = Event("receipt_disputed", {"path": receipt.path, "by": by}, "warning")
-    return Change(replace(receipt, state="disputed", found=""), event, answer)
+    disputed = replace(receipt, state="disputed", found="")
+    return Change(disputed, "receipt_disputed", {"path": receipt.path, "by": by}, "warning", answer)
 
 
 def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
     """Somebody takes a rotten file as it is."""
     if receipt is None or not receipt.rotten or receipt.found != sha256:
-        return _refused(f"{path} is not rotten with that content")
+        return refused(f"{path} is not rotten with that content")
     told = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
     taken = replace(receipt, state="verified", sha256=receipt.found, found="")
-    return Change(taken, Event("source_changed", told, "warning"), {"receipt": "verified"})
+    return Change(taken, "source_changed", told, "warning", {"receipt": "verified"})
 
 
 def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Callable[[], str]) -> Change:
     """Remove a file that the stage-shard loop needs no more: the intent, before the unlink."""
     if receipt is None:
-        return _refused(f"no receipt for {path}")
+        return refused(f"no receipt for {path}")
     if not receipt.usable or receipt.sha256 != sha256:
         return _as_it_is(receipt)
     if kept := still_needed():
-        return _refused(f"{path}: {kept}")
+        return refused(f"{path}: {kept}")
     return Change(replace(receipt, state="releasing"), answer={"receipt": "releasing"})
 
 
@@ -172,8 +164,8 @@ def fetched_again(receipt: Receipt, sha256: str | None, wanted: RemoteFile | Non
     if sha256 is not None and receipt.sha256 != sha256:
         return _as_it_is(receipt)
     if wanted is None:
-        return _refused(f"{receipt.path} is not listed any more, and nothing tells where it is")
+        return refused(f"{receipt.path} is not listed any more, and nothing tells where it is")
     if receipt.state not in ("released", "releasing") or not speaks_of(receipt, wanted):
         return Change(answer={"receipt": receipt.state})
-    event = Event("fetch_asked", {"path": receipt.path, "by": by})
-    return Change(replace(receipt, state="disputed"), event, {"receipt": "disputed"})
+    told, answer = {"path": receipt.path, "by": by}, {"receipt": "disputed"}
+    return Change(replace(receipt, state="disputed"), "fetch_asked", told, answer=answer)
