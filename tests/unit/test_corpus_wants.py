@@ -139,12 +139,12 @@ def test_a_file_is_shown_by_its_receipt_unless_other_content_has_to_come(
     assert (rules.wanted_again(known) is not None) == (state == "disputed")
 
 
-def heard(transfers: Transfers[None], now: float, **message: Any) -> None:
+def heard(transfers: Transfers, now: float, **message: Any) -> None:
     transfers.hear(parse(message), now)
 
 
 def test_transfers_count_each_byte_once_and_show_who_is_at_work() -> None:
-    transfers = Transfers[None]()
+    transfers = Transfers()
     transfers.add("a", 100, None)
     transfers.add("b", None, None)
     said: list[dict[str, Any]] = [
@@ -172,7 +172,7 @@ def test_transfers_count_each_byte_once_and_show_who_is_at_work() -> None:
 
 
 def test_a_kept_file_is_no_transfer() -> None:
-    transfers = Transfers[None]()
+    transfers = Transfers()
     transfers.add("a", 100, None)
     heard(transfers, 0.0, kind="hashing", path="a", bytes=50)
     heard(transfers, 1.0, kind="done", path="a", size=100, fetched=0, how="kept")

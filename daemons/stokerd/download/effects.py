@@ -18,7 +18,7 @@ from stoker.store.record import RecordDamaged, set_aside
 from stokerd.download.state import State
 
 CLAIM_EVERY_S = 10.0  # between two claims: each wakes the daemons that read the ledger
-CLAIM_STEP = 64 << 20  # claims are multiples of it
+CLAIM_STEP = 64 << 20  # a change of fewer bytes is no news
 
 
 def read_receipts(context: DaemonContext) -> Iterable[tuple[str, Receipt]]:
@@ -67,11 +67,11 @@ class Effects:
         if self.listing.write(listing) and listing.complete and not was_complete:
             self._events.record("listing_complete", files=len(listing.files))
 
-    def claim(self, root: str, device: int | None, size: int) -> None:
+    def claim(self, root: str, device: int | None, size: int, *, at_once: bool = False) -> None:
         """Claim so many bytes of the landing's disk; written when it begins, ends, or changed much."""
-        size = -(-size // CLAIM_STEP) * CLAIM_STEP if device is not None else 0
-        is_soon = size > 0 < self._claimed and time.monotonic() < self._claim_due
-        if size != self._claimed and not is_soon:
-            self._claimed, self._claim_due = size, time.monotonic() + CLAIM_EVERY_S
+        now, before, size = time.monotonic(), self._claimed, 0 if device is None else size
+        is_news = size == 0 < before or abs(size - before) >= CLAIM_STEP
+        if before < 0 or before == 0 < size or (is_news and (at_once or now >= self._claim_due)):
+            self._claimed, self._claim_due = size, now + CLAIM_EVERY_S
             claims = (Claim(device, root, "landing", size),) if device is not None and size else ()
             write_claims(self._layout, DOWNLOAD_WATCHDOG, claims)

@@ -182,7 +182,7 @@ class FolderSource(Source[Watched]):
         ):
             file = watched.file
             self.pool.start(self.hash, file.path, file.hash_task(self.shown), file)
-            state.transfers.add(file.path, file.size, file)
+            state.transfers.add(file.path, file.size, None)
 
     def ended(self, job: Job[Any], ended: WorkerExit) -> None:
         if job.subject == LISTER:

@@ -88,7 +88,8 @@ class RemoteSource(Source[RemoteFile]):
         if self.ahead.has_moved(self._as_listing):
             self._select(work.listed)
         for path, transfer in self.state.transfers.items():
-            if (file := work.pending.get(path)) is None or file.identity != transfer.wish.identity:
+            file, wish = work.pending.get(path), transfer.wish
+            if file is None or wish is None or file.identity != wish.identity:
                 self.fetcher.drop(path)
         if is_other:
             self.failures.listed_anew()
@@ -297,7 +298,7 @@ class RemoteSource(Source[RemoteFile]):
 
     def summary(self) -> tuple[str, int]:
         """1 where files were given up, each by its name."""
-        self.effects.claim(self.root, self.fetcher.device, 0)
+        self.effects.claim(self.root, self.fetcher.device, 0, at_once=True)
         counts, work, only = self.state.work.counts, self.state.work, self.state.only
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
         for state in ("unproven", "released"):

@@ -111,7 +111,7 @@ class State(Generic[L]):
         self.paths: dict[ReceiptState, set[str]] = defaultdict(set)
         self.verified_bytes = self.changes = 0
         self.work = Worklist(rules, self.receipts)
-        self.transfers = Transfers[Any]()
+        self.transfers = Transfers()
         self.removing: set[str] = set()
         self.retries = Retries()
         self.pauses = pauses

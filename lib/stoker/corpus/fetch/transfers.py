@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from stoker.corpus.fetch.messages import Said
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.observe.rate import Rate
 
 FILE_OVER_S, ALL_OVER_S = 30.0, 60.0
 
-W = TypeVar("W")
-
 
 @dataclass
-class Transfer(Generic[W]):
+class Transfer:
     """One file with a worker: `bytes` of it are done, `received` came over the network so far.
 
-    `wish` is what was asked for. `in_hand`: it is being worked on. `why`: what the last try met, empty unless
-    it waits for the next one, at `due_at` (monotonic seconds).
+    `wish` is what was asked for, None for a file of a folder. `in_hand`: it is being worked on. `why`: what
+    the last try met, empty unless it waits for the next one, at `due_at` (monotonic seconds).
     """
 
     path: str
     size: int | None
-    wish: W
+    wish: RemoteFile | None
     bytes: int = 0
     received: int = 0
     in_hand: bool = False
@@ -38,7 +37,7 @@ class Transfer(Generic[W]):
         return {"path": self.path, "bytes": self.bytes, "size": self.size, "bytes_per_second": rate}
 
 
-class Transfers(dict[str, Transfer[W]]):
+class Transfers(dict[str, Transfer]):
     """Those under way by path; the totals go on over many workers."""
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class Transfers(dict[str, Transfer[W]]):
         self.durable = self.received = 0  # bytes since the start
         self._pace = Rate(ALL_OVER_S)
 
-    def add(self, path: str, size: int | None, wish: W) -> None:
+    def add(self, path: str, size: int | None, wish: RemoteFile | None) -> None:
         """A file was given to a worker."""
         self[path] = Transfer(path, size, wish)
 
@@ -76,7 +75,7 @@ class Transfers(dict[str, Transfer[W]]):
         self.received += max(0, received - file.received)
         file.bytes, file.received, file.in_hand = done, received, True
 
-    def end(self, path: str) -> W | None:
+    def end(self, path: str) -> RemoteFile | None:
         """The worker has done with a file; what was asked for, None where nothing was."""
         file = self.pop(path, None)
         return None if file is None else file.wish
@@ -89,7 +88,7 @@ class Transfers(dict[str, Transfer[W]]):
         """How many files are being worked on."""
         return sum(1 for file in self.values() if file.in_hand)
 
-    def held_up(self) -> Transfer[W] | None:
+    def held_up(self) -> Transfer | None:
         """The file that is tried first where all wait for their next try; None while one is worked on."""
         waiting = [file for file in self.values() if file.why]
         if not waiting or self.in_hand():
