@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def probed(hub: LoopbackHub, files: list[dict[str, Any]], seconds: float) -> dic
 
 def test_the_rate_is_measured_over_what_came_in_time_and_a_refusal_is_told(tmp_path: Path) -> None:
     with LoopbackHub(tmp_path / "hub") as hub:
-        files = [hub_file(hub, f"{i}.parquet", noise(100_000, i)).to_fields() for i in range(2)]
+        files = [asdict(hub_file(hub, f"{i}.parquet", noise(100_000, i))) for i in range(2)]
         found = probed(hub, files, 60.0)
         assert (found["status"], found["bytes"]) == ("probed", 200_000) and 0 < found["seconds"] < 60
         hub.fault("stall", path="0.parquet", after=50_000)
