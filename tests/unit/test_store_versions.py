@@ -42,7 +42,7 @@ RECORDS: dict[str, tuple[Reader, Reader]] = {  # by name: where it lies, and who
     ),
     "landing": (
         lambda at: at.state / "landing" / PARTS / "a.json",
-        lambda at: Landing(at.state / "landing", "data", expected=True).unfinished(),
+        lambda at: Landing(at.state / "landing", "data", expected=True).sweep(),
     ),
 }  # fmt: skip
 
