@@ -453,7 +453,7 @@ def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_c
         }
         with start_worker("stoker.shards.build.tokenizer_worker", task) as process:
             *told, last = messages_of(process)
-        results.append(last["done"])
+        results.append(last["result"])
         percents = [message["percent"] for message in told if message["kind"] == "progress"]
         assert (percents[0], percents[-1]) == (0, 100)
         assert percents == sorted(percents)

@@ -381,11 +381,6 @@ def change_receipt(**changes: Any) -> Callable[[Site], None]:
     return change
 
 
-def copy_of_a_record(site: Site) -> None:
-    record = site.pipeline.layout.source("prose", PATHS[0])
-    shutil.copy(record, record.with_name("zzz-000000000000.json"))
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -394,15 +389,8 @@ def copy_of_a_record(site: Site) -> None:
         (change_source(evicted=True), "evicted, but no warm store"),
         (change_pin(version=2), "version 2, "),
         (change_pin(listing=LISTED[1:]), "its listing lacks a.parquet"),
-        (copy_of_a_record, "zzz-000000000000.json: not the name of a record of a.parquet"),
         (lambda site: site.pipeline.layout.listing("prose").unlink(), "listings/prose.json: missing"),
         (lambda site: site.pipeline.layout.listing("prose").write_text("{"), "listings/prose.json"),
-        (
-            lambda site: shutil.copytree(
-                site.set_of(), site.pipeline.hot_layout.shards("other") / site.set_of().name
-            ),
-            "shards/other: extra",
-        ),
     ],
 )
 def test_records_that_only_their_neighbours_give_the_lie_are_found(

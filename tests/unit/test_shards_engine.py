@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stoker.shards.build import build_worker, engine_check
 from stoker.shards.build.engine_check import Engines
 from stoker.shards.tokenize import fastokens_engine as fast
-from stoker.shards.tokenize.engine import Engine, EngineUnsupported, HFEngine, make_engine
+from stoker.shards.tokenize.engine import Engine, EngineUnsupported, HFEngine
 from stoker.shards.tokenize.fastokens_engine import FastEngine, IdGuard
 from stoker.shards.tokenize.probes import probes
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, examine_tokenizer, reload_tokenizer
@@ -41,12 +41,11 @@ def pair(data: bytes) -> tuple[FastEngine, HFEngine]:
 
 
 def assert_equal(one: Engine, other: Engine, texts: list[str]) -> None:
-    for way in ("encode", "documents"):
-        ids, lengths = getattr(one, way)(texts)
-        wanted, wanted_lengths = getattr(other, way)(texts)
-        assert np.array_equal(ids, wanted)
-        assert np.array_equal(lengths, wanted_lengths)
-        assert (ids.dtype, lengths.dtype) == (wanted.dtype, wanted_lengths.dtype)
+    ids, lengths = one.documents(texts)
+    wanted, wanted_lengths = other.documents(texts)
+    assert np.array_equal(ids, wanted)
+    assert np.array_equal(lengths, wanted_lengths)
+    assert (ids.dtype, lengths.dtype) == (wanted.dtype, wanted_lengths.dtype)
 
 
 @pytest.mark.parametrize(("family", "options"), KINDS, ids=str)
@@ -117,13 +116,11 @@ def test_ids_that_no_text_may_have_are_counted(
     flat = [[*one, eot] for one in documents_]
     ids = np.array([each for one in flat for each in one], np.uint32)
     ends = np.cumsum([len(one) for one in flat])
-    plain = np.array([each for one in documents_ for each in one], np.uint32)
-    for given_ids, given_ends in ((ids, ends), (plain, None)):
-        if fine:
-            guard.check(given_ids, given_ends)
-        else:
-            with pytest.raises(EngineUnsupported, match="special"):
-                guard.check(given_ids, given_ends)
+    if fine:
+        guard.check(ids, ends)
+    else:
+        with pytest.raises(EngineUnsupported, match="special"):
+            guard.check(ids, ends)
 
 
 def test_a_text_without_its_end_is_found_out() -> None:
@@ -213,11 +210,13 @@ def test_a_builder_keeps_its_engines_for_the_next_file_and_tells_of_a_refused_on
 ) -> None:
     made: list[str] = []
 
-    def counting(name: str, tokenizer: FrozenTokenizer) -> Engine:
-        made.append(name)
-        return make_engine(name, tokenizer)
+    for made_by in (HFEngine, FastEngine):
 
-    monkeypatch.setattr(engine_check, "make_engine", counting)
+        def counting(tokenizer: FrozenTokenizer, made_by: Any = made_by) -> Engine:
+            made.append(made_by.name)
+            return made_by(tokenizer)
+
+        monkeypatch.setattr(engine_check, made_by.__name__, counting)
     monkeypatch.setattr(build_worker, "_kept", [])
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_bytes(tokenizer_like("gpt2"))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from stoker.shards.tokenize.engine import HFEngine, make_engine
+from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import (
     END_OF_TEXT,
     FrozenTokenizer,
@@ -25,7 +25,7 @@ from stoker.shards.tokenize.tokenizer import (
     reload_tokenizer,
     train_tokenizer,
 )
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import DataError
 from support.text import ODD, documents
 
 TEXTS = [text for text in documents(300, seed=5) if text]
@@ -111,11 +111,6 @@ def test_an_engine_whose_definition_still_has_a_special_token_is_found_out() -> 
     )
     with pytest.raises(DataError, match="special token"):
         HFEngine(dirty).encode([END_OF_TEXT])
-
-
-def test_an_engine_that_is_not_built_in_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="tiktoken"):
-        make_engine("tiktoken", frozen())
 
 
 def test_every_added_token_of_a_given_file_is_taken_out_of_encoding() -> None:
@@ -222,8 +217,8 @@ def test_a_split_that_keeps_only_what_it_matches_is_taken_where_it_matches_all()
         (lambda one: one.update(pre_tokenizer=None), "byte-level"),
         (lambda one: one["model"].update(type="WordPiece"), "WordPiece"),
         (_rename_end_of_text, "end-of-text"),
-        (lambda one: one["model"]["vocab"].pop("a"), "such as 0x61"),
-        (lambda one: one["model"]["vocab"].pop("ñ"), "such as 0xf1"),  # of U+40000 and its like alone
+        (lambda one: one["model"]["vocab"].pop("a"), "HF tokenizers refuses it|comes back changed"),
+        (lambda one: one["model"]["vocab"].pop("ñ"), "comes back changed"),  # of U+40000 and its like alone
         (lambda one: one.pop("model"), "not a tokenizer.json"),
         (lambda one: one["model"]["vocab"].update(q=2**32), "not a tokenizer.json"),
         (lambda one: _split_first(one, {"String": "qqq"}, invert=False), "drops what it splits at"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from stoker.shards.tokenize.engine import make_engine
+from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.training.model import Model, Shape
@@ -39,7 +39,7 @@ class TextModel:
         frozen = load_tokenizer(checkpoint / "tokenizer.json")
         if frozen.vocab_size > shape.vocab_size:
             raise DataError(f"{checkpoint}: tokenizer.json has more ids than the model's {shape.vocab_size}")
-        self._engine = make_engine("auto", frozen)
+        self._engine = HFEngine(frozen)
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         self._eot = frozen.eot
         self._ids = frozen.vocab_size  # the embedding may have been made wider

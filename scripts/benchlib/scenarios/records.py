@@ -22,7 +22,8 @@ from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
 from stoker.kit.process.process_id import children_tree
-from stoker.shards.format.identity import build_id, parameters_for, set_key
+from stoker.shards.format.identity import build_id, set_key
+from stoker.shards.format.pinned import parameters_asked
 from stoker.store.files import canonical_json
 from stoker.store.names import record_name
 
@@ -153,7 +154,7 @@ def _write_pin(pipeline: Pipeline) -> DatasetPin:
     sha256 = hashlib.sha256(b"{}\n").hexdigest()
     name = "prose-v1.json"
     (pipeline.layout.datasets / "tokenizers" / name).write_text("{}\n")
-    parameters = parameters_for(pipeline, tokenizer_sha256=sha256, vocab_size=32_000, eot=0)
+    parameters = parameters_asked(pipeline, TokenizerPin("", sha256, 32_000, 0))
     pin = DatasetPin(
         dataset="prose",
         version=1,

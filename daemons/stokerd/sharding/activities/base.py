@@ -11,7 +11,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_full import Place
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.pool import Job
-from stoker.shards.format.identity import Filters
+from stoker.shards.format.pinned import filters_asked
 from stokerd.sharding.activities.transitions import failed
 from stokerd.sharding.effects import Effect
 from stokerd.sharding.facts.disks import Disk
@@ -55,7 +55,7 @@ class ShardActivity(Activity):
 
 def columns(pipeline: Pipeline) -> dict[str, str]:
     """The columns that are read beside the text, and what each must hold."""
-    return Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns()
+    return filters_asked(pipeline).columns()
 
 
 def marks(*disks: Disk | None) -> list[dict[str, Any]]:

@@ -29,8 +29,7 @@ from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.kit.metrics import Metrics
 from stoker.kit.state_owner import another_owner
 from stoker.kit.workers.activity import Activity
-from stoker.shards.format.identity import Filters
-from stoker.shards.format.pinned import asked_of_tokenizer, pin_faults
+from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.store.parsing import parse_json
 from stoker.store.record import RecordDamaged, read_record
@@ -138,7 +137,7 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "include": dataset.source.include,
         "exclude": dataset.source.exclude,
         "text_column": dataset.text_column,
-        "columns": Filters.from_mapping(dataset.filters.model_dump()).columns(),
+        "columns": filters_asked(pipeline).columns(),
     }
     try:
         return work(SURVEY, task, "it cannot be looked through")

@@ -173,16 +173,9 @@ class _Look:
             expected |= {set_key(source.sha256, build)[:16] for source in self.sources.values()}
         disks = [disk for disk in (self.hot, self.places.warm) if disk is not None]
         for folder in [disk.shards(self.dataset) for disk in disks]:
-            yield from self._other_folders(folder.parent)
             for name in _names(folder):
                 if name not in expected and not self._of_earlier_version(folder / name):
                     yield f"{folder / name}: an extra set, no source record names it"
-
-    def _other_folders(self, shards: Path) -> Iterator[str]:
-        """Folders of datasets that this pipeline never pinned; one it had before is left in peace."""
-        for name in _names(shards):
-            if name != self.dataset and not self.layout.dataset(name).exists():
-                yield f"{shards / name}: extra, no dataset of this name is on record"
 
     def _of_earlier_version(self, directory: Path) -> bool:
         """Sets of the builds before dataset.version was raised stay until nobody needs them.

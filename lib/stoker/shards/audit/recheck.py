@@ -10,7 +10,7 @@ from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.staging.reconcile import parquet_name
-from stoker.shards.format.identity import Filters
+from stoker.shards.format.pinned import filters_asked
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stoker.store.requests import file_request, filed_requests
@@ -33,7 +33,7 @@ def look_task(
         "size": source.size,
         "sha256": source.sha256,
         "text_column": pipeline.dataset.text_column,
-        "columns": Filters.from_mapping(pipeline.dataset.filters.model_dump()).columns(),
+        "columns": filters_asked(pipeline).columns(),
         "floor": pipeline.stage.free_floor,
         "decode": decode,
     }

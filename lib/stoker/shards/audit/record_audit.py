@@ -86,7 +86,6 @@ def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
 def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iterator[str]:
     """What pin, listing and the folders of records say against each other and the pipeline file."""
     layout, dataset, pin = pipeline.layout, pipeline.dataset.name, records.pin
-    yield from _misfiled(layout, dataset, records)
     yield from _rotten(pipeline, records)
     if pin is None:
         return
@@ -185,18 +184,3 @@ def _due(pin: DatasetPin, records: Records) -> list[str]:
     kept = [path for path in pin.listing if path in ended]
     part = slice_of(records.listing.paths, records.sources, Limit(**pin.limit), kept=kept)
     return list(part.paths)
-
-
-def _misfiled(layout: StateLayout, dataset: str, records: Records) -> Iterator[str]:
-    """Records under another name than their path's: each path has one, a second one hides the first."""
-    expected = {layout.source(dataset, path) for path in records.sources}
-    expected |= {layout.receipt(dataset, path) for path in records.receipts}
-    for folder, name_of in ((layout.sources, layout.source), (layout.receipts, layout.receipt)):
-        for file in sorted(set(folder.glob("[!.]*.json")) - expected):
-            try:
-                record = read_record(file)
-            except (FileNotFoundError, RecordDamaged):
-                continue  # gone meanwhile, or a finding already
-            path = str(record.get("path"))
-            if record.get("dataset") == dataset and file != name_of(dataset, path):
-                yield f"{file}: not the name of a record of {path}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,68 +18,54 @@ from stoker.shards.format.identity import BuildParameters
 from stoker.shards.format.manifest import SPLITS
 from stoker.shards.format.reader import ShardSet
 
-Rows = npt.NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Recount:
+    """A source file's books, but for tokens, and the row numbers of each split's documents in order."""
+
+    books: dict[str, Any]
+    rows: dict[str, npt.NDArray[np.int64]]
 
 
-def recount(
-    parquet: Path, parameters: BuildParameters, kept: Callable[[str, Rows], None] | None = None
-) -> dict[str, Any]:
-    """Rows, drops, documents and code points of a source file, named as books name them.
-
-    `kept` is told the row numbers of documents in order, a batch at a time, with the split they fall into.
-    Raises BadParquet, StorageError.
-    """
+def recount(parquet: Path, parameters: BuildParameters) -> Recount:
+    """Rows, drops, documents and code points of a source file; raises BadParquet, StorageError."""
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
     counted: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
+    rows: dict[str, list[npt.NDArray[np.int64]]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
         selection = select(batch, filters)
-        texts = [batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist()]
-        val = held_out(texts)
-        if kept is not None:
-            numbers = source.row_numbers(batch)[selection.keep]
-            kept("train", numbers[~val])
-            kept("val", numbers[val])
-        of_val = int(val.sum())
-        counted.update(rows=batch.rows, chars=selection.chars, val=of_val, train=len(texts) - of_val)
+        val = held_out(batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist())
+        numbers = source.row_numbers(batch)[selection.keep]
+        rows["train"].append(numbers[~val])
+        rows["val"].append(numbers[val])
+        counted.update(rows=batch.rows, chars=selection.chars)
         dropped.update(selection.dropped)
-    return {
-        "rows": counted["rows"],
-        "chars": counted["chars"],
-        "dropped": dict(dropped),
-        "documents": counted["train"] + counted["val"],
-        **{split: {"documents": counted[split]} for split in SPLITS},
-    }
+    whole = {split: np.concatenate(parts) for split, parts in rows.items()}
+    documents = {split: {"documents": len(numbers)} for split, numbers in whole.items()}
+    total = sum(map(len, whole.values()))
+    figures = {"rows": counted["rows"], "chars": counted["chars"], "dropped": dict(dropped)}
+    return Recount({**figures, "documents": total, **documents}, whole)
 
 
-class RowComparison:
-    """A set's row numbers against those that `recount` tells; `findings` name the first wrong one a split.
+def row_findings(shard_set: Path, counted: Recount) -> list[str]:
+    """The first row number of each split that is not the parquet's; how many there are the books tell.
 
     Raises DataError where the set's files have not the sizes that its manifest tells.
     """
-
-    def __init__(self, shard_set: Path) -> None:
-        found = ShardSet(shard_set)
-        self._found = {split: np.concatenate(list(found.rows(split))) for split in SPLITS}
-        self._compared = dict.fromkeys(SPLITS, 0)
-        self._wrong: dict[str, str] = {}
-
-    def __call__(self, split: str, rows: Rows) -> None:
-        """Compare the split's next documents."""
-        first = self._compared[split]
-        self._compared[split] += len(rows)
-        found = self._found[split][first : first + len(rows)].astype(np.int64)
-        wrong = np.flatnonzero(found != rows[: len(found)])  # how many there are is for the books to tell
-        if wrong.size and split not in self._wrong:
+    findings = []
+    opened = ShardSet(shard_set)
+    for split in SPLITS:
+        found, rows = np.concatenate(list(opened.rows(split))).astype(np.int64), counted.rows[split]
+        both = min(len(found), len(rows))
+        wrong = np.flatnonzero(found[:both] != rows[:both])
+        if wrong.size:
             place = int(wrong[0])
-            self._wrong[split] = (
-                f"{split} document {first + place} is from row {found[place]} by its .row file, "
+            findings.append(
+                f"{split} document {place} is from row {found[place]} by its .row file, "
                 f"from row {rows[place]} by the parquet"
             )
-
-    @property
-    def findings(self) -> list[str]:
-        return list(self._wrong.values())
+    return findings

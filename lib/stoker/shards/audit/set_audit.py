@@ -96,17 +96,17 @@ def _recount(
                 continue
         except OSError:
             continue  # gone, or not to be read now: the next place, or the record, has to do
-        from stoker.shards.audit.recount import RowComparison, recount  # noqa: PLC0415 - pyarrow, if deep alone
+        from stoker.shards.audit.recount import recount, row_findings  # noqa: PLC0415 - pyarrow, if deep alone
 
         try:
-            rows = RowComparison(directory)
-        except (StokerError, OSError):
-            rows = None  # a file that is gone or has another size: a finding already
-        try:
-            counted = recount(parquet, BuildParameters.from_mapping(pin.build), rows)
+            counted = recount(parquet, BuildParameters.from_mapping(pin.build))
         except StokerError as error:
             return None, [f"{parquet}: {error}"]
-        return counted, [f"{directory}: {finding}" for finding in (rows.findings if rows else [])]
+        try:
+            wrong = row_findings(directory, counted)
+        except (StokerError, OSError):
+            wrong = []  # a file that is gone or has another size: a finding already
+        return counted.books, [f"{directory}: {finding}" for finding in wrong]
     return None, []
 
 

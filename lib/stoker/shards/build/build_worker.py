@@ -29,7 +29,7 @@ from stoker.shards.build.engine_check import Engines
 from stoker.shards.build.memory_use import give_back, resident_bytes
 from stoker.shards.build.publish import examine_target, publish, seal, still_staged, still_staged_behind
 from stoker.shards.build.readback import Trail
-from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, make_engine
+from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, HFEngine
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, reload_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, remove_tree
@@ -98,7 +98,7 @@ class _Kept:
 
     def reference(self) -> Engine:
         """The engine that every tokenizer has."""
-        return self.engines.reference if self.engines else make_engine(HF_TOKENIZERS, self.tokenizer)
+        return self.engines.reference if self.engines else HFEngine(self.tokenizer)
 
 
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from stoker.shards.build.parquet import ParquetText
-from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, EngineUnsupported, make_engine
+from stoker.shards.tokenize.engine import Engine, EngineUnsupported, HFEngine
+from stoker.shards.tokenize.fastokens_engine import FastEngine
 from stoker.shards.tokenize.probes import probes
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 
@@ -26,10 +27,10 @@ class Engines:
     """The engines for one tokenizer; `refused` says why the fast one is out of the question, if it is."""
 
     def __init__(self, tokenizer: FrozenTokenizer) -> None:
-        self.reference = make_engine(HF_TOKENIZERS, tokenizer)
+        self.reference = HFEngine(tokenizer)
         self.refused = ""
         try:
-            self._fast = make_engine(FASTOKENS, tokenizer)
+            self._fast = FastEngine(tokenizer)
             self.refused = _difference(self.reference, self._fast, probes(tokenizer.special), "odd texts")
         except EngineUnsupported as error:
             self.refused = str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ def make_filters(filters: Filters) -> list[Filter]:
         made.append(("max_chars", lambda batch: batch.chars <= most))
     if filters.languages is not None:
         wanted = frozenset(language.encode() for language in filters.languages)
-        made.append(("languages", lambda batch: _in(_words(batch, "language"), wanted)))
+        made.append(("languages", lambda batch: _of_languages(batch, wanted)))
     if filters.at_least:
         made.append(("at_least", lambda batch: _at_least(batch, filters)))
     return made
@@ -58,37 +59,28 @@ def select(batch: Batch, filters: list[Filter]) -> Selection:
 
 
 def _at_least(batch: Batch, filters: Filters) -> Mask:
+    """Rows whose numbers all reach their least value; null and NaN do not.
+
+    A number of more digits than a float holds is rounded.
+    """
     passing: Mask = np.ones(batch.rows, dtype=bool)
     for column, least in filters.at_least.items():
-        passing &= _reaches(_numbers(batch, column), least)
+        numbers = _values(batch, column, pa.float64())
+        found = [np.nan if number is None else number for number in numbers]
+        passing &= np.array(found, dtype=np.float64) >= least
     return passing
 
 
-def _words(batch: Batch, column: str) -> pa.Array:
-    """A text column as strings."""
-    return _cast(batch, column, pa.string())
+def _of_languages(batch: Batch, wanted: frozenset[bytes]) -> Mask:
+    """As bytes: a word need not be UTF-8."""
+    return np.array([word in wanted for word in _values(batch, "language", pa.string())], dtype=bool)
 
 
-def _numbers(batch: Batch, column: str) -> pa.Array:
-    """A numeric column as floats; a number of more digits than they hold is rounded."""
-    return _cast(batch, column, pa.float64())
-
-
-def _cast(batch: Batch, column: str, kind: pa.DataType) -> pa.Array:
+def _values(batch: Batch, column: str, kind: pa.DataType) -> list[Any]:
+    """A column's values. As Python's: Arrow's functions and numpy take 35 ms to load, and load pandas too."""
     try:
-        return batch.columns[column].cast(kind, safe=False)
+        cast = batch.columns[column].cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
-
-
-def _in(words: pa.Array, wanted: frozenset[bytes]) -> Mask:
-    """As bytes: a word need not be UTF-8. Here and below by way of Python's values: Arrow's functions and
-    numpy take 35 ms to load, and load pandas too where it is installed."""
-    return np.array([word in wanted for word in words.view(pa.binary()).to_pylist()], dtype=bool)
-
-
-def _reaches(numbers: pa.Array, least: float) -> Mask:
-    """Which numbers are at least that; null and NaN are not."""
-    found = [np.nan if number is None else number for number in numbers.to_pylist()]
-    mask: Mask = np.array(found, dtype=np.float64) >= least
-    return mask
+    values: list[Any] = (cast.view(pa.binary()) if kind == pa.string() else cast).to_pylist()
+    return values

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
-
-if TYPE_CHECKING:
-    from stoker.config.schema import Pipeline
 
 FORMAT_VERSION = 2  # 2: row numbers beside the document ends
 VAL_SALT = 0x57_0C_E2  # never changes within a format version: another salt is another split
@@ -89,29 +86,6 @@ class BuildParameters:
     def dtype(self) -> str:
         """The token type on disk, little-endian."""
         return dtype_for(self.vocab_size)
-
-
-def parameters_for(
-    pipeline: Pipeline, *, tokenizer_sha256: str, vocab_size: int, eot: int
-) -> BuildParameters:
-    """The build that a pipeline's configuration and its frozen tokenizer ask for."""
-    filters = pipeline.dataset.filters
-    return BuildParameters(
-        tokenizer_sha256=tokenizer_sha256,
-        vocab_size=vocab_size,
-        eot=eot,
-        text_column=pipeline.dataset.text_column,
-        filters=Filters.from_mapping(
-            {
-                "min_chars": filters.min_chars,
-                "max_chars": filters.max_chars,
-                "languages": filters.languages,
-                "at_least": filters.at_least,
-            }
-        ),
-        val_ratio=float(pipeline.shard.val_ratio),
-        shard_tokens=int(pipeline.shard.shard_tokens),
-    )
 
 
 def dtype_for(vocab_size: int) -> str:

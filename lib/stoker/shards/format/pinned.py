@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from stoker.config.checks import Fault
 from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin
-from stoker.shards.format.identity import BuildParameters, build_id, parameters_for
+from stoker.shards.format.identity import BuildParameters, Filters, build_id
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 from stoker.store.hashing import hash_file
@@ -38,12 +37,20 @@ def asked_of_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
 
 def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParameters:
     """The build that the configuration asks for with this tokenizer."""
-    return parameters_for(
-        pipeline,
+    return BuildParameters(
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
         eot=tokenizer.eot,
+        text_column=pipeline.dataset.text_column,
+        filters=filters_asked(pipeline),
+        val_ratio=float(pipeline.shard.val_ratio),
+        shard_tokens=int(pipeline.shard.shard_tokens),
     )
+
+
+def filters_asked(pipeline: Pipeline) -> Filters:
+    """The filters of the configuration."""
+    return Filters.from_mapping(pipeline.dataset.filters.model_dump())
 
 
 def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
@@ -51,20 +58,16 @@ def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
 
     Raises ConfigError where the given tokenizer's file is not there.
     """
-    return list(_pin_faults(pipeline, pin))
-
-
-def _pin_faults(pipeline: Pipeline, pin: DatasetPin) -> Iterator[Fault]:
     name, version = pipeline.dataset.name, pipeline.dataset.version
     if version > pin.version:  # built anew
-        return
+        return []
     if version < pin.version:
-        yield Fault(
-            ("dataset", "version"),
+        text = (
             f"is {version}, but {name} is pinned at version {pin.version}: set it to {pin.version}, or "
-            "higher to build anew",
+            "higher to build anew"
         )
-        return
+        return [Fault(("dataset", "version"), text)]
+    faults = []
     advice = (
         f"to build the dataset anew set dataset.version to {version + 1} and train.run (now "
         f"{pipeline.train.run}) to a new name, both at once, for a run stays with the dataset it began with; "
@@ -72,22 +75,25 @@ def _pin_faults(pipeline: Pipeline, pin: DatasetPin) -> Iterator[Fault]:
     )
     asked = asked_of_tokenizer(pipeline)
     if asked != pin.asked and asked.get("file") != pin.tokenizer.sha256:
-        yield Fault(
-            ("tokenizer",),
+        text = (
             f"{name} version {version} is pinned to {_plain(pin.asked)}, the configuration asks for "
-            f"{_plain(asked)}; {advice}",
+            f"{_plain(asked)}; {advice}"
         )
+        faults.append(Fault(("tokenizer",), text))
     wanted = parameters_asked(pipeline, pin.tokenizer)
     if build_id(wanted) != pin.build_id:
         changed = {key: value for key, value in wanted.to_mapping().items() if value != pin.build.get(key)}
         told = ", ".join(
             f"{key} {_plain(value)}, pinned {_plain(pin.build.get(key))}" for key, value in changed.items()
         )
-        yield Fault(
-            next((_KEYS[key] for key in changed if key in _KEYS), ("dataset", "version")),
+        text = (
             f"{name} version {version} is pinned to build {pin.build_id}, the configuration yields build "
-            f"{build_id(wanted)} ({told}); {advice}",
+            f"{build_id(wanted)} ({told}); {advice}"
         )
+        faults.append(
+            Fault(next((_KEYS[key] for key in changed if key in _KEYS), ("dataset", "version")), text)
+        )
+    return faults
 
 
 def not_yet_pinned(pipeline: Pipeline, pin: DatasetPin) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import DataError
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -28,18 +28,15 @@ class EngineUnsupported(DataError):
 class Engine(Protocol):
     """What a builder needs of a tokenizer; `name` and `version` are for the build note.
 
-    Both ways to encode raise EngineUnsupported where the engine
-    fails, DataError where the reference itself gives a special token.
+    Encoding raises EngineUnsupported where the engine fails, DataError where the reference itself gives a
+    special token.
     """
 
     name: str
     version: str
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """The texts' ids back to back and how many each has; none is special."""
-
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """The same with end-of-text behind each text, counted in its length."""
+        """The texts' ids back to back, end-of-text behind each, and how many each has."""
 
 
 class HFEngine:
@@ -60,7 +57,7 @@ class HFEngine:
         self._forbidden[sorted(tokenizer.special_ids)] = True
 
     def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """See Engine.encode."""
+        """The texts' ids back to back and how many each has; none is special."""
         parts = [self._encode_call(texts[part]) for part in portions(texts, CALL_CHARS)]
         if not parts:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
@@ -86,20 +83,6 @@ class HFEngine:
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
         flat = chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(flat, dtype=np.uint32, count=int(lengths.sum())), lengths
-
-
-def make_engine(name: str, tokenizer: FrozenTokenizer) -> Engine:
-    """The engine of this name.
-
-    Raises EngineUnsupported where it cannot take the tokenizer, ConfigError for a name that is not built in.
-    """
-    if name in ("auto", HF_TOKENIZERS):  # auto: whoever compared nothing has the reference
-        return HFEngine(tokenizer)
-    if name == FASTOKENS:
-        from stoker.shards.tokenize.fastokens_engine import FastEngine  # noqa: PLC0415 - it is loaded only where it is used
-
-        return FastEngine(tokenizer)
-    raise ConfigError(f"tokenizer.engine: {name!r} is not built in; use auto, {FASTOKENS} or {HF_TOKENIZERS}")
 
 
 def portions(texts: Sequence[str], chars: int) -> Iterator[slice]:

@@ -49,25 +49,15 @@ class FastEngine:
         with _its_failures("does not take this tokenizer"):
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition))
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """See Engine.encode."""
-        ids, ends = self._flat(texts, end=False)
-        self._guard.check(ids, None)
-        return ids, np.diff(ends)
-
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
         """See Engine.documents."""
-        ids, ends = self._flat(texts, end=True)
-        self._guard.check(ids, ends[1:])
-        return ids, np.diff(ends)
-
-    def _flat(self, texts: list[str], *, end: bool) -> tuple[Ids, Lengths]:
         with _its_failures("failed"):
-            flat, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=end)
+            flat, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=True)
         ids, ends = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
         if len(ends) != len(texts) + 1 or ends[-1] != len(ids):
             raise EngineUnsupported(f"fastokens gave {len(ends)} offsets for {len(texts)} texts")
-        return ids, ends
+        self._guard.check(ids, ends[1:])
+        return ids, np.diff(ends)
 
 
 class IdGuard:
@@ -82,15 +72,15 @@ class IdGuard:
         between[: self._low] = between[self._high :] = False
         self._between: npt.NDArray[np.bool_] | None = between if between.any() else None
 
-    def check(self, ids: Ids, ends: Lengths | None) -> None:
-        """Raise EngineUnsupported where a text gave such an id; `ends` is where texts end, None: unmarked."""
+    def check(self, ids: Ids, ends: Lengths) -> None:
+        """Raise EngineUnsupported where a text gave such an id, or has none at its end."""
         found = int(np.count_nonzero(ids >= self._high))
         if self._low:
             found += int(np.count_nonzero(ids < self._low))
         if self._between is not None:
             found += int(np.count_nonzero(self._between[np.minimum(ids, len(self._between) - 1)]))
-        marked = 0 if ends is None else int(np.count_nonzero(ids[ends - 1] == self._eot))
-        if marked != (0 if ends is None else len(ends)) or found != marked:
+        marked = int(np.count_nonzero(ids[ends - 1] == self._eot))
+        if not marked == len(ends) == found:
             raise EngineUnsupported(f"fastokens gave {found - marked} special tokens for texts")
 
 

@@ -22,16 +22,17 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 MOST_IDS = 2**32
 _COMMENT = "#version"  # how a line begins that is no merge, for HF tokenizers
-_UTF8 = frozenset((*range(0xC0), *range(0xC2, 0xF5)))  # the bytes that UTF-8 has
 
 # Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words:
-# what a tokenizer that cleans its input gives back changed.
+# what a tokenizer that cleans its input gives back changed. And every byte that UTF-8 has: a model passes
+# over one without a token in silence.
 _PROBES = (
     "e\u0301 \u00e9 \ufb01 \u2460 \uff21 \u212b",
     " leading, trailing  and   inner\u00a0spaces \t\r\n\n ",
     "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u4e2d\u6587 \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab",
     "\U0001f9d1\u200d\U0001f680 \U0010ffff \ufeff\u200b\u202e",
     "".join(map(chr, range(256))),
+    "".join(map(chr, (*range(0x80, 0x800, 64), *range(0x800, 0xD800, 2048), *range(0xE000, 0x110000, 4096)))),
     f"before{END_OF_TEXT}after </s> <s> [CLS] <unk> Mixed CASE 0123456789",
 )
 
@@ -116,7 +117,6 @@ def _examine(data: bytes, where: str) -> FrozenTokenizer:
         eot = _end_of_text(ids, where)
         special = {token["content"] for token in definition["added_tokens"]} | {eot}
         without = _without(definition, special)
-        _check_bytes(without["model"]["vocab"], where)
         plain = json.dumps(without)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerUnsupported(f"{where}: not a tokenizer.json of HF tokenizers: {error!r}") from error
@@ -163,23 +163,6 @@ def _removes(step: dict[str, Any]) -> bool:
     """Whether a step loses text by design; an inverted split is written with a pattern that matches all."""
     dropping = step["type"] in ("Whitespace", "WhitespaceSplit", "CharDelimiterSplit")
     return dropping or (step.get("behavior") == "Removed" and not step.get("invert"))
-
-
-def _check_bytes(vocab: dict[str, int], where: str) -> None:
-    """Every byte of UTF-8 has a token: the model passes over one without in silence."""
-    missing = [byte for byte, sign in enumerate(_byte_signs()) if byte in _UTF8 and sign not in vocab]
-    if missing:
-        raise TokenizerUnsupported(
-            f"{where}: its vocabulary has no token for {len(missing)} bytes that text can hold, such as "
-            f"0x{missing[0]:02x}; give another, or train one"
-        )
-
-
-def _byte_signs() -> list[str]:
-    """How byte-level tokenizers spell each byte: itself where that can be seen, else one from U+0100 on."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return [chr(byte if byte in seen else 0x100 + hidden.index(byte)) for byte in range(256)]
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
