@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.quarantine.directory import QuarantineDir
+from stoker.corpus.quarantine.directory import read_quarantine
 from stoker.corpus.records.demand import Demand, Unneeded, read_demand
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
@@ -199,7 +199,7 @@ def test_what_cannot_be_fetched_is_quarantined_until_it_comes(landing: Landing) 
         finish_request(landing.layout, DOWNLOAD_WATCHDOG, wanted, {"receipt": "verified"})
         landing.until({**states, "lost.parquet": "released", "went.parquet": "quarantined"})
         wait_until(lambda: landing.events("source_released_from_quarantine"), what="the finding's end")
-        findings = QuarantineDir(landing.layout.quarantine).read()
+        findings = read_quarantine(landing.layout.quarantine)
         standing = {kept.path for kept in findings if kept.released is None}
         assert standing == {"more.parquet", "went.parquet"}
     counted = insist_balanced(landing)["sources"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.loop import FdEvent, FileEvent, SignalEvent, Waiter
+from stoker.kit.loop import Event, Waiter
 from support.waiting import LONG_S, wait_until
 
 
@@ -48,11 +48,11 @@ def test_a_signal_wakes_the_wait_and_is_remembered(waiter: Waiter) -> None:
     waiter.on_signal = told.append
     waiter.signals(signal.SIGUSR1, signal.SIGTERM)
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    assert waiter.wait(LONG_S) == [SignalEvent(signal.SIGUSR1)]
+    assert waiter.wait(LONG_S) == [Event("signal", signal.SIGUSR1)]
     assert waiter.received == {signal.SIGUSR1} and told == [signal.SIGUSR1]
     os.kill(os.getpid(), signal.SIGTERM)  # between two waits
     assert signal.SIGTERM in waiter.received
-    assert waiter.wait(LONG_S) == [SignalEvent(signal.SIGTERM)]
+    assert waiter.wait(LONG_S) == [Event("signal", signal.SIGTERM)]
 
 
 def test_signals_go_back_to_who_had_them() -> None:
@@ -67,10 +67,10 @@ def test_a_readable_descriptor_is_an_event_until_it_is_removed(waiter: Waiter) -
     reading, writing = os.pipe()
     waiter.add_fd(reading, ("worker", 3))
     os.write(writing, b"x")
-    assert waiter.wait(LONG_S) == [FdEvent(("worker", 3))]
+    assert waiter.wait(LONG_S) == [Event("fd", ("worker", 3))]
     os.close(writing)
     os.read(reading, 10)
-    assert waiter.wait(LONG_S) == [FdEvent(("worker", 3))], "the other end's close is an event too"
+    assert waiter.wait(LONG_S) == [Event("fd", ("worker", 3))], "the other end's close is an event too"
     waiter.remove_fd(reading)
     waiter.remove_fd(reading)
     os.close(reading)
@@ -81,7 +81,7 @@ def test_a_new_file_a_rename_and_a_removal_are_events_and_reading_is_not(
     waiter: Waiter, tmp_path: Path
 ) -> None:
     waiter.watch(tmp_path)
-    changed = FileEvent(tmp_path)
+    changed = Event("file", tmp_path)
     (tmp_path / "a").write_text("x")
     wait_for(waiter, changed)
     (tmp_path / "a").rename(tmp_path / "b")
@@ -103,10 +103,10 @@ def test_a_directory_that_appears_later_is_watched_then(waiter: Waiter, tmp_path
     waiter.watch(late)
     assert waiter.wait(0) == []
     late.mkdir()
-    wait_for(waiter, FileEvent(late))
+    wait_for(waiter, Event("file", late))
     settle(waiter)
     (late / "x").touch()
-    wait_for(waiter, FileEvent(late))
+    wait_for(waiter, Event("file", late))
 
 
 def test_a_swapped_directory_is_noticed_and_the_new_one_watched(waiter: Waiter, tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_a_swapped_directory_is_noticed_and_the_new_one_watched(waiter: Waiter, 
     other.mkdir()
     waiter.watch(watched)
     (watched / "seen").touch()
-    wait_for(waiter, FileEvent(watched))
+    wait_for(waiter, Event("file", watched))
     settle(waiter)
     watched.rename(tmp_path / "away")
     other.rename(watched)
-    wait_for(waiter, FileEvent(watched))
+    wait_for(waiter, Event("file", watched))
     settle(waiter)
     (watched / "new").touch()
-    wait_for(waiter, FileEvent(watched))
+    wait_for(waiter, Event("file", watched))
 
 
 def test_a_removed_directory_is_noticed_and_its_successor_watched(waiter: Waiter, tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_a_removed_directory_is_noticed_and_its_successor_watched(waiter: Waiter
     watched.mkdir()
     waiter.watch(watched)
     shutil.rmtree(watched)
-    wait_for(waiter, FileEvent(watched))
+    wait_for(waiter, Event("file", watched))
     settle(waiter)
     watched.mkdir()
-    wait_for(waiter, FileEvent(watched))
+    wait_for(waiter, Event("file", watched))
 
 
 def test_without_inotify_the_directory_is_polled(
@@ -149,13 +149,13 @@ def test_without_inotify_the_directory_is_polled(
     waiter.watch(tmp_path)
     assert waiter.wait(0) == []
     (tmp_path / "a").touch()
-    wait_for(waiter, FileEvent(tmp_path))
+    wait_for(waiter, Event("file", tmp_path))
 
 
 POLLING = """
 import os, sys, threading
 from pathlib import Path
-from stoker.kit.loop import FileEvent, Waiter
+from stoker.kit.loop import Event, Waiter
 
 waiter, directories = Waiter(), [Path(name) for name in sys.argv[1:]]
 for directory in directories:
@@ -170,7 +170,7 @@ for _ in range(20):
     waiter.wait(0)
 assert held() == before, (before, held())
 (directories[-1] / "a").touch()
-assert waiter.wait(20) == [FileEvent(directories[-1])]
+assert waiter.wait(20) == [Event("file", directories[-1])]
 waiter.close()
 """
 
@@ -211,7 +211,7 @@ def test_where_no_thread_can_be_started_the_directory_is_polled(
     waiter.watch(tmp_path)
     assert waiter.wait(0) == []
     (tmp_path / "a").touch()
-    wait_for(waiter, FileEvent(tmp_path))
+    wait_for(waiter, Event("file", tmp_path))
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
 

@@ -14,7 +14,6 @@ from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
 from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.loop import FdEvent
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
@@ -210,4 +209,4 @@ class StageShard:
         events = self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))
         # What a worker says of its progress is no news: its end is, and what its disk's lister says.
         is_due = self.has_changed or time.monotonic() >= due
-        self.has_news = is_due or any(not isinstance(event, FdEvent) for event in events)
+        self.has_news = is_due or any(event.kind != "fd" for event in events)

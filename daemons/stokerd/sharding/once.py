@@ -54,7 +54,7 @@ def end(state: State) -> int:
         left.append("the tokenizer waits until enough of the listing is here")
     if open_:
         left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
-    if state.warm is not None and (behind := state.sources.sums.unsynced):
+    if state.warm is not None and (behind := len(state.sources.unsynced)):
         left.append(f"{behind} not copied to warm")
     if stuck := [job.name for job in state.pool.jobs if job.abandoned]:
         raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")

@@ -140,7 +140,7 @@ def _disks(state: State) -> dict[str, Any]:
             **by_place,
             "by_place": by_place,
             "bytes": {place: amount_bytes(amount, token_bytes) for place, amount in amounts.items()},
-            "waiting_for_sync": sums.unsynced if state.warm is not None else 0,
+            "waiting_for_sync": len(state.sources.unsynced) if state.warm is not None else 0,
             "wanted_cold": wants.cold,
             "bringing_back": sorted(state.doing("hydrate"))[:MOST_NAMED],
         },

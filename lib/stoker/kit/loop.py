@@ -12,10 +12,9 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from stoker.kit.file_watch import Watch
 
@@ -23,28 +22,12 @@ CHECK_S = 2.0  # the longest time between two looks at the watched directories' 
 POLL_S = 0.5  # the same where inotify does not work, or the directory is not there yet
 
 
-@dataclass(frozen=True)
-class SignalEvent:
-    """A signal came."""
+class Event(NamedTuple):
+    """What happened: a signal came (its number), something may have changed in a directory (its path), or a
+    descriptor is readable or its other end is gone (its tag)."""
 
-    signum: int
-
-
-@dataclass(frozen=True)
-class FileEvent:
-    """Something may have changed in this directory."""
-
-    directory: Path
-
-
-@dataclass(frozen=True)
-class FdEvent:
-    """This descriptor is readable, or its other end is gone."""
-
-    tag: Hashable
-
-
-Event = SignalEvent | FileEvent | FdEvent
+    kind: Literal["signal", "file", "fd"]
+    about: Any
 
 
 class Waiter:
@@ -130,9 +113,9 @@ class Waiter:
             if key.fd == self._woken:
                 events += self._signal_events()
             else:
-                events.append(FdEvent(key.data))
+                events.append(Event("fd", key.data))
         while self._changed:
-            events.append(FileEvent(self._changed.pop()))
+            events.append(Event("file", self._changed.pop()))
         return events
 
     def _signal_events(self) -> list[Event]:
@@ -146,4 +129,4 @@ class Waiter:
         for signum in signums:
             if self.on_signal is not None:
                 self.on_signal(signum)
-        return [SignalEvent(signum) for signum in signums]
+        return [Event("signal", signum) for signum in signums]

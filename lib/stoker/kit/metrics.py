@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import platform
 import socket
@@ -167,16 +166,8 @@ class _Process:
         build = GaugeMetricFamily(
             f"{PREFIX}build_info", "What runs here; always 1", labels=("version", "python")
         )
-        build.add_metric((_version(), platform.python_version()), 1.0)
+        build.add_metric((metadata.version("stoker"), platform.python_version()), 1.0)
         yield build
-
-
-@functools.cache
-def _version() -> str:
-    try:
-        return metadata.version("stoker")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "source"
 
 
 class _Handler(BaseHTTPRequestHandler):

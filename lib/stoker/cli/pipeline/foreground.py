@@ -19,7 +19,7 @@ from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
 from stoker.kit.lock import Lock
-from stoker.kit.loop import SignalEvent, Waiter
+from stoker.kit.loop import Waiter
 from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.terminal.sentences import harmless
 from stoker.kit.workers.launch import child_environment, launch_command
@@ -136,8 +136,8 @@ class Foreground:
                 if self.stopping is not None and not any(child.process for child in self.children):
                     return self.stopping
                 for event in waiter.wait(TURN_S):
-                    if isinstance(event, SignalEvent):
-                        self.asked_to_stop(event.signum)
+                    if event.kind == "signal":
+                        self.asked_to_stop(event.about)
         finally:
             for child in self.children:
                 child.signal(signal.SIGTERM)

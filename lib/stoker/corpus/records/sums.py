@@ -30,10 +30,9 @@ class Amount:
 class Sums:
     """Sources and their files' bytes by state; documents, tokens and dropped rows of what is published.
 
-    `hot` are the published sets on hot, `warm` those with a proven copy there, `evicted` those on warm only,
-    `leaving` those about to leave hot, `unsynced` those on hot, to stay, without a copy. `measured` are those
-    that tell how large a set is beside its file. `imported` sets were taken over; of so many of them
-    `undocumented` says that documents are not known.
+    `hot` are the published sets on hot, `warm` those with a proven copy there, `evicted` those on warm only.
+    `measured` are those that tell how large a set is beside its file. `imported` sets were taken over; of so
+    many of them `undocumented` says that documents are not known.
     """
 
     states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
@@ -44,8 +43,6 @@ class Sums:
     hot: Amount = field(default_factory=Amount)
     warm: Amount = field(default_factory=Amount)
     evicted: Amount = field(default_factory=Amount)
-    leaving: Amount = field(default_factory=Amount)
-    unsynced: int = 0
     measured: Amount = field(default_factory=Amount)
     imported: int = 0
     undocumented: int = 0
@@ -68,10 +65,6 @@ class Sums:
         (self.evicted if source.evicted else self.hot).add(sign, tokens, documents, size)
         if source.on_warm:
             self.warm.add(sign, tokens, documents, size)
-        elif not (source.evicted or source.evicting):
-            self.unsynced += sign
-        if source.evicting and not source.evicted:
-            self.leaving.add(sign, tokens, documents, size)
 
     def _count_books(self, books: Books | None, sign: int) -> tuple[int, int]:
         """Documents and tokens of the books; what an imported set's do not tell counts nothing."""

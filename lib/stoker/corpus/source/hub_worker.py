@@ -40,11 +40,9 @@ Row = tuple[str, int, str | None, str | None]
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Pin, list, tell."""
-    endpoint = endpoint_of(task["endpoint"])
-    hub = HubRepo(task["repo"], task["repo_type"], endpoint)
-    token = hub_token(task["token_file"])
+    hub = HubRepo(task["repo"], task["repo_type"], endpoint_of(task["endpoint"]))
     try:
-        return _list(task, report, _Asked(hub, token))
+        return _list(task, report, _Asked(hub, hub_token(task["token_file"])))
     except FetchFailed as failure:
         return {
             "status": "failed",
@@ -155,15 +153,9 @@ class _Asked:
             return
         headers = {name.lower(): value for name, value in response.headers.items()}
         if status in (401, 403, 404, 410):
+            about = {"token": self._token is not None, "pinned": self._pinned}
             code = headers.get("x-error-code", "")
-            kind, reason = explain(
-                status,
-                code,
-                self._hub,
-                token=self._token is not None,
-                revision=self._revision,
-                pinned=self._pinned,
-            )
+            kind, reason = explain(status, code, self._hub, revision=self._revision, **about)
             raise FetchFailed(kind, reason, status=status)
         raise refusal(Answer(status, headers, self._hub.page, at_hub=True), time.time())
 
@@ -177,16 +169,18 @@ def _failures(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         name = type(error).__name__
-        if name == "OfflineModeIsEnabled":
-            raise FetchFailed("offline", "HF_HUB_OFFLINE is set; unset it to fetch") from error
-        if "Timeout" in name:
-            raise FetchFailed("stalled", f"{where} does not answer in time") from error
-        if name == "HFValidationError":
-            raise FetchFailed("refused", f"dataset.source.repo: {error}") from error
         transport = any(each.__name__ == "TransportError" for each in type(error).__mro__)
-        if transport or name in ("ConnectionError", "OSError", "TooManyRedirects"):
-            raise FetchFailed("connect", f"{where}: {error}{advice(error, where)}") from error
-        raise FetchFailed("broken", f"{where}: {name}: {error}") from error
+        if name == "OfflineModeIsEnabled":
+            kind, reason = "offline", "HF_HUB_OFFLINE is set; unset it to fetch"
+        elif "Timeout" in name:
+            kind, reason = "stalled", f"{where} does not answer in time"
+        elif name == "HFValidationError":
+            kind, reason = "refused", f"dataset.source.repo: {error}"
+        elif transport or name in ("ConnectionError", "OSError", "TooManyRedirects"):
+            kind, reason = "connect", f"{where}: {error}{advice(error, where)}"
+        else:
+            kind, reason = "broken", f"{where}: {name}: {error}"
+        raise FetchFailed(kind, reason) from error
 
 
 if __name__ == "__main__":
