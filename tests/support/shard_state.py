@@ -235,7 +235,7 @@ class Shard:
         disk = self.state.hot if place == "hot" else self.state.warm
         assert disk is not None
         if disk.lister not in self.state.pool:
-            self.apply(self.state.start("list", place))
+            self.apply(self.state.start("list", disk.lister))
             self.hear(disk.lister, {"kind": "ready"})
         disk.look_soon()
         question = disk.question(self.state.sources)

@@ -232,12 +232,12 @@ class TestCleaning:
         shard.state.discard_parquet(source)
         assert shard.state.busy() == {"a": "sweep"}
         sweeper = shard.state.hot.sweeper
-        shard.job("sweep", "hot")
+        shard.job("sweep", shard.state.hot.sweeper)
         assert shard.pool.tasks[sweeper]["remove"] == [shard.state.parquet(source)]
         assert shard.state.busy() == {"a": "sweep"}
         assert shard.end(sweeper, Outcome("storage", "EIO")) == ["alert sweep_failed"]
         assert shard.state.busy() == {"a": "sweep"}, "it is tried again"
-        shard.job("sweep", "hot")
+        shard.job("sweep", shard.state.hot.sweeper)
         assert shard.done(sweeper) == []
         assert shard.state.busy() == {}
 
@@ -246,7 +246,7 @@ class TestCleaning:
         shard.state.hot.discard("/x")
         with pytest.raises(UnavailableError):
             for _ in range(9):
-                shard.job("sweep", "hot")
+                shard.job("sweep", shard.state.hot.sweeper)
                 shard.end(shard.state.hot.sweeper, Outcome("storage", "EIO"))
 
 

@@ -228,7 +228,7 @@ class TestLook:
             warm_shard.events.all.clear()
             for _ in range(2):
                 warm_shard.end(f"/{place}-lister", Outcome("again", "gone", code=UnavailableError.exit_code))
-                warm_shard.job("list", place)
+                warm_shard.job("list", f"/{place}-lister")
             warm_shard.pool.end(f"/{place}-lister")
             warm_shard.look(place)
             assert warm_shard.events.words == words
@@ -241,7 +241,7 @@ class TestLook:
         shard = make_shard(once=True)
         with pytest.raises(UnavailableError):
             for _ in range(9):
-                shard.job("list", "hot")
+                shard.job("list", "/hot-lister")
                 shard.end("/hot-lister", Outcome("again", "gone", code=UnavailableError.exit_code))
 
     def test_a_disk_that_turns_read_only_is_told_until_it_is_writable(self, warm_shard: Shard) -> None:
@@ -256,14 +256,14 @@ class TestLook:
         warm = warm_shard.state.warm
         assert warm is not None
         clock.now += 60
-        warm_shard.apply(lister.tend(warm_shard.state, warm))
+        warm_shard.apply(lister.tend(warm_shard.state))
         assert "look" in warm_shard.sent("/warm-lister")[-1]
         clock.now += lister.ANSWERS_WITHIN_S + 1
         assert not warm.is_known
-        assert "alert warm_unavailable" in warm_shard.apply(lister.tend(warm_shard.state, warm))
+        assert "alert warm_unavailable" in warm_shard.apply(lister.tend(warm_shard.state))
 
     def test_a_lister_that_ended_is_started_again(self, shard: Shard, clock: Clock) -> None:
         shard.end("/hot-lister", Outcome("killed", "by hand"))
-        assert shard.apply(lister.tend(shard.state, shard.state.hot)) == []
+        assert shard.apply(lister.tend(shard.state)) == []
         clock.now += 60
-        assert shard.apply(lister.tend(shard.state, shard.state.hot)) == ["begin list"]
+        assert shard.apply(lister.tend(shard.state)) == ["begin list"]

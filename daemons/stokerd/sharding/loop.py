@@ -23,7 +23,6 @@ from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
 from stokerd.sharding.effects import Effects
 from stokerd.sharding.facts import growth, landing, quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
-from stokerd.sharding.facts.quarantine import RECHECK
 from stokerd.sharding.inputs import Inputs
 from stokerd.sharding.record_actions import take
 from stokerd.sharding.startup import bring_in_line, read_records
@@ -64,7 +63,7 @@ class StageShard:
         try:
             self.take_disks()
             self.effects.apply(bring_in_line(state))
-            self.start_tokenizer()  # a given one waits for nothing
+            self.effects.apply(tokenizer.TOKENIZER.start_due(state))  # a given one waits for nothing
             context.ready("looking at hot")
             while not context.stopping:
                 try:
@@ -89,8 +88,8 @@ class StageShard:
         """Own hot and warm before anything is shown; another owner ends this daemon (75)."""
         until = time.monotonic() + OWNER_WAIT_S
         while not self.context.stopping and time.monotonic() < until:
-            for disk in self.state.disks:  # a look asked for now would miss what the start changes
-                self.effects.apply(lister.own(self.state, disk))
+            # A look asked for now would miss what the start changes.
+            self.effects.apply(lister.LIST.start_due(self.state))
             if all(disk.is_owned or disk.why for disk in self.state.disks):
                 return
             self.inputs.read_receipts(self.state)  # while the listers start
@@ -124,14 +123,9 @@ class StageShard:
         self.effects.apply(state.placement.look())
         state.pauses.look(state)
         self.effects.apply(self.parallelism.look(state))
-        self.tend_disks()
+        self.effects.apply(lister.tend(state))
         state.space.refresh(state)
         self.effects.apply(growth.answer(state))
-
-    def tend_disks(self) -> None:
-        """Keep the disks owned, and looked at."""
-        for disk in self.state.disks:
-            self.effects.apply(lister.tend(self.state, disk))
 
     def act(self) -> None:
         """Do what is to be done; where that changed nothing, what needs settled records."""
@@ -151,11 +145,8 @@ class StageShard:
             self.effects.apply(take(state, action))
         if self.stamp() != before:
             state.space.refresh(state)  # the other daemons give out room by what is claimed
-        self.start_tokenizer()
-        self.effects.apply(state.start("revalidate", RECHECK))
-        for disk in state.disks:
-            if disk.litter and disk.sweeper not in state.pool and state.retries.allows(disk.sweeper):
-                self.effects.apply(state.start("sweep", disk.place))
+        for activity in ACTIVITIES.values():
+            self.effects.apply(activity.start_due(state))
         self.situation = situation
         if self.stamp() == before:
             self.effects.apply(state.space.make_room(state, situation))
@@ -167,16 +158,6 @@ class StageShard:
         self.settle_due = time.monotonic() + LONGEST_WAIT_S
         self.effects.apply(landing.act(state, situation))
         self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
-
-    def start_tokenizer(self) -> None:
-        """Train the tokenizer, or take the given one over, once that can be done."""
-        subject = tokenizer.SUBJECT
-        if (
-            subject not in self.state.pool
-            and self.state.retries.allows(subject)
-            and tokenizer.is_wanted(self.state)
-        ):
-            self.effects.apply(self.state.start("tokenizer", subject))
 
     def hear(self) -> None:
         """Take in what the workers said and how they ended."""

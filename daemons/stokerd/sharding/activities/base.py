@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,16 @@ def no_effects(_state: State, _job: Job[Any], _message: Message) -> Iterator[Eff
     return iter(())
 
 
+def nothing_due(_state: State) -> Iterable[str]:
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardActivity(Activity):
     """All there is to know of one kind of job.
 
-    `begin` starts it on a subject, `on_message` takes what its worker says, `on_done` its result,
+    `due` are the subjects that it is to begin on now and no decision names. `begin` starts it on a subject,
+    `on_message` takes what its worker says, `on_done` its result,
     `on_end` any other end, and all where there is no `on_done`. `writes_to` is what a full disk is.
     """
 
@@ -39,7 +44,14 @@ class ShardActivity(Activity):
     on_done: Callable[[State, Job[Any], Message], Iterator[Effect]] | None = None
     on_end: Callable[[State, Job[Any], Outcome], Iterator[Effect]] = failed
     on_message: Callable[[State, Job[Any], Message], Iterator[Effect]] = no_effects
+    due: Callable[[State], Iterable[str]] = nothing_due
     writes_to: Place | None = None
+
+    def start_due(self, state: State) -> Iterator[Effect]:
+        """Begin on what is due, unless that is worked on, or waits after a failure."""
+        for subject in self.due(state):
+            if subject not in state.pool and state.retries.allows(subject):
+                yield from self.begin(state, subject)
 
     def end(self, state: State, job: Job[Any], outcome: Outcome) -> Iterator[Effect]:
         """What the end of a job makes true; it may have taken room, or given some."""

@@ -34,14 +34,18 @@ def _released(state: State, job: Job[SourceWork], _result: Message) -> Iterator[
 # Sweep
 
 
-def _begin_sweep(state: State, place: str) -> Iterator[Effect]:
-    disk = next(disk for disk in state.disks if disk.place == place)
-    yield Begin(SWEEP, disk.sweeper, {"remove": list(disk.litter), "disks": marks(disk)}, Work())
+def _to_sweep(state: State) -> list[str]:
+    return [disk.sweeper for disk in state.disks if disk.litter]
+
+
+def _begin_sweep(state: State, sweeper: str) -> Iterator[Effect]:
+    disk = _disk_of(state, sweeper)
+    yield Begin(SWEEP, sweeper, {"remove": list(disk.litter), "disks": marks(disk)}, Work())
     disk.sweeping, disk.litter = tuple(disk.litter), []
 
 
 def _swept(state: State, job: Job[Work], _result: Message) -> Iterator[Effect]:
-    disk = _disk_of(state, job)
+    disk = _disk_of(state, job.subject)
     state.retries.succeeded(disk.sweeper)
     for path in disk.sweeping:
         if path not in disk.litter:
@@ -51,7 +55,7 @@ def _swept(state: State, job: Job[Work], _result: Message) -> Iterator[Effect]:
 
 
 def _not_swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
-    disk = _disk_of(state, job)
+    disk = _disk_of(state, job.subject)
     disk.litter, disk.sweeping = [*disk.litter, *disk.sweeping], ()
     state.retries.failed(disk.sweeper)
     yield Alert("sweep_failed", disk.place, fields={"place": disk.place, "reason": outcome.reason})
@@ -59,10 +63,10 @@ def _not_swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effec
         raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
 
 
-def _disk_of(state: State, job: Job[Work]) -> Disk:
-    return next(disk for disk in state.disks if disk.sweeper == job.subject)
+def _disk_of(state: State, sweeper: str) -> Disk:
+    return next(disk for disk in state.disks if disk.sweeper == sweeper)
 
 
 _cleanup = partial(ShardActivity, module=MODULE, is_reusable=True)
 RELEASE = _cleanup(kind="release", begin=_begin_release, on_done=_released)
-SWEEP = _cleanup(kind="sweep", begin=_begin_sweep, on_done=_swept, on_end=_not_swept)
+SWEEP = _cleanup(kind="sweep", due=_to_sweep, begin=_begin_sweep, on_done=_swept, on_end=_not_swept)

@@ -22,36 +22,30 @@ from stokerd.sharding.state import TRIES_ONCE, State, Work
 ON_HOT = {"staged", "building", *PUBLISHED}
 
 
-def tend(state: State, disk: Disk) -> Iterator[Effect]:
-    """Keep the disk owned, and ask for a look or a measure when one is due."""
-    if disk.is_hanging:  # before its lister is given up: a mount may answer again within that time
-        yield _unavailable(disk, f"no answer for {ANSWERS_WITHIN_S:.0f} s")
-    yield from own(state, disk)
-    if disk.lister in state.pool and (question := disk.question(state.sources)) is not None:
-        yield Send(disk.lister, question)
+def tend(state: State) -> Iterator[Effect]:
+    """Keep the disks owned, and ask for a look or a measure when one is due."""
+    yield from LIST.start_due(state)
+    for disk in state.disks:
+        if disk.is_hanging:  # before its lister is given up: a mount may answer again within that time
+            yield _unavailable(disk, f"no answer for {ANSWERS_WITHIN_S:.0f} s")
+        if disk.lister in state.pool and (question := disk.question(state.sources)) is not None:
+            yield Send(disk.lister, question)
 
 
-def own(state: State, disk: Disk) -> Iterator[Effect]:
-    """Start the lister, which holds the owner lock, where none is at work."""
-    if disk.lister not in state.pool and state.retries.allows(disk.lister):
-        yield from state.start("list", disk.place)
-
-
-def begin(state: State, place: str) -> Iterator[Effect]:
-    """Hold the owner lock of hot or warm."""
-    disk = next(disk for disk in state.disks if disk.place == place)
-    sources, pipeline = state.sources.values(), state.pipeline
-    if place == "hot":
+def begin(state: State, lister: str) -> Iterator[Effect]:
+    """Have a worker hold the owner lock of hot or warm."""
+    disk, sources, pipeline = _disk_of(state, lister), state.sources.values(), state.pipeline
+    if disk.place == "hot":
         expected = sum(1 for source in sources if source.state in ON_HOT and not source.evicted)
     else:
         expected = sum(1 for source in sources if source.on_warm)
-    names = {"role": place, "root": str(disk.root), "dataset": pipeline.dataset.name}
-    yield Begin(LIST, disk.lister, {**names, "owner": pipeline.owner, "expected": expected}, Work())
+    names = {"role": disk.place, "root": str(disk.root), "dataset": pipeline.dataset.name}
+    yield Begin(LIST, lister, {**names, "owner": pipeline.owner, "expected": expected}, Work())
 
 
 def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effect]:
     """It owns the disk; what lies there; how much room there is."""
-    disk = _disk_of(state, job)
+    disk = _disk_of(state, job.subject)
     disk.heard()
     match message["kind"]:
         case "ready":
@@ -112,7 +106,7 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
 
 def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
     """The disk is not owned any more; raises LockHeld when another pipeline owns it."""
-    disk = _disk_of(state, job)
+    disk = _disk_of(state, job.subject)
     # By its name: a lister that is asked to stop, as this daemon is about to be, ends with the same code.
     if outcome.error == LockHeld.__name__:
         raise LockHeld(outcome.reason)
@@ -130,8 +124,8 @@ def _unavailable(disk: Disk, reason: str) -> Effect:
     return Alert("warm_unavailable", fields={"path": str(disk.root), "reason": f"{reason}; {advice}"})
 
 
-def _disk_of(state: State, job: Job[Work]) -> Disk:
-    return next(disk for disk in state.disks if disk.lister == job.subject)
+def _disk_of(state: State, lister: str) -> Disk:
+    return next(disk for disk in state.disks if disk.lister == lister)
 
 
 LIST = ShardActivity(
@@ -139,6 +133,7 @@ LIST = ShardActivity(
     module="stoker.corpus.staging.lister_worker",
     silent_s=60.0,
     keep_open=True,
+    due=lambda state: [disk.lister for disk in state.disks],
     begin=begin,
     on_message=on_message,
     on_end=on_end,

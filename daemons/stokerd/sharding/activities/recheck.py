@@ -31,7 +31,7 @@ class RecheckWork(Work):
     is_forced: bool
 
 
-def begin(state: State, _subject: str = RECHECK) -> Iterator[Effect]:
+def begin(state: State, _subject: str) -> Iterator[Effect]:
     """Look at the next file that is due or asked for."""
     if (found := next_look(state)) is not None:
         kept, is_forced = found
@@ -101,5 +101,6 @@ REVALIDATE = ShardActivity(
     module="stoker.shards.audit.recheck_worker",
     is_memory_bound=True,  # as a builder: what takes more could not be built either
     begin=begin,
+    due=lambda _state: (RECHECK,),
     on_end=on_end,
 )

@@ -93,6 +93,7 @@ TOKENIZER = ShardActivity(
     module="stoker.shards.build.tokenizer_worker",
     silent_s=3600.0,  # it says nothing while it merges
     begin=begin,
+    due=lambda state: (SUBJECT,) if is_wanted(state) else (),
     on_message=on_message,
     on_end=on_end,
 )
