@@ -31,7 +31,7 @@ ENVIRON = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.env
 def start() -> Iterator[Any]:
     workers: list[Worker] = []
 
-    def start(task: dict[str, Any] | None, module: str = MODULE, **options: Any) -> Worker:
+    def start(task: dict[str, Any], module: str = MODULE, **options: Any) -> Worker:
         options = {"name": "test", "environ": ENVIRON, **options}
         workers.append(Worker.start(module, task, **options))
         return workers[-1]
@@ -210,8 +210,7 @@ def test_a_warm_module_that_is_given_a_single_task_ends_with_its_result(start: A
 
 
 def test_an_error_ends_a_warm_worker_as_any_other(start: Any) -> None:
-    worker = start(None, module=WARM, keep_open=True)
-    worker.give({"do": "raise"})
+    worker = start({"do": "raise"}, module=WARM, keep_open=True)
     ended, _ = run(worker)
     assert (ended.kind, ended.code) == ("failed", 65)
 

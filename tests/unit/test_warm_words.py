@@ -30,6 +30,8 @@ class LateWorker:
         self.words: Words = []
         self.task: Mapping[str, Any] | None = None
 
+    hear: Any = Worker.hear
+
     def fileno(self) -> int:
         return self.ours
 

@@ -31,14 +31,13 @@ NO_BOUNDS = Bounds()
 
 
 class Worker:
-    """A running worker; when `fileno()` is readable it spoke or ended: drain messages(), then poll().
+    """A running worker; when `fileno()` is readable it spoke or ended: hear() it.
 
     A worker that takes many tasks (started with keep_open) ends each by take_done() and is given the next;
     its bounds hold only while it is at work.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str, *, keep_open: bool) -> None:
-        self.name = name
+    def __init__(self, process: subprocess.Popen[bytes], *, keep_open: bool) -> None:
         self.pid = process.pid
         self.at_work = False
         self._process = process
@@ -61,28 +60,27 @@ class Worker:
     def start(
         cls,
         module: str,
-        task: Mapping[str, Any] | None,
+        task: Mapping[str, Any],
         *,
         name: str,
         bounds: Bounds = NO_BOUNDS,
         environ: Mapping[str, str] | None = None,
         keep_open: bool = False,
     ) -> Self:
-        """Start `python -m module` with the task as its first input line; None for one that waits for a task.
+        """Start `python -m module` with the task as its first input line.
 
         keep_open leaves its input open for send() and give(). Raises WorkerNotStarted where the system has no
         room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        worker = cls(launch(module, name, environ or {}), name, keep_open=keep_open)
-        if task is not None:
-            worker.give(task, bounds=bounds)
+        worker = cls(launch(module, name, environ or {}), keep_open=keep_open)
+        worker.give(task, bounds=bounds)
         return worker
 
-    def give(self, task: Mapping[str, Any], *, name: str = "", bounds: Bounds = NO_BOUNDS) -> None:
+    def give(self, task: Mapping[str, Any], *, bounds: Bounds = NO_BOUNDS) -> None:
         """Hand over a task; poll() enforces its bounds."""
-        assert not self.at_work, f"{self.name} has a task"
-        self.name, self.at_work, self._bounds = name or self.name, True, bounds
+        assert not self.at_work, "the worker has a task"
+        self.at_work, self._bounds = True, bounds
         self._given = self._last_word = time.monotonic()
         self._result, self._peak_rss = None, 0
         self._pipes.send(task)
@@ -105,8 +103,15 @@ class Worker:
         self._pipes.keep_open = False
         self._pipes.flush()
 
+    def hear(self, now: float | None = None) -> tuple[list[dict[str, Any]], WorkerExit | None]:
+        """What the worker said since the last call, and how it or its task ended; enforces the bounds."""
+        # In this order: what comes with the end of a task is of that task, and poll() reads, too.
+        gone = self.poll(now)
+        ended = self.take_done() or gone
+        return self.messages(), ended
+
     def messages(self) -> list[dict[str, Any]]:
-        """What the worker said since the last call, without its result, error or samples; never blocks."""
+        """What the worker said since the last call, without its result or error; never blocks."""
         self._pump()
         messages, self._messages = self._messages, []
         return messages
@@ -116,7 +121,7 @@ class Worker:
         return self.poll() is not None or bool(self._messages or self._done)
 
     def take_done(self) -> WorkerExit | None:
-        """How a warm worker's task finished, once; its process waits for the next."""
+        """How a task finished, once; its process waits for the next."""
         self._pump()
         done, self._done = self._done, None
         return done

@@ -89,7 +89,6 @@ class WorkerPool(Generic[F]):
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
         """Have a worker do a task; an idle one of a reusable activity takes it, else one is started."""
         assert subject not in self._jobs, f"{subject} is being worked on"
-        name = f"{activity.kind} {subject}"
         most_rss_bytes = self._most_rss_bytes if activity.is_memory_bound else None
         bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes)
         worker = self._take_idle(activity.module) if activity.is_reusable else None
@@ -97,13 +96,13 @@ class WorkerPool(Generic[F]):
             worker = Worker.start(
                 activity.module,
                 task,
-                name=name,
+                name=f"{activity.kind} {subject}",
                 bounds=bounds,
                 environ={POOL_VARIABLE: self._name},
                 keep_open=activity.keep_open or activity.is_reusable,
             )
         else:
-            worker.give(task, name=name, bounds=bounds)
+            worker.give(task, bounds=bounds)
         job = self._jobs[subject] = Job(activity, subject, worker, facts)
         self._waiter.add_fd(worker.fileno(), subject)
         return job
@@ -170,15 +169,11 @@ class WorkerPool(Generic[F]):
         for job in list(self._jobs.values()):
             if deaf:
                 job.worker.forgive_silence()
-            # In this order: poll() reads too, and what it read nobody would be woken up for.
-            gone = job.worker.poll(now)
-            messages = job.worker.messages()
-            ended = job.worker.take_done() or gone
+            messages, ended = job.worker.hear(now)
             if ended is not None:
-                messages += job.worker.messages()  # those that came with its end: not the next task's
                 self._waiter.remove_fd(job.worker.fileno())
                 del self._jobs[job.subject]
-                self._put_back(job, gone, ended)
+                self._put_back(job, ended)
                 raise_unknown_format(ended)
             elif not job.abandoned:
                 self._abandon_if_stuck(job, now)
@@ -186,10 +181,10 @@ class WorkerPool(Generic[F]):
                 yield job, messages, ended
         self._tend_idle(now)
 
-    def _put_back(self, job: Job[F], gone: WorkerExit | None, ended: WorkerExit) -> None:
+    def _put_back(self, job: Job[F], ended: WorkerExit) -> None:
         if job.abandoned:
             self._record("worker_came_back", activity=job.kind, path=job.subject, pid=job.worker.pid)
-        if gone is None:
+        if job.worker.poll() is None:
             most = self._recycle_rss_bytes
             is_big = most is not None and sample_process(job.worker.pid).rss_bytes > most
             self._idle.append(_Idle(job.activity.module, job.worker, time.monotonic() + IDLE_S))
