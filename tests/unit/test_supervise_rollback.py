@@ -29,9 +29,9 @@ from stoker.supervise.rollback.decide import (
     already,
     decide,
     parse_ask,
+    require_lost,
     skipped_windows,
 )
-from stoker.supervise.rollback.lost_sets import require_lost
 from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment

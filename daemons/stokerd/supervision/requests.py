@@ -27,14 +27,15 @@ from stoker.supervise.rollback.decide import (
     RollbackRefused,
     Standing,
     already,
+    by_key,
     decide,
     lost_key,
     outcome_of,
     parse_ask,
     parse_skip_set,
     possible,
+    require_lost,
 )
-from stoker.supervise.rollback.lost_sets import by_key, require_lost
 from stokerd.common.alerts import Alerts
 from stokerd.common.request_box import RequestBox
 from stokerd.supervision.run import Run

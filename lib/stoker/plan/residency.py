@@ -137,23 +137,34 @@ def to_evict(
     known, runs = {one.key: one for one in sets}, list(holdings)
     kept, wants = planned(runs), _wants(known, urgency(runs), busy)
     movable = [one for one in known.values() if one.hot and one.warm and one.key not in kept]
-    leaving = _Leaving(known.values(), floors, free_bytes)
+    hot = [one for one in known.values() if one.hot]
+    spare_sets = len(hot) - floors.keep_hot_sets
+    spare_tokens = sum(one.train_tokens for one in hot) - floors.min_active_tokens
+    leaving: list[str] = []
+
+    def offer(one: ShardSet) -> None:
+        """Let this one go unless a floor keeps it."""
+        nonlocal spare_sets, spare_tokens, free_bytes
+        if spare_sets >= 1 and one.train_tokens <= max(0, spare_tokens):
+            spare_sets, spare_tokens = spare_sets - 1, spare_tokens - one.train_tokens
+            free_bytes += one.bytes
+            leaving.append(one.key)
+
     loose = [one for one in movable if one.key not in wants]
     for one in sorted(loose, key=lambda one: (-rank.get(one.key, math.inf), -one.bytes, one.key)):
-        if leaving.free_bytes < wanted_free_bytes:
-            leaving.offer(one)
+        if free_bytes < wanted_free_bytes:
+            offer(one)
     wanted = {one.key: one for one in movable if one.key in wants}
     for key, lacking in reversed(wants.items()):
-        if key in wanted and lacking and leaving.free_bytes < min(wanted_free_bytes, reserve_bytes + lacking):
-            leaving.offer(wanted[key])
-    short = wanted_free_bytes - leaving.free_bytes
+        if key in wanted and lacking and free_bytes < min(wanted_free_bytes, reserve_bytes + lacking):
+            offer(wanted[key])
+    short = wanted_free_bytes - free_bytes
     if short <= 0:
-        return leaving.keys, ""
-    gone = frozenset(leaving.keys)
-    stay = [one for one in known.values() if one.hot and one.key not in gone]
+        return leaving, ""
+    stay = [one for one in hot if one.key not in leaving]
     why = Counter(_why_it_stays(one, kept, wants) for one in stay)
     told = ", ".join(f"{count} {words}" for words, count in why.most_common()) or "none is there"
-    return leaving.keys, f"{short} bytes short; of {len(stay)} shard sets on hot {told}"
+    return leaving, f"{short} bytes short; of {len(stay)} shard sets on hot {told}"
 
 
 def to_hydrate(
@@ -205,27 +216,6 @@ def due_s(
     first = at(plan, plan.starts[min(entry, len(plan.entries))])
     ahead = left_after(plan, position, skips) - left_after(plan, first, skips)
     return max(0, ahead) / windows_per_s
-
-
-class _Leaving:
-    """Sets chosen to leave, within the floors."""
-
-    def __init__(self, sets: Iterable[ShardSet], floors: Floors, free_bytes: int) -> None:
-        hot = [one for one in sets if one.hot]
-        self._spare_sets = len(hot) - floors.keep_hot_sets
-        self._spare_tokens = sum(one.train_tokens for one in hot) - floors.min_active_tokens
-        self.free_bytes = free_bytes
-        self.keys: list[str] = []
-
-    def offer(self, one: ShardSet) -> None:
-        """Let this one go unless a floor keeps it."""
-        breaks_tokens = one.train_tokens > max(0, self._spare_tokens)
-        if self._spare_sets < 1 or breaks_tokens:
-            return
-        self._spare_sets -= 1
-        self._spare_tokens -= one.train_tokens
-        self.free_bytes += one.bytes
-        self.keys.append(one.key)
 
 
 def _wants(known: Mapping[str, ShardSet], keys: Iterable[str], busy: Collection[str]) -> dict[str, int]:

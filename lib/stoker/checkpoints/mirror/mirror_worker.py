@@ -21,7 +21,7 @@ or is another pipeline's, 74 when it cannot be read or written now.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,21 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     warm = WarmLayout(Path(task["warm"]))
     mirror = warm.checkpoints(task["run"])
     require_ours(warm, mirror, task["owner"], expected=task["expected"])
-    return _VERBS[task["verb"]](task, mirror, warm.trash, heartbeat(report, mirror.name))
+    tell = heartbeat(report, mirror.name)
+    match task["verb"]:
+        case "list":
+            return _list(mirror, task["run_id"])
+        case "copy":
+            return _copy(task, mirror, warm.trash, tell)
+        case "fetch":
+            return _fetch(task, mirror, warm.trash, tell)
+        case _:
+            return {"gone": give_up(mirror, task["names"], warm.trash)}
 
 
-def _list(task: Mapping[str, Any], mirror: Path, _trash: Path, _tell: Progress) -> dict[str, Any]:
+def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
     with storage_errors("list", mirror):
         found = list_mirror(mirror)
-    run_id = task["run_id"]
     ours = [one for one in found if run_id is None or one.run_id in (None, run_id)]
     foreign = {one.run_id for one in found if one.run_id is not None} - {run_id}
     return {
@@ -120,18 +128,6 @@ def _bring_heldout(mirror: Path, path: Path, sha256: str, tell: Progress) -> str
     except SourceBad:
         return "bad"
     return "brought" if is_brought else "missing"
-
-
-def _prune(task: Mapping[str, Any], mirror: Path, trash: Path, _tell: Progress) -> dict[str, Any]:
-    return {"gone": give_up(mirror, task["names"], trash)}
-
-
-_VERBS: dict[str, Callable[[Mapping[str, Any], Path, Path, Progress], dict[str, Any]]] = {
-    "list": _list,
-    "copy": _copy,
-    "fetch": _fetch,
-    "prune": _prune,
-}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
-from stoker.supervise.audit.audit_forks import fork_findings, launch_findings, unfinished_findings
+from stoker.supervise.audit.audit_forks import launch_findings, unfinished_findings
 from stoker.supervise.audit.audit_identity import checkpoint_identity_findings, run_findings
 from stoker.supervise.audit.audit_mirror import audit_mirror
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
@@ -99,7 +99,6 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         ]
     view.findings += run_findings(layout, view.record, view.pin)
     view.findings += _plan_findings(view)
-    view.findings += fork_findings(layout, rows, view.plan, view.timelines)
     view.findings += unfinished_findings(layout, proven, view.timelines)
     launches, damage = read_launches(layout.launches)
     view.findings += launch_findings(layout, view.timelines, launches, damage)

@@ -4,6 +4,7 @@ it was interrupted. Whoever does this holds the run's trainer.lock, or nothing o
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +44,8 @@ def roll_back(run: RunLayout, fork: Timeline, budget: Quarantine) -> Moved:
     """Make a decided rollback, durably. What consumed.json said of the run is taken back first: without it
     the run holds everything its plan names, until its supervisor knows better."""
     unlink_durably(run.consumed)
-    log = ChainedLog(run.timelines)
-    try:
+    with contextlib.closing(ChainedLog(run.timelines)) as log:
         log.append(fork.body())
-    finally:
-        log.close()
     return finish(run, budget)
 
 

@@ -6,10 +6,11 @@ The steps after the one gone back to are given up; what the rollbacks before it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.corpus.records.sources import Source
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import reaching
@@ -141,6 +142,35 @@ def outcome_of(fork: Timeline, plan: Plan, moved: Sequence[str]) -> dict[str, An
 def skipped_windows(plan: Plan, skip: Sequence[Skip]) -> int:
     """Windows in ranges of the plan, each counted once."""
     return plan.windows - left_after(plan, START, skip)
+
+
+def by_key(sources: Iterable[Source], key_of: Callable[[str], str]) -> dict[str, Source]:
+    """The sources by the key of the set that their content gives, one that tells the most for each."""
+    known: dict[str, Source] = {}
+    for source in sources:
+        if source.sha256 not in known or source.state != "duplicate":
+            known[source.sha256] = source
+    return {key_of(sha256): source for sha256, source in known.items()}
+
+
+def require_lost(key: str, sources: Mapping[str, Source]) -> None:
+    """RollbackRefused while the set is there, or can come back: nothing is given up that need not be."""
+    if why_lost(key, sources) is None:
+        source = sources[key]
+        raise RollbackRefused(
+            f"shard set {key[:16]} is not lost: {source.path} is {source.state}; the stage-shard loop "
+            "brings it back, and the run waits for it"
+        )
+
+
+def why_lost(key: str, sources: Mapping[str, Source]) -> str | None:
+    """Why a set cannot come back, in words; None where it can, or is there."""
+    source = sources.get(key)
+    if source is None:
+        return "its source has no record any more"
+    if source.state != "quarantined":
+        return None
+    return f"{source.path} is quarantined" + (f" ({source.reason})" if source.reason else "")
 
 
 def _rest_of_entries(key: str, plan: Plan, position: Position) -> tuple[Skip, ...]:

@@ -6,6 +6,7 @@ began before it; `stoker replay` and the audit go by them.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -56,12 +57,9 @@ def launched_body(launch_body: Mapping[str, Any], *, resume_step: int, time: str
 
 def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
     """Append a launch durably; returns what is damaged in the log, which hinders no launch."""
-    log = ChainedLog(path)
-    try:
+    with contextlib.closing(ChainedLog(path)) as log:
         log.append(body)
         return log.damage
-    finally:
-        log.close()
 
 
 def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
