@@ -85,7 +85,7 @@ def of_another_run(run: TrainPipeline, home: Path) -> bytes:
         (edited, ("line 2", "put back the copy in the newest checkpoint")),
         (reordered, ("line 1", "put back the copy in the newest checkpoint")),
         (without_the_middle, ("line 2", "put back the copy in the newest checkpoint")),
-        (forged, ("entry 1 differs from the copy", "Restore plan.jsonl from that checkpoint")),
+        (forged, ("line 2 differs from the copy", "Put back that copy")),
         (of_another_run, ("20200101T000000Z-00000000",)),
     ],
 )

@@ -88,10 +88,6 @@ def _phase(value: str) -> str:
     return value
 
 
-def _text(value: str) -> str:
-    return value[:MOST_TEXT]
-
-
 def _whole(value: str) -> int:
     number = int(value)
     if not 0 <= number < 2**63:
@@ -117,5 +113,5 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("STEP", "TOKENS"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     "POSITION": _position,
-    **dict.fromkeys(("CHECKPOINT", "ERROR"), _text),
+    **dict.fromkeys(("CHECKPOINT", "ERROR"), lambda value: value[:MOST_TEXT]),
 }
