@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from stoker.corpus.staging.reconcile import parquet_name
 from stoker.shards.audit.record_audit import Records, record_findings, source_findings
 from stoker.shards.audit.set_audit import audit_set
 from stoker.shards.format.identity import set_key
-from stoker.shards.format.location import Places
 from stoker.shards.format.manifest import MANIFEST, Books, ManifestInvalid
-from stoker.store.layout import HotLayout
+from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.parsing import parse_json
 
 LOOKS = 3  # at records that keep changing
@@ -82,7 +81,7 @@ class _Look:
         self.dropped: Counter[str] = Counter()
         self.imported: Counter[str] = Counter()
         self.reread = self.unseen = 0  # sets that were recounted from parquet, and that could not be seen
-        self.places, self.misplaced = Places.of(pipeline), False
+        self.warm, self.misplaced = _warm(pipeline), False
         self.records = Records.read(self.layout, self.dataset)
         self.sources, self.pin = self.records.sources, self.records.pin
         self.findings = list(self.records.problems)
@@ -137,11 +136,14 @@ class _Look:
             self.sums.update(rows=books["rows"], documents=books["documents"])
             self.dropped.update(books["dropped"])
 
-    def _set_findings(self, source: Source) -> tuple[str, ...]:
+    def _set_findings(self, source: Source) -> Sequence[str]:
         """What is wrong with the source's set, where it should have one."""
         if source.state not in PUBLISHED or source.key is None:
             return ()
-        directory = self.places.of_set(source)
+        hot = self.hot.shard_set(self.dataset, str(source.key))
+        copied = None if self.warm is None else self.warm.shard_set(self.dataset, str(source.key))
+        is_on_warm = source.evicted or (source.evicting and not hot.exists())
+        directory = copied if is_on_warm else hot
         if directory is None:  # its books are all that is here
             self.unseen += 1
             with contextlib.suppress(ManifestInvalid):  # a finding already
@@ -151,19 +153,19 @@ class _Look:
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]
         audit = audit_set(directory, source, self.pin, deep=places if self.deep else None)
-        misplaced = tuple(self.places.findings(source))
+        misplaced = []
+        if source.evicted and not source.evicting and hot.exists():
+            misplaced.append(f"{hot}: here, the record of {source.path} says that it is on warm only")
+        elif source.on_warm and not source.evicted and copied is not None and not copied.is_dir():
+            misplaced.append(f"{copied}: missing, the record of {source.path} says that its copy was proven")
         self.misplaced |= bool(misplaced)
         if audit.books is not None:
             self._add(audit.books)
         self.reread += audit.reread
-        return (*audit.findings, *misplaced, *self._copy_findings(source))
-
-    def _copy_findings(self, source: Source) -> tuple[str, ...]:
-        """What is wrong with the copy on warm of a set that is on hot; only a deep audit reads it."""
-        if not self.deep or not source.on_warm or source.evicted or self.places.warm is None:
-            return ()
-        copied = self.places.warm.shard_set(self.dataset, str(source.key))
-        return audit_set(copied, source, self.pin, deep=()).findings if copied.is_dir() else ()
+        findings = [*audit.findings, *misplaced]
+        if self.deep and source.on_warm and not source.evicted and copied is not None and copied.is_dir():
+            findings += audit_set(copied, source, self.pin, deep=()).findings
+        return findings
 
     def _folder_findings(self) -> Iterator[str]:
         """Sets that belong to no source; one just published, its record not yet written, is expected."""
@@ -171,7 +173,7 @@ class _Look:
         expected = {source.key[:16] for source in self.sources.values() if source.key is not None}
         if build is not None:
             expected |= {set_key(source.sha256, build)[:16] for source in self.sources.values()}
-        disks = [disk for disk in (self.hot, self.places.warm) if disk is not None]
+        disks = [disk for disk in (self.hot, self.warm) if disk is not None]
         for folder in [disk.shards(self.dataset) for disk in disks]:
             for name in _names(folder):
                 if name not in expected and not self._of_earlier_version(folder / name):
@@ -190,6 +192,15 @@ class _Look:
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return build != self.pin.build_id and set_key(source, build)[:16] == directory.name
+
+
+def _warm(pipeline: Pipeline) -> WarmLayout | None:
+    """The warm disk where it is there now: unmounted it leaves an empty folder, and nothing is missing."""
+    warm = pipeline.warm_layout
+    try:
+        return warm if warm is not None and warm.owner_lock.exists() else None
+    except OSError:
+        return None
 
 
 def _names(folder: Path) -> list[str]:

@@ -29,8 +29,8 @@ from stoker.shards.build.engine_check import Engines
 from stoker.shards.build.memory_use import give_back, resident_bytes
 from stoker.shards.build.publish import examine_target, publish, seal, still_staged, still_staged_behind
 from stoker.shards.build.readback import Trail
-from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, Engine, HFEngine
-from stoker.shards.tokenize.tokenizer import FrozenTokenizer, reload_tokenizer
+from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS
+from stoker.shards.tokenize.tokenizer import reload_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, remove_tree
 
@@ -70,11 +70,14 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
 
 def _build(task: BuildTask, report: Report) -> dict[str, Any]:
     kept = _engines_for(task)
-    engine = _engine_for(task, kept, report)
+    report("phase", phase="check_engine")
+    engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
+    if refused:
+        report("engine", used=engine.name, refused=FASTOKENS, reason=refused)
     with (
         closing(Trail(report, sha256=not task.source_xxh3)) as source_trail,
         closing(Trail(report)) as set_trail,
-        closing(Build(task, engine, kept.reference, kept.loaded)) as build,
+        closing(Build(task, engine, kept.engines.reference, kept.loaded)) as build,
     ):
         if not build.run(report, source_trail, set_trail, kept.encoder):
             return {"status": "recycled", "rss_bytes": resident_bytes()}
@@ -88,30 +91,15 @@ def _build(task: BuildTask, report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tokenizer and its engines, kept for the next file; `loaded` is what the process holds with them."""
+    """A tokenizer's engines, kept for the next file; `loaded` is what the process holds with them."""
 
     asked: tuple[str, str]
-    tokenizer: FrozenTokenizer
-    engines: Engines | None  # None where the reference alone is asked for
+    engines: Engines
     loaded: int
     encoder: EncodeThread = field(default_factory=EncodeThread)
 
-    def reference(self) -> Engine:
-        """The engine that every tokenizer has."""
-        return self.engines.reference if self.engines else HFEngine(self.tokenizer)
-
 
 _kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
-
-
-def _engine_for(task: BuildTask, kept: _Kept, report: Report) -> Engine:
-    if kept.engines is None:
-        return kept.reference()
-    report("phase", phase="check_engine")
-    engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
-    if refused:
-        report("engine", used=engine.name, refused=FASTOKENS, reason=refused)
-    return engine
 
 
 def _engines_for(task: BuildTask) -> _Kept:
@@ -125,9 +113,9 @@ def _engines_for(task: BuildTask) -> _Kept:
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
                 "restore it, or raise dataset.version to build anew"
             )
-        engines = None if task.engine == HF_TOKENIZERS else Engines(tokenizer)
+        engines = Engines(tokenizer, fast=task.engine != HF_TOKENIZERS)
         give_back()
-        _kept.append(_Kept(asked, tokenizer, engines, resident_bytes()))
+        _kept.append(_Kept(asked, engines, resident_bytes()))
     return _kept[0]
 
 

@@ -94,11 +94,11 @@ class BuildTask:
 class Build:
     """A build under way: the growing files, the books, and the next row to read.
 
-    `reference` makes the engine to go on with where `engine` fails; both give the same tokens. `loaded` is
+    `reference` is the engine to go on with where `engine` fails; both give the same tokens. `loaded` is
     what this process held before the first text.
     """
 
-    def __init__(self, task: BuildTask, engine: Engine, reference: Callable[[], Engine], loaded: int) -> None:
+    def __init__(self, task: BuildTask, engine: Engine, reference: Engine, loaded: int) -> None:
         self.task = task
         self.engine = engine
         self.engine_refused = ""
@@ -254,10 +254,9 @@ class Build:
         try:
             return self.engine.documents(texts)
         except EngineUnsupported as error:
-            reference = self._reference()
-            report("engine", used=reference.name, refused=self.engine.name, reason=str(error))
-            self.engine, self.engine_refused = reference, str(error)
-            return reference.documents(texts)
+            report("engine", used=self._reference.name, refused=self.engine.name, reason=str(error))
+            self.engine, self.engine_refused = self._reference, str(error)
+            return self.engine.documents(texts)
 
 
 def divide(

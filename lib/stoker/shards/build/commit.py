@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,10 @@ def recover(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress
 def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress:
     try:
         record = read_record(directory / PROGRESS)
-        if record["key"] == key and tuple(record["origin"]) == origin:
-            return Progress(
-                key=key,
-                origin=origin,
-                row_group=int(record["row_group"]),
-                row=int(record["row"]),
-                files={str(name): int(length) for name, length in record["files"].items()},
-                books=Books.from_mapping(record["books"]).to_mapping(),
-                elapsed_s=float(record["elapsed_s"]),
-            )
+        if (record["key"], tuple(record["origin"])) == (key, origin):
+            Books.from_mapping(record["books"])
+            told = {field.name: record[field.name] for field in fields(Progress)}
+            return Progress(**{**told, "origin": origin})
     except (FileNotFoundError, DataError, LookupError, TypeError, ValueError, AttributeError):
         pass  # no commit that can be relied on: the build starts over, which costs time only
     return Progress(key, origin)

@@ -26,9 +26,12 @@ MOST_CHARS = 1 << 12  # of one document
 class Engines:
     """The engines for one tokenizer; `refused` says why the fast one is out of the question, if it is."""
 
-    def __init__(self, tokenizer: FrozenTokenizer) -> None:
-        self.reference = HFEngine(tokenizer)
+    def __init__(self, tokenizer: FrozenTokenizer, *, fast: bool = True) -> None:
+        self.reference: Engine = HFEngine(tokenizer)
+        self._fast: Engine = self.reference
         self.refused = ""
+        if not fast:
+            return
         try:
             self._fast = FastEngine(tokenizer)
             self.refused = _difference(self.reference, self._fast, probes(tokenizer.special), "odd texts")
@@ -38,7 +41,7 @@ class Engines:
     def choose(self, parquet: Path, text_column: str) -> tuple[Engine, str]:
         """The engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
         refused = self.refused
-        if not refused:
+        if not refused and self._fast is not self.reference:
             sample = _sample(parquet, text_column)
             differences = (_difference(self.reference, self._fast, texts, place) for place, texts in sample)
             refused = next(filter(None, differences), "")

@@ -65,34 +65,27 @@ class TrainingText:
     def __init__(self, files: list[str], text_column: str, train_bytes: int, report: Report) -> None:
         self.used: list[str] = []
         self.text_bytes = 0
-        self._percent = -1  # that was told last
-        self._files = files
-        self._text_column = text_column
-        self._train_bytes = train_bytes
-        self._report = report
+        self._files, self._text_column = files, text_column
+        self._train_bytes, self._report = train_bytes, report
 
     def batches(self) -> Iterator[list[str]]:
         """Batches of texts; raises BadParquet for the file last in `used`."""
-        yield from self._batches()
-        self._report("progress", percent=100)
-
-    def _batches(self) -> Iterator[list[str]]:
         from stoker.shards.build.parquet import ParquetText  # noqa: PLC0415 - see above
 
+        shown = -1
         for file in self._files:
-            self._tell_share()
             self.used.append(file)
             for batch in ParquetText(Path(file), self._text_column).batches():
+                percent = min(99, 100 * self.text_bytes // self._train_bytes)
+                if percent > shown:
+                    shown = percent
+                    self._report("progress", percent=percent)
                 yield self._first([text for text in batch.texts if text is not None])
                 if self.text_bytes >= self._train_bytes:
-                    return
-                self._tell_share()
-
-    def _tell_share(self) -> None:
-        percent = min(99, 100 * self.text_bytes // self._train_bytes)
-        if percent > self._percent:
-            self._percent = percent
-            self._report("progress", percent=percent)
+                    break
+            if self.text_bytes >= self._train_bytes:
+                break
+        self._report("progress", percent=100)
 
     def _first(self, texts: list[str]) -> list[str]:
         """As many of the texts as it takes to reach train_bytes: where batches end makes no difference."""

@@ -170,17 +170,11 @@ def _in_trash(trash: Path, identity: Identity) -> list[Path]:
 def _back_from_trash(hot: Path, trash: Path, identity: Identity) -> bool:
     """Put back what an interrupted eviction took away, if all of it is there still."""
     for kept in _in_trash(trash, identity):
-        if all((kept / name).exists() for name in (SUMS, *_listed(kept))):
-            move_durably(kept, hot)
-            return True
+        with contextlib.suppress(FileNotFoundError, ManifestInvalid):
+            if all((kept / name).exists() for name in _files(kept)):
+                move_durably(kept, hot)
+                return True
     return False
-
-
-def _listed(directory: Path) -> list[str]:
-    try:
-        return list(parse_sums((directory / SUMS).read_bytes()))
-    except (FileNotFoundError, ManifestInvalid):
-        return [SUMS]
 
 
 def _empty(trash: Path, identity: Identity) -> None:
