@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ PRUNED = ".tmp-pruned-"  # on its way out
 
 _NAME = re.compile(r"step-(\d{9,})")
 _MIRRORED = re.compile(r"step-\d{9,}-([0-9a-f]{8})")
-_SUM_LINE = re.compile(r"([0-9a-f]{64})  (\S[^\n]*)")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,7 +46,7 @@ class CheckpointBody:
     timeline: int
     plan_head: str
     files: Mapping[str, FileEntry]
-    raw: Mapping[str, Any]
+    raw: Mapping[str, Any] = field(compare=False)
 
     @property
     def bytes(self) -> int:
@@ -110,16 +109,10 @@ def write_sums(sums: Mapping[str, str]) -> bytes:
 
 
 def read_sums(data: bytes) -> dict[str, str]:
-    """Name to sha256; raises DataError naming the line. Strict, so that no flipped bit reads as the same."""
-    text = data.decode("utf-8", errors="replace")
-    if not text.endswith("\n"):
-        raise DataError(f"{SUMS} does not end with a newline")
-    sums: dict[str, str] = {}
-    for number, line in enumerate(text[:-1].split("\n"), start=1):
-        match = _SUM_LINE.fullmatch(line)
-        if match is None or match[2] in sums:
-            raise DataError(f"{SUMS} line {number} is not '<sha256>  <name>', or names a file twice")
-        sums[match[2]] = match[1]
+    """Name to sha256; DataError unless it is what `write_sums` writes: no flipped bit reads as the same."""
+    sums = {line[66:]: line[:64] for line in data.decode(errors="replace").split("\n") if line}
+    if write_sums(sums) != data or not all(map(_HEX64.fullmatch, sums.values())):
+        raise DataError(f"{SUMS} is not lines '<sha256>  <name>', sorted, each name once")
     return sums
 
 

@@ -112,15 +112,10 @@ class CheckpointWriter:
 def _require_equal(target: Path, ours: CheckpointBody) -> None:
     """Raise DataError unless the checkpoint that has our name is proven and says what ours says."""
     proof = prove_checkpoint(target)
-    theirs = proof.body
-    if theirs is not None and proof.verdict == "proven" and _identity(theirs) == _identity(ours):
+    if proof.body == ours:
         return
     found = "another checkpoint" if proof.verdict == "proven" else f"{proof.verdict}: {proof.reason}"
     raise DataError(
         f"{target} is there already and is {found}; two histories of one run must not mix. Move it away "
         "(quarantine or roll back) and start again"
     )
-
-
-def _identity(body: CheckpointBody) -> tuple[object, ...]:
-    return body.step, body.tokens, body.position, body.timeline, body.plan_head, dict(body.files)
