@@ -59,7 +59,7 @@ def test_the_report_for_people_says_the_same(
     assert exit_code(["audit", str(drained.file)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("data: balanced\n")
-    assert "  sources      3 total, 2 proven, 1 quarantined, 0 duplicate\n" in text
+    assert "  sources      3 total, 2 proven, 1 quarantined\n" in text
     assert "  rows         600 = " in text
 
 

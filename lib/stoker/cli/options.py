@@ -56,6 +56,13 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+def counts(figures: Mapping[str, int]) -> str:
+    """Each figure that is not 0 with its name."""
+    return (
+        ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in figures.items() if count) or "none"
+    )
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """The known word most like this one, as a question; `otherwise` where none is like it."""
     near = difflib.get_close_matches(word, list(known), n=1)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.cli.options import PATH, plural
+from stoker.cli.options import PATH, counts, plural
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources
+from stoker.shards.exchange.export_arrow import export_arrow
+from stoker.shards.exchange.export_nanogpt import export_nanogpt
 from stoker.shards.exchange.export_out import new_directory, write_json
 from stoker.shards.exchange.export_sets import OfferedSet, agree, find_sets
 from stoker.store.errors import DataError, UsageError
@@ -59,14 +61,10 @@ def export(  # noqa: PLR0917 - click passes one an option
     first = sets[0].manifest
     with new_directory(out, total * (2 if first.dtype == "uint16" else 4)) as directory:
         with click.progressbar(length=total, label="exporting", file=sys.stderr) as bar:
-            told: dict[str, Any]
+            told: Mapping[str, Any]
             if form == "nanogpt":
-                from stoker.shards.exchange.export_nanogpt import export_nanogpt
-
                 told = export_nanogpt(sets, splits, directory, bar.update)
             else:
-                from stoker.shards.exchange.export_arrow import export_arrow
-
                 length = None if documents else rows or row_tokens
                 told = export_arrow(sets, splits, length, directory, bar.update)
         note = {name: getattr(first, name) for name in ("dataset", "tokenizer_sha256", "vocab_size", "eot")}
@@ -74,15 +72,11 @@ def export(  # noqa: PLR0917 - click passes one an option
         note["sets"] = [{"key": one.manifest.key, "manifest_sha256": one.manifest_sha256} for one in sets]
         # No times: the same export gives the same bytes.
         write_json(directory / "meta.json", note)
-    click.echo(f"{out}: {plural(len(sets), 'shard set')}, {_counts(tokens)} tokens")
+    click.echo(f"{out}: {plural(len(sets), 'shard set')}, {counts(tokens)} tokens")
     if any(told["tail_tokens"].values()):
-        click.echo(f"left out, for they fill no row: {_counts(told['tail_tokens'])} tokens")
+        click.echo(f"left out, for they fill no row: {counts(told['tail_tokens'])} tokens")
     for line in told.get("notes", ()):
         click.echo(line)
-
-
-def _counts(tokens: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {split}" for split, count in tokens.items())
 
 
 def _published(pipeline: Pipeline) -> Iterator[OfferedSet]:

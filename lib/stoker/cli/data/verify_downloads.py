@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from stoker.cli.ask_daemon import become_owner
-from stoker.cli.options import one_line, pipeline_file, plural
+from stoker.cli.options import counts, one_line, pipeline_file, plural
 from stoker.cli.worker_jobs import LOOK_S, worker_pool
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -186,8 +186,8 @@ class Check:
         yield f"{plural(self.counts.total(), 'file')}, {format_bytes(self._done)}: {found}"
         away = Counter(str(one.state) for one in self.receipts if not (one.usable or one.rotten))
         away["not reached"] = len(self.files) - self.counts.total()
-        if states := [f"{n:,} {state.replace('_', ' ')}" for state, n in sorted(away.items()) if n]:
-            yield f"not looked at: {', '.join(states)}"
+        if any(away.values()):
+            yield f"not looked at: {counts(dict(sorted(away.items())))}"
         if count := sum(receipt.state == "unproven" for receipt in self.receipts):
             such = f"{plural(count, 'file')} came without a length or a sum, unproven"
             yield f"note: {such}: nothing tells whether it is whole"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import json_option, one_line, pipeline_file, plural, print_json
+from stoker.cli.options import counts, json_option, one_line, pipeline_file, plural, print_json
 from stoker.cli.pipeline.output import STDOUT, Daemons, state_colour
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
@@ -98,7 +98,7 @@ def _sources(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "files" not in body:
         return
     verified = format_bytes(body.get("verified_bytes", 0))
-    files = f"{_counts(body['files'])}; {verified} verified{_complete(body)}"
+    files = f"{counts(body['files'])}; {verified} verified{_complete(body)}"
     yield "files", files if body.get("looked", True) else f"looking at the source; {verified} verified"
     yield from _transfers(body)
     told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
@@ -124,9 +124,9 @@ def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "sources" not in body:
         return
-    yield "sources", f"{_counts(body['sources'])}{_complete(body)}"
+    yield "sources", f"{counts(body['sources'])}{_complete(body)}"
     if part := body.get("slice"):
-        yield "slice", f"{part['files']:,} files, by dataset.limit {_counts(part['limit'])}"
+        yield "slice", f"{part['files']:,} files, by dataset.limit {counts(part['limit'])}"
     for what in ("documents", "tokens"):
         train, val = format_count(body[what]["train"]), format_count(body[what]["val"])
         yield what, f"{train} to train on, {val} held out"
@@ -135,7 +135,7 @@ def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         told = f", documents of {unknown:,} not known" if unknown else ""
         yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
     if body.get("dropped"):
-        yield "rows dropped", _counts(body["dropped"])
+        yield "rows dropped", counts(body["dropped"])
     if speed := ", ".join(rates(body)):
         yield "building", speed
     if body.get("eta_s") is not None:
@@ -208,10 +208,6 @@ def _mirror(body: Mapping[str, Any]) -> str:
     if body["trouble"]:
         parts.append(f"trouble: {body['trouble']}")
     return "; ".join(parts)
-
-
-def _counts(figures: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in figures.items() if count) or "none yet"
 
 
 def _complete(body: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import answer, json_option, pipeline_file, plural
+from stoker.cli.options import answer, counts, json_option, pipeline_file, plural
 from stoker.config.load import load_pipeline
 from stoker.shards.audit.audit import audit_sets
 from stoker.supervise.audit.audit import audit_run
@@ -49,7 +49,7 @@ def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     plan, dropped, tokens = report["plan"], report["dropped"], report["tokens"]
-    yield "sources", _counts(report["sources"])
+    yield "sources", counts(report["sources"])
     why = f" ({', '.join(f'{reason} {rows:,}' for reason, rows in dropped.items())})" if dropped else ""
     kept = f"{report['documents']:,} documents + {sum(dropped.values()):,} dropped{why}"
     yield "rows", f"{report['rows']:,} = {kept}"
@@ -59,12 +59,9 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "unproven", _named(report["unproven"], "that came without a length or a sum")
     yield "tokens", f"{tokens['train']:,} to train on + {tokens['val']:,} held out"
     parts = " + ".join(f"{plan[name]:,} {name}" for name in ("applied", "skipped", "remainder", "ahead"))
-    yield (
-        "plan",
-        f"{plan['windows']:,} windows in {plan['entries']} entries = {parts}; "
-        f"{plan['tail_tokens']:,} tail tokens",
-    )
-    yield "checkpoints", _counts(report["checkpoints"])
+    windows = f"{plan['windows']:,} windows in {plan['entries']} entries = {parts}"
+    yield "plan", f"{windows}; {plan['tail_tokens']:,} tail tokens"
+    yield "checkpoints", counts(report["checkpoints"])
     yield "recounted", ", ".join(report["recounted"])
     on_record = ", ".join(report["on_record"])
     yield "on record", f"{on_record} (--deep looks at it itself)" if on_record else ""
@@ -82,7 +79,3 @@ def _imported(figures: Mapping[str, int]) -> str:
     known = f", {figures['documents']:,} documents" if without < sets else ""
     unknown = f", documents not known of {without:,}" if without else ""
     return f"{plural(sets, 'set')}, {figures['tokens']:,} tokens{known}{unknown}; rows are not known"
-
-
-def _counts(figures: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in figures.items())

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from stoker.cli.options import json_option, pipeline_file, print_json, printable
-from stoker.cli.runs.set_index import Library, SegmentMap, as_ranges
+from stoker.cli.runs.set_index import Library, SegmentMap
 from stoker.cli.runs.step_history import History, Step
 from stoker.cli.which_run import read_identity
 from stoker.config.load import load_pipeline
@@ -138,7 +138,6 @@ def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
     """Which they are: by row, else by number; of imported tokens neither may be known."""
     if documents is None:
         return "imported, documents not known"
-    s = "s" * (len(documents) > 1)
     if any(document["row"] is None for document in documents):
-        return f"document{s} {as_ranges([document['document'] for document in documents])} (imported)"
-    return f"row{s} {as_ranges([document['row'] for document in documents])}"
+        return f"documents {', '.join(str(document['document']) for document in documents)} (imported)"
+    return f"rows {', '.join(str(document['row']) for document in documents)}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -165,22 +164,7 @@ class SegmentMap:
 
     def parts(self, first: int, stop: int) -> Iterator[tuple[str, Stream, int, int]]:
         """(key, train stream, first, stop in it) of each set that has tokens in a range of the entry's."""
-        for number in range(bisect_right(self._starts, first) - 1, len(self._sets)):
-            start, end = self._starts[number], self._starts[number + 1]
-            if start >= stop:
-                return
-            if start < end:
-                key, digest = self._sets[number]
-                stream = self._library.open(key, digest).train
-                yield key, stream, max(first, start) - start, min(stop, end) - start
-
-
-def as_ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers for a person: `3-5, 9`."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+        for (key, digest), start, end in zip(self._sets, self._starts, self._starts[1:], strict=False):
+            low, high = max(first, start), min(stop, end)
+            if low < high:
+                yield key, self._library.open(key, digest).train, low - start, high - start
