@@ -58,9 +58,7 @@ def plural(count: int, what: str) -> str:
 
 def counts(figures: Mapping[str, int]) -> str:
     """Each figure that is not 0 with its name."""
-    return (
-        ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in figures.items() if count) or "none"
-    )
+    return ", ".join(f"{count:,} {what}" for what, count in figures.items() if count) or "none"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -184,7 +184,7 @@ class Check:
         changed = [f"{self.counts['passed']:,} changed meanwhile"] if self.counts["passed"] else []
         found = ", ".join([f"{self.counts['true']:,} true", *self._bad(), *changed])
         yield f"{plural(self.counts.total(), 'file')}, {format_bytes(self._done)}: {found}"
-        away = Counter(str(one.state) for one in self.receipts if not (one.usable or one.rotten))
+        away = Counter(one.state.replace("_", " ") for one in self.receipts if not (one.usable or one.rotten))
         away["not reached"] = len(self.files) - self.counts.total()
         if any(away.values()):
             yield f"not looked at: {counts(dict(sorted(away.items())))}"
