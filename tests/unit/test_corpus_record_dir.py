@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from stoker.corpus.records.listing import Listing, listing_reader, write_listing
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.store.errors import StorageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, parse_record
 from support.books import books_of
@@ -103,6 +105,22 @@ def test_a_damaged_record_is_reported_and_comes_back_when_it_is_mended(layout: S
     assert records.read(lambda path, error: reported.append(path)) == {"b": before}
     assert reported == [file]
     file.write_bytes(whole)
+    assert set(records.read()) == {"a", "b"}
+
+
+def test_what_could_not_be_read_is_read_at_the_next_look(
+    layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(layout, "a", "b")
+    at_rest(layout)
+    records = RecordDir(layout.receipts, "d", Receipt.from_record)
+
+    def broken(*_: object) -> tuple[bytes, int]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(record_dir, "_read", broken)
+        records.read()
     assert set(records.read()) == {"a", "b"}
 
 

@@ -273,6 +273,7 @@ class TestTokenizer:
         assert tokenizer.is_wanted(shard.state)
         job = shard.job("tokenizer", tokenizer.SUBJECT)
         shard.hear(job.subject, {"kind": "progress", "percent": 40})
+        shard.hear(job.subject, {"kind": "progress", "reading": "a.parquet", "bytes": 5})
         assert "40 %" in shard.status()["text"]
         effects = shard.done(job.subject, **FROZEN, trained_on=list(job.facts.files))
         assert effects == ["WritePin", "dataset_pinned"]

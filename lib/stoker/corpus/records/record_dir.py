@@ -31,7 +31,6 @@ FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
 TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
 FULL_LOOK_S = 60.0
-PIECE = 1 << 16
 MANY, SLICE = 1000, 1000  # records: how many make it worth it to be clever, how many are read at a time
 SUFFIX = ".json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -143,6 +142,7 @@ class RecordDir(Generic[T]):
             self._load([name], None)
 
     def _load(self, names: list[str], damaged: Damaged | None) -> None:
+        folder, self._folder = self._folder, None  # should reading break off, the next look finds the rest
         lost = set()
         tell = damaged or (lambda *_: None)
         with uncollected(len(names)):
@@ -156,6 +156,7 @@ class RecordDir(Generic[T]):
                 self._stamps[number] = stamp
         if lost:
             self._drop(lost)
+        self._folder = folder
 
     def _drop(self, names: Set[int]) -> None:
         """Forget the records of these names; that takes a while with many, and hardly ever happens."""
@@ -283,9 +284,6 @@ def _read(folder: int, name: str) -> tuple[bytes, int]:
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         about = os.fstat(descriptor)
-        data = os.read(descriptor, PIECE)
-        while len(data) >= PIECE and (piece := os.read(descriptor, PIECE)):
-            data += piece
+        return os.read(descriptor, about.st_size), _stamp(about)
     finally:
         os.close(descriptor)
-    return data, _stamp(about)
