@@ -78,7 +78,8 @@ class _Examination:
             return self._prove(deep)
 
     def _prove(self, deep: bool) -> Proof:
-        found = self._tree()
+        with os.scandir(self.path) as entries:  # names are looked up here only, so none can point outside
+            found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
         sums = read_sums(self._small(SUMS, found))
         data = self._small(BODY, found)
         digest = hashlib.sha256(data).hexdigest()
@@ -94,23 +95,6 @@ class _Examination:
         self._hash_all({name: sums[name] for name in read})
         extra = sorted(set(found) - set(sums) - {SUMS})
         return Proof("proven", "", self.cached, body, digest, tuple(extra))
-
-    def _tree(self) -> dict[str, os.stat_result]:
-        """Everything in the directory that is no directory, by relative name; links are not followed.
-
-        Listed names are looked up here only, so none can point outside.
-        """
-        found: dict[str, os.stat_result] = {}
-        waiting = [self.path]
-        while waiting:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
-                    else:
-                        name = Path(entry.path).relative_to(self.path).as_posix()
-                        found[name] = entry.stat(follow_symlinks=False)
-        return found
 
     def _small(self, name: str, found: Mapping[str, os.stat_result]) -> bytes:
         """A small file's bytes, known to be those on disk."""
