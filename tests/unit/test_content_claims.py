@@ -8,8 +8,7 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.actions import Duplicate, Start
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import WarmContents, decide_moves
-from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 
 LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
 ONE, OTHER = (Source("d", path, 100, "a" * 64) for path in ("one", "other"))
@@ -37,9 +36,9 @@ def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
 
 def test_nor_is_it_taken_from_warm_for_both() -> None:
     away = situation(published=frozenset())
-    contents = WarmContents(published=frozenset({KEY[:16]}), answers=True)
-    assert decide_moves(away, contents, 0.0) == (Start("recall", "one"),)
-    assert decide_moves(replace(away, busy={"one": "recall"}), contents, 0.0) == ()
+    away = replace(away, warm=WarmContents(answers=True), recallable={"one", "other"})
+    assert decide(away, 0.0) == (Start("recall", "one"),)
+    assert decide(replace(away, busy={"one": "recall"}), 0.0) == ()
 
 
 def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> None:

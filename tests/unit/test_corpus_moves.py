@@ -14,8 +14,8 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.actions import KeepHot, Start
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import WarmContents, decide_moves, recallable
-from stoker.corpus.schedule.state import Limits, Room, Situation
+from stoker.corpus.schedule.moves import decide_moves, recallable
+from stoker.corpus.schedule.state import Limits, Room, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import OwnerMark, Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
 from stoker.corpus.staging.size_estimate import Estimate, Workload, ratio_of, set_bytes
@@ -60,7 +60,12 @@ def contents(**changes: object) -> WarmContents:
 
 
 def moves(situation: Situation, contents: WarmContents) -> tuple[object, ...]:
-    return decide_moves(situation, contents, 100.0)
+    found = recalls(situation, contents)
+    return decide_moves(replace(situation, warm=contents, recallable=found), 100.0)
+
+
+def recalls(now: Situation, contents: WarmContents) -> frozenset[str]:
+    return recallable(now.sources, now.key_of, now.published, contents)
 
 
 class TestCopies:
@@ -127,9 +132,9 @@ class TestComingBack:
         there = contents(published=frozenset({key16("a"), key16("b")}))
         seen = situation(source("a", "seen"), source("b"), source("c", "seen"))
         assert moves(seen, there) == (Start("recall", "a"),)
-        assert recallable(seen, there) == {"a"}
-        assert recallable(seen, replace(there, rotten=frozenset({key_of(sha("a"))}))) == set()
-        assert recallable(replace(seen, published=frozenset({key16("a")})), there) == set()
+        assert recalls(seen, there) == {"a"}
+        assert recalls(seen, replace(there, rotten=frozenset({key_of(sha("a"))}))) == set()
+        assert recalls(replace(seen, published=frozenset({key16("a")})), there) == set()
 
 
 class TestLooks:

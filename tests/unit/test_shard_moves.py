@@ -76,10 +76,10 @@ class TestMoves:
     def test_a_copy_known_to_be_wrong_is_made_again_over_the_wrong_one(self, warm_shard: Shard) -> None:
         source = warm_shard.source(**WARM_ONLY)
         moved(warm_shard, "hydrate", "bad_source")
-        assert warm_shard.state.warm_contents().rotten == {source.key}
+        assert warm_shard.state.records.rotten == {source.key}
         warm_shard.source(state="proven")
         moved(warm_shard, "sync", "copied")
-        assert not warm_shard.state.warm_contents().rotten
+        assert not warm_shard.state.records.rotten
 
     def test_what_fails_waits_with_all_that_goes_the_same_way_and_its_end_is_told(
         self, warm_shard: Shard, clock: Clock

@@ -10,7 +10,6 @@ import contextlib
 import time
 
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
 from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
@@ -107,14 +106,15 @@ class StageShard:
         )
         if not state.hot.is_known or is_undecided:
             self.situation = None
-        elif self.has_news or self.situation is None:
+        elif state.hot.is_measured and (self.has_news or self.situation is None):
             self.act()
         self.status.show(state)
         self.has_changed = self.stamp() != before
 
     def stamp(self) -> object:
-        """Changes when a record or a job does."""
-        return self.state.sources.changes, self.state.pool.busy
+        """Changes when a record or a job does, and when a disk comes, goes, or was measured."""
+        disks = [(disk.is_known, disk.is_measured) for disk in self.state.disks]
+        return self.state.sources.changes, self.state.pool.busy, disks
 
     def observe(self) -> None:
         """Read what others wrote, and look at the disks, memory and the machine."""
@@ -135,12 +135,6 @@ class StageShard:
         if time.monotonic() >= self.settle_due:
             # Of many small files one is begun in each turn: what others wait for is written nevertheless.
             self.settle(situation)
-        moves = decide_moves(situation, state.warm_contents(), time.monotonic())
-        for move in moves:
-            self.effects.apply(take(state, move))
-        if moves:
-            state.space.refresh(state)
-            situation = state.situation()  # what comes back from warm has its room
         for action in decide(situation, time.monotonic()):
             self.effects.apply(take(state, action))
         if self.stamp() != before:
@@ -164,7 +158,7 @@ class StageShard:
         state, before = self.state, self.stamp()
         for job, messages, ended in state.pool.hear():
             activity = ACTIVITIES[job.kind]
-            self.has_news |= ended is not None or activity is lister.LIST
+            self.has_news |= ended is not None or any(message["kind"] == "seen" for message in messages)
             for message in messages:
                 self.effects.apply(activity.on_message(state, job, message))
             if ended is not None:

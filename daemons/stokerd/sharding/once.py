@@ -6,7 +6,6 @@ import math
 
 from stoker.corpus.records.index import OPEN
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import StorageError, Transient, UnavailableError
@@ -32,8 +31,7 @@ def is_over(state: State, situation: Situation | None) -> bool:
         return False
     if state.records.is_behind or state.pauses.reasons(state):  # a pause gives up by itself
         return False
-    nothing = not decide(situation, math.inf) and not decide_moves(situation, state.warm_contents(), math.inf)
-    return nothing and not tokenizer.is_wanted(state)
+    return not decide(situation, math.inf) and not tokenizer.is_wanted(state)
 
 
 def stopped(context: DaemonContext) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, cast
 
@@ -19,8 +19,8 @@ from stoker.corpus.schedule.decide import differs
 from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.landing import may_be_demanded
 from stoker.corpus.schedule.memory_steps import Attempt
-from stoker.corpus.schedule.moves import WarmContents, recallable
-from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.schedule.moves import recallable
+from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.daemon import DaemonContext
@@ -290,12 +290,13 @@ class State:
         alone = memory.next_alone(self)
         limits = memory.limited(self.limits, self, alone)
         records.compare_touched()
-        placed = self.placement.wants
-        situation = Situation(
+        key_of, warm = pinning.key_of(), self._warm_contents()
+        urgent = self._urgent(key_of) | ({alone} if alone is not None else frozenset())
+        return Situation(
             receipts=records.receipts,
             sources=self.sources,
             limits=limits,
-            key_of=pinning.key_of(),
+            key_of=key_of,
             published=self.hot.published,
             busy=self.busy(),
             convicted=records.convicted.keys(),
@@ -309,10 +310,11 @@ class State:
             not_before=self.retries.not_before,
             paused_until={kind: self.pauses.until(kind, self) for kind in PAUSABLE},
             outgrown=self.space.outgrown.keys(),
-            room=self.space.schedule_room(self, wanted, placed.cold_bytes),
+            room=self.space.schedule_room(self, wanted, self.placement.wants.cold_bytes),
+            recallable=recallable(self.sources, key_of, self.hot.published, warm),
+            urgent=urgent,
+            warm=warm,
         )
-        urgent = self._urgent(situation) | ({alone} if alone is not None else frozenset())
-        return replace(situation, recallable=recallable(situation, self.warm_contents()), urgent=urgent)
 
     def _left_alone(self, wanted: frozenset[str], alone: str | None) -> list[str]:
         """The paths that no work begins on now."""
@@ -325,14 +327,14 @@ class State:
             paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
         return paths + self.pauses.memory.held_back(alone)
 
-    def _urgent(self, situation: Situation) -> frozenset[str]:
+    def _urgent(self, key_of: Callable[[str], str] | None) -> frozenset[str]:
         """The paths of sets that a run waits for and that have to be made again."""
-        keys, key_of = self.placement.urgent(), situation.key_of
+        keys = self.placement.urgent()
         if not keys or key_of is None:
             return frozenset()
         return frozenset(self.sources.open_with({key[:KEY16] for key in keys}, key_of))
 
-    def warm_contents(self) -> WarmContents:
+    def _warm_contents(self) -> WarmContents:
         """What lies on warm, what is wanted back, and what warm has room for."""
         if self.warm is None:
             return WarmContents()
@@ -342,7 +344,7 @@ class State:
             writable=self.warm.is_writable,
             hydrate=self.placement.wants.hydrate,
             wanted=self.placement.wants.wanted,
-            rotten=frozenset(self.records.rotten),
+            rotten=self.records.rotten,
             sync_room=self.space.free(self.warm),
             bytes_of=self.space.estimate.published,
         )

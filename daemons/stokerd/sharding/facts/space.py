@@ -11,7 +11,6 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
 from stoker.corpus.schedule.growth import Growth
-from stoker.corpus.schedule.moves import unsynced
 from stoker.corpus.schedule.state import Room, Situation
 from stoker.corpus.staging.reconcile import parquet_name, partial_copy
 from stoker.corpus.staging.size_estimate import Estimate, Workload, amount_bytes, claims_of, ratio_of
@@ -212,8 +211,8 @@ class Space:
         needs += stages + ([("what was claimed already", over)] if over > 0 else [])
         yield from self._say_short(state.hot, needs, at_once=is_stuck and not placement.is_consumed)
         if state.warm is not None and state.warm.is_writable and not state.doing("sync"):
-            first_sync = next(unsynced(sources), None)
-            size = 0 if first_sync is None else self.estimate.published(first_sync)
+            first_sync = next(iter(sources.unsynced), None)
+            size = 0 if first_sync is None else self.estimate.published(sources[first_sync])
             is_short = size > (self.free(state.warm) or 0)
             copies = [("copying a shard set there", size)] if is_short else []
             yield from self._say_short(state.warm, copies, at_once=True)

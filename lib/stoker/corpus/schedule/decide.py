@@ -18,6 +18,7 @@ from stoker.corpus.schedule.actions import (
     Restart,
     Start,
 )
+from stoker.corpus.schedule.moves import decide_moves
 from stoker.corpus.schedule.state import Situation, in_hand, is_free, slots
 
 
@@ -30,6 +31,8 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     renewals = tuple(stale(situation))
     if renewals:  # everything else depends on the records being of the content at hand
         return renewals
+    if moves := decide_moves(situation, now):
+        return moves  # what comes back from warm has its room before anything new begins
     return (
         *_duplicates(situation),
         *_lost_contents(situation),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Set
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +42,25 @@ class Room:
 
 
 @dataclass(frozen=True)
+class WarmContents:
+    """What the moves depend on.
+
+    `published` are the keys' first 16 digits of what lies on warm, `hydrate` the paths to bring back now,
+    `wanted` all paths that a run waits for. `sync_room` is in bytes, None where it is not known; `bytes_of`
+    gives a set's size. `rotten` are the keys whose copy on warm turned out wrong.
+    """
+
+    published: Set[str] = frozenset()
+    answers: bool = False
+    writable: bool = False
+    hydrate: Sequence[str] = ()
+    wanted: frozenset[str] = frozenset()
+    rotten: Collection[str] = frozenset()
+    sync_room: int | None = None
+    bytes_of: Callable[[Source], int] = field(default=lambda source: source.size)
+
+
+@dataclass(frozen=True)
 class Situation:
     """Everything a decision depends on; times are monotonic seconds.
 
@@ -76,6 +95,7 @@ class Situation:
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
     outgrown: Collection[str] = ()
+    warm: WarmContents = field(default_factory=WarmContents)
     room: Room | None = None
 
     def is_published(self, source: Source) -> bool:
