@@ -184,7 +184,7 @@ class TestGivingBack:
     def test_none_goes_that_has_other_content_or_a_set_in_doubt_or_is_worked_on(self) -> None:
         assert unneeded(situation(source("a", "released"), receipt("a", content="new"))) == {}
         one = situation(source("a", "released"), receipt("a"))
-        assert unneeded(replace(one, invalid_sets={"a"})) == {}
+        assert unneeded(replace(one, convicted={"a"})) == {}
         assert unneeded(replace(one, busy={"a": "sync"})) == {}
         assert unneeded(replace(one, limits=replace(LIMITS, release="never"))) == {}
         assert unneeded(situation(source("a", "released"))) == {}, "there is no receipt"
@@ -196,7 +196,7 @@ class TestGivingBack:
             assert unneeded(now) == {}, state
         now = situation(source("a", "released"), receipt("a", "released"), *duplicate)
         assert unneeded(now) == {"b": Unneeded(sha("a"), owner="a")}
-        assert unneeded(replace(now, invalid_sets={"a"})) == {}
+        assert unneeded(replace(now, convicted={"a"})) == {}
 
     def test_so_many_are_asked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("stoker.corpus.schedule.landing.MOST_UNNEEDED", 2)

@@ -113,7 +113,7 @@ class TestLeaving:
         assert moves(left, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Start("hydrate", "a"),)
 
     def test_a_set_that_waits_for_quarantine_is_not_moved(self) -> None:
-        wrong = situation(source("a", evicted=True), invalid_sets={"a"})
+        wrong = situation(source("a", evicted=True), convicted={"a"})
         assert moves(wrong, contents(hydrate=("a",))) == ()
 
 

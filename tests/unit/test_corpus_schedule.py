@@ -183,7 +183,7 @@ def test_a_set_that_lies_on_hot_is_proven_and_not_built_again() -> None:
 
 
 def test_a_finding_leads_to_quarantine_and_to_nothing_else() -> None:
-    now = situation(source("a", "staged"), source("b", "staged"), convicted={"a"}, invalid_sets={"b"})
+    now = situation(source("a", "staged"), source("b", "staged"), convicted={"a", "b"})
     assert actions(now) == (Start("quarantine", "a"), Start("quarantine", "b"))
     assert actions(replace(now, busy={"a": "quarantine", "b": "quarantine"})) == ()
 

@@ -8,8 +8,13 @@ import pytest
 
 from stoker.corpus.schedule.memory_steps import SMALLEST, Attempt
 from stoker.corpus.schedule.outcome import Kind, Outcome
+<<<<<<< HEAD
 from stoker.corpus.staging.finding import Finding
 from stokerd.sharding.activities.transitions import FOOTER
+=======
+from stoker.corpus.staging.finding import SET_INVALID, Finding
+from stokerd.sharding.activities.transitions import FOOTER, settle_doubts
+>>>>>>> 78faca1 (What waits for quarantine, file or set, is one finding by its path)
 from stokerd.sharding.effects import StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork
 from support.shard_state import BOOKS, MANIFEST, Shard
@@ -68,7 +73,7 @@ def test_a_content_whose_set_is_anothers_gets_no_second_owner(shard: Shard) -> N
 def test_a_wrong_set_at_its_target_waits_for_quarantine(shard: Shard) -> None:
     result = {"status": "target_invalid", "reason": "its index is cut"}
     assert built(shard, "done", result=result) == ["shard_set_invalid"]
-    assert shard.state.records.invalid_sets == {"a": "its index is cut"}
+    assert shard.state.records.convicted == {"a": Finding(SET_INVALID, "its index is cut")}
     assert shard.on_disk().state == "building"
 
 

@@ -10,7 +10,7 @@ import pytest
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.schedule.actions import Duplicate, GiveUp, GiveUpContent, Replace, Restart
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import Finding
+from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
 from stokerd.sharding.activities import prove, tokenizer
@@ -117,7 +117,7 @@ class TestProve:
             shard.job("prove")
             assert shard.done(proofs=[{"verdict": verdict, "reason": "why"}]) == effects
             assert shard.on_disk().state == "seen"
-        assert shard.state.records.invalid_sets == {"a": "why"}
+        assert shard.state.records.convicted == {"a": Finding(SET_INVALID, "why")}
 
     @staticmethod
     def asked(shard: Shard, key: object) -> Request:
@@ -195,12 +195,12 @@ class TestQuarantine:
         source = shard.source()
         key = shard.state.key(source)
         shard.state.hot.published.add(key[:16])
-        shard.state.records.invalid_sets["a"] = "why"
+        shard.state.records.convicted["a"] = Finding(SET_INVALID, "why")
         task = shard.task("quarantine", "a")
         assert (task["kind"], task["reason"]["key"]) == ("shards", key)
         shard.job("quarantine")
         assert shard.done(folder="f") == []
-        assert not shard.state.records.invalid_sets and key[:16] not in shard.state.hot.published
+        assert not shard.state.records.convicted and key[:16] not in shard.state.hot.published
         assert shard.on_disk() == source
 
     def test_one_that_could_not_be_set_aside_keeps_its_finding(self, shard: Shard) -> None:

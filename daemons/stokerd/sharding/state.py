@@ -120,7 +120,6 @@ class Records:
         self.differing: set[str] = set()  # the paths whose receipt may disagree with their record
         self.demandable: set[str] = set()  # the paths that may have a part in the demand
         self.convicted: dict[str, Finding] = {}  # what waits for quarantine, by path
-        self.invalid_sets: dict[str, str] = {}  # why the set at a path's target goes there
         self.disputed: dict[str, Receipt] = {}
         self.rotten: set[str] = set()  # the keys whose copy on warm is known to be wrong
         self.requests: list[Request] = []  # that wait for an answer
@@ -300,7 +299,6 @@ class State:
             published=self.hot.published,
             busy=self.busy(),
             convicted=records.convicted.keys(),
-            invalid_sets=records.invalid_sets.keys(),
             to_prove=records.to_prove.keys(),
             wanted=wanted,
             shelved=frozenset(self._left_alone(wanted, alone)),

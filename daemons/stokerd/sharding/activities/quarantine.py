@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.staging.finding import Finding
+from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job
 from stoker.store.names import record_name
 from stokerd.sharding.activities.base import Message, ShardActivity, marks
@@ -14,11 +14,11 @@ from stokerd.sharding.state import SourceWork, State
 
 
 def begin(state: State, path: str) -> Iterator[Effect]:
-    """Set aside the path's file if there is a finding against it, else the set at its target."""
-    source, finding = state.sources[path], state.records.convicted.get(path)
+    """Set aside the path's file, or the set at its target, as the finding is about."""
+    source, finding = state.sources[path], state.records.convicted[path]
     kind, thing, key = "parquet", state.parquet(source), ""
-    if finding is None:
-        finding, key = Finding("set_invalid", state.records.invalid_sets[path]), state.key(source)
+    if finding.reason == SET_INVALID:
+        key = state.key(source)
         kind, thing = "shards", str(state.set_on("hot", source, key))
     task = {
         "directory": str(state.pipeline.layout.quarantine),
@@ -41,7 +41,7 @@ def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Eff
     source, records = state.sources[job.subject], state.records
     records.quarantine.read_soon()
     if job.facts.aside_key:
-        del records.invalid_sets[source.path]
+        records.convicted.pop(source.path, None)
         state.hot.published.discard(job.facts.aside_key)
     else:
         finding = records.convicted[source.path]

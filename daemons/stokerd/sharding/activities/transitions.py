@@ -12,7 +12,7 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome, convicted
 from stoker.corpus.staging.disk_full import LOOK_S
-from stoker.corpus.staging.finding import Finding
+from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork, State
@@ -138,7 +138,7 @@ def proven(
 
 def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
     """The set at the source's target is wrong: it goes into quarantine, once no record claims it."""
-    state.records.invalid_sets[source.path] = reason
+    state.records.convicted[source.path] = Finding(SET_INVALID, reason)
     yield event("shard_set_invalid", "error", path=source.path, reason=reason)
     if source.state in PUBLISHED:
         yield from set_gone(state, source, f"its shard set on hot is wrong: {reason}")

@@ -121,7 +121,7 @@ def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
         return
     for path in (*catalog.formers, *catalog.imported):
         source = catalog[path]
-        found = path in situation.recallable or path in situation.busy or path in situation.invalid_sets
+        found = path in situation.recallable or path in situation.busy or path in situation.convicted
         if source.state != "seen" or found or situation.is_published(source):
             continue
         others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
@@ -137,7 +137,6 @@ def _open(situation: Situation, path: str, activity: str, now: float) -> bool:
     return (
         is_free(situation, path, now)
         and path not in situation.convicted
-        and path not in situation.invalid_sets
         and now >= situation.paused_until.get(activity, now)
     )
 
@@ -245,7 +244,7 @@ def _starts(kind: Literal["stage", "build"], paths: list[str], situation: Situat
 
 
 def _quarantines(situation: Situation, now: float) -> Iterator[Start]:
-    for path in sorted({*situation.convicted, *situation.invalid_sets}):
+    for path in sorted(situation.convicted):
         if is_free(situation, path, now):
             yield Start("quarantine", path)
 

@@ -56,11 +56,11 @@ def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
     A quarantined source's file stays: it is what the verdict can be checked by.
     """
     catalog = situation.sources
-    if situation.limits.release == "never" or source.path in situation.invalid_sets:
+    if situation.limits.release == "never" or source.path in situation.convicted:
         return None
     same = [source.path] if source.state == "released" else catalog.with_content(source.sha256)
     safe = (path for path in same if catalog[path].state == "released")
-    return next((path for path in safe if path not in situation.invalid_sets), None)
+    return next((path for path in safe if path not in situation.convicted), None)
 
 
 def _is_missed(situation: Situation, source: Source) -> bool:

@@ -54,7 +54,7 @@ def _starts(situation: Situation, kind: str, paths: Iterable[str], now: float) -
 
 
 def _movable(situation: Situation, path: str, now: float) -> bool:
-    return is_free(situation, path, now) and path not in situation.invalid_sets
+    return is_free(situation, path, now) and path not in situation.convicted
 
 
 def _kept_hot(situation: Situation, now: float) -> Iterator[KeepHot]:

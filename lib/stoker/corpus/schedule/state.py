@@ -66,7 +66,7 @@ class Situation:
 
     `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
     the keys' first 16 digits of the sets that lie on hot. `busy` tells which kind of job a path is in.
-    `convicted` are the paths that wait for quarantine, `invalid_sets` those whose set on hot does.
+    `convicted` are the paths whose file, or set on hot, waits for quarantine.
     `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
     asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
@@ -83,7 +83,6 @@ class Situation:
     published: Set[str] = frozenset()
     busy: Mapping[str, str] = field(default_factory=dict)
     convicted: Collection[str] = ()
-    invalid_sets: Collection[str] = ()
     recallable: Collection[str] = ()
     urgent: frozenset[str] = frozenset()
     to_prove: Collection[str] = ()

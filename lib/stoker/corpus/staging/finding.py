@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.store.errors import DataError
 
+SET_INVALID = "set_invalid"  # the reason of a finding against the set on hot, not against the file
 _DETAIL_CHARS = 1000  # a finding quotes names, and a name may be megabytes
 
 
