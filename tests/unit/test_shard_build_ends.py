@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.schedule.memory_steps import SMALLEST, Attempt
+from stoker.corpus.schedule.memory_steps import ALONE, SMALLEST, Attempt
 from stoker.corpus.schedule.outcome import Kind, Outcome
 <<<<<<< HEAD
 from stoker.corpus.staging.finding import Finding
 from stokerd.sharding.activities.transitions import FOOTER
 =======
 from stoker.corpus.staging.finding import SET_INVALID, Finding
+from stoker.observe.headroom import MemoryFacts
 from stokerd.sharding.activities.transitions import FOOTER, settle_doubts
 >>>>>>> 78faca1 (What waits for quarantine, file or set, is one finding by its path)
 from stokerd.sharding.effects import StartOver, Write, event
@@ -130,7 +131,17 @@ class TestMemory:
         assert memory.attempt("a", others=False).alone
         built(shard, kind, work=at(attempt=Attempt(0, alone=False, headroom_bytes=0)))
         assert memory.attempt("a", others=False).alone, "an older attempt takes nothing back"
-        assert memory.held_back(None) == ["a"]
+        assert memory.needs == {"a": ALONE}
+        assert memory.plan(shard.state)[1:] == (None, ["a"]), "it waits after its failure"
+        shard.state.retries.succeeded("a")
+        memory.facts = MemoryFacts(0)
+        assert memory.plan(shard.state)[1:] == (None, ["a"]), "there is no memory to spare"
+        memory.facts = MemoryFacts(1 << 40)
+        limits, *others = memory.plan(shard.state)
+        assert (limits.builders, others) == (1, ["a", []])
+        shard.source("b", "building")
+        shard.job("build", "b", BuildWork())
+        assert memory.plan(shard.state)[0].builders == 0, "until nothing else is built"
         assert "source_waits_for_memory" in shard.events.words
 
     def test_the_machines_want_of_memory_goes_down_its_ladder_and_a_files_does_not(
@@ -148,7 +159,7 @@ class TestMemory:
         assert built(shard, kind, work=at(3, attempt=LAST)) == ["write building", "build_failed"]
         finding = shard.state.records.convicted["a"]
         assert (finding.reason, finding.row_group) == ("out_of_memory", 3)
-        assert shard.state.pauses.memory.held_back(None) == []
+        assert not shard.state.pauses.memory.needs
 
     def test_another_job_that_ran_out_of_memory_says_nothing_of_builds(self, shard: Shard) -> None:
         shard.job("prove", work=SourceWork())

@@ -286,8 +286,7 @@ class State:
         """What the schedule decides on, as of now."""
         records, pinning, memory = self.records, self.records.pinning, self.pauses.memory
         wanted = pinning.choose_training(records.listing, self.sources)
-        alone = memory.next_alone(self)
-        limits = memory.limited(self.limits, self, alone)
+        limits, alone, waiting = memory.plan(self)
         records.compare_touched()
         key_of, warm = pinning.key_of(), self._warm_contents()
         urgent = self._urgent(key_of) | ({alone} if alone is not None else frozenset())
@@ -301,7 +300,7 @@ class State:
             convicted=records.convicted.keys(),
             to_prove=records.to_prove.keys(),
             wanted=wanted,
-            shelved=frozenset(self._left_alone(wanted, alone)),
+            shelved=frozenset((*self._left_alone(wanted), *waiting)),
             beyond=pinning.beyond(records.listing, self.sources),
             differing=records.differing,
             uncertain=self.warm is not None and not self.warm.is_known,
@@ -314,7 +313,7 @@ class State:
             warm=warm,
         )
 
-    def _left_alone(self, wanted: frozenset[str], alone: str | None) -> list[str]:
+    def _left_alone(self, wanted: frozenset[str]) -> list[str]:
         """The paths that no work begins on now."""
         records = self.records
         paths = [path for path, one in records.disputed.items() if records.receipts.get(path) is one]
@@ -323,7 +322,7 @@ class State:
             paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
         if records.files.names is not None:  # the tokenizer's files are brought whatever the list says
             paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
-        return paths + self.pauses.memory.held_back(alone)
+        return paths
 
     def _urgent(self, key_of: Callable[[str], str] | None) -> frozenset[str]:
         """The paths of sets that a run waits for and that have to be made again."""

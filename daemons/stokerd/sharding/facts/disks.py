@@ -131,8 +131,8 @@ class Disk:
 
     @property
     def measure(self) -> DiskSize | None:
-        """The disk's size, None while it is not known as of now."""
-        return self.size if self.is_measured else None
+        """The disk's size, None while it is not known as of now or may not be worked on."""
+        return self.size if self.is_measured and self.is_known else None
 
     @property
     def is_seen(self) -> bool:
@@ -142,11 +142,6 @@ class Disk:
     def is_known(self) -> bool:
         """Whether it may be worked on: hot while it is writable, warm while it answers."""
         return self.is_seen and (self.is_writable if self.place == "hot" else not self.is_hanging)
-
-    @property
-    def known_size(self) -> DiskSize | None:
-        """The disk's size as of now, where it may be worked on."""
-        return self.measure if self.is_known else None
 
     @property
     def is_hanging(self) -> bool:

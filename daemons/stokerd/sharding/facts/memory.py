@@ -46,27 +46,22 @@ class Memory:
         rows = min(SMALLEST, max(self.ladder.rows, need))
         return Attempt(rows, need == ALONE and not others, self.look_now().headroom_bytes, self.ladder.step)
 
-    def limited(self, limits: Limits, state: State, alone: str | None) -> Limits:
-        """The limits with as many builders as memory allows."""
-        self._most = max(1, limits.builders)
+    def plan(self, state: State) -> tuple[Limits, str | None, list[str]]:
+        """The limits with as many builders as memory allows, the path whose turn it is to be built with none
+        beside it, and those that wait for such a turn."""
+        self._most = max(1, state.limits.builders)
         builders = self.ladder.builders(self._most)
+        building = state.doing("build")
+        waiting = [path for path, need in self.needs.items() if need == ALONE]
+        alone = next((path for path in waiting if path in building), None)
+        if alone is None and waiting and self.facts.headroom_bytes > self._hard:
+            staged = {one.path for one in state.sources.in_state("staged", "building")}
+            ready = (path for path in waiting if path in staged and state.retries.allows(path))
+            alone = next(ready, None)
         if alone is not None:
-            builders = min(builders, 0 if {*state.doing("build")} - {alone} else 1)
-        return replace(limits, builders=builders)
-
-    def next_alone(self, state: State) -> str | None:
-        """The path whose turn it is to be built with nothing beside it, or that is being built so."""
-        heavy = [path for path, need in self.needs.items() if need == ALONE]
-        building = state.doing("build") if heavy else []
-        if going := [path for path in heavy if path in building]:
-            return going[0]
-        staged = {one.path for one in state.sources.in_state("staged", "building")} if heavy else set()
-        ready = (path for path in heavy if path in staged and state.retries.allows(path))
-        return next(ready, None) if self.facts.headroom_bytes > self._hard else None
-
-    def held_back(self, alone: str | None) -> list[str]:
-        """Paths that are not to be built beside others, or not before there is memory to spare."""
-        return [path for path, need in self.needs.items() if need == ALONE and path != alone]
+            waiting.remove(alone)
+            builders = min(builders, 0 if {*building} - {alone} else 1)
+        return replace(state.limits, builders=builders), alone, waiting
 
     # After a build
 

@@ -112,7 +112,7 @@ class Space:
 
     def growth(self, state: State, source: Source, *, written: int, needed: int) -> Growth | None:
         """What decides whether a build may take `needed` bytes; None while hot's size is not known."""
-        size = state.hot.known_size
+        size = state.hot.measure
         if size is None:
             return None
         is_linked = self._lands_on_hot and state.is_linked
@@ -138,9 +138,9 @@ class Space:
 
     def free(self, disk: Disk | None, floor_bytes: int = 0, purpose: Purpose | None = None) -> int | None:
         """Bytes of a disk that nothing claims, less a floor; None while that is not known."""
-        if disk is None or disk.known_size is None:
+        if disk is None or disk.measure is None:
             return None
-        return room(disk.known_size, (*self._mine, *self._others), floor_bytes=floor_bytes, purpose=purpose)
+        return room(disk.measure, (*self._mine, *self._others), floor_bytes=floor_bytes, purpose=purpose)
 
     def schedule_room(self, state: State, wanted: frozenset[str], cold_bytes: int) -> Room:
         """What staging and building may take; `cold_bytes` of sets that are waited for come first.
@@ -149,7 +149,7 @@ class Space:
         downloads land on hot and are staged by links, those take no room themselves, and sets come before
         what is still to land. Builds go into the floor if need be, or what is staged could never leave.
         """
-        is_linked, size = self._lands_on_hot and state.is_linked, state.hot.known_size
+        is_linked, size = self._lands_on_hot and state.is_linked, state.hot.measure
         free = self.free(state.hot, purpose="sets") if is_linked else self.free(state.hot, self.floor)
         is_unmeasured = self.estimate.ratio is None
         is_on_its_way = bool(state.sources.count("staged", "building") or state.doing("stage"))
@@ -219,7 +219,7 @@ class Space:
 
     def _say_short(self, disk: Disk, needs: list[tuple[str, int]], *, at_once: bool) -> Iterator[Effect]:
         """An alert, with the numbers, of what waits for room on a disk."""
-        size, place, now = disk.known_size, disk.place, time.monotonic()
+        size, place, now = disk.measure, disk.place, time.monotonic()
         if size is None:
             return
         if not needs:

@@ -1,12 +1,13 @@
 """Into quarantine: the bad thing beside a record of why. Run by workers: it moves big files.
 
-What is kept of it later, and what goes back, is decided in quarantine_rules.py.
+What is kept of it later, and what goes back, is decided in rules.py.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def quarantine(
     directory: Path,
     kind: str,
     name: str,
-    thing: Path | None,
+    thing: Path,
     reason: Mapping[str, Any],
     *,
     budget_bytes: int,
@@ -37,17 +38,21 @@ def quarantine(
     alone is over the budget, or for which there is no room, is given up; its reason tells so.
     """
     folder = open_folder(directory, kind, name, reason)
-    if thing is not None and os.path.lexists(thing):
-        size = bytes_of(thing)
-        if size > budget_bytes:
-            _give_up(thing, folder, size, TOO_LARGE)
-            return folder
-        try:
+    if not os.path.lexists(thing):
+        return folder
+    size = bytes_of(thing)
+    why = TOO_LARGE if size > budget_bytes else ""
+    try:
+        if not why:
             _keep(thing, folder, progress)
-        except StorageError as error:
-            if error.errno not in FULL:
-                raise
-            _give_up(thing, folder, size, NO_ROOM)
+    except StorageError as error:
+        if error.errno not in FULL:
+            raise
+        why = NO_ROOM
+    if why:  # said first, so that it is an event whatever happens
+        mark(folder, dropping={"why": why, "bytes": size})
+        for part in (*(part for part in folder.iterdir() if part.name != REASON), thing):
+            remove_durably(part)
     return folder
 
 
@@ -63,7 +68,7 @@ def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]
             return folder
     time = utc_now()
     stem = f"{kind}-{name}-{time.replace('-', '').replace(':', '')}"
-    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    names = chain((stem,), (f"{stem}-{number}" for number in count(2)))
     folder = next(directory / each for each in names if not os.path.lexists(directory / each / REASON))
     make_dir(folder)
     write_record(folder / REASON, {**body, "time": time})
@@ -78,13 +83,4 @@ def _keep(thing: Path, folder: Path, progress: Progress) -> None:
         make_dir(target.parent)
         if not target.exists():  # whole once it has its name: an earlier try only did not remove the file
             move(file, target, progress)
-    remove_durably(thing)
-
-
-def _give_up(thing: Path, folder: Path, size: int, why: str) -> None:
-    """Remove the thing, and what was kept of it; said first, so that it is an event whatever happens."""
-    mark(folder, dropping={"why": why, "bytes": size})
-    for part in folder.iterdir():
-        if part.name != REASON:
-            remove_durably(part)
     remove_durably(thing)

@@ -1,6 +1,6 @@
 """Worker: move a bad thing from hot into the state's quarantine.
 
-task: {"directory", "kind", "name", "thing": path | null, "reason": {...}, "budget_bytes"}
+task: {"directory", "kind", "name", "thing": path, "reason": {...}, "budget_bytes"}
 result: {"folder"}
 """
 
@@ -21,7 +21,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         Path(task["directory"]),
         task["kind"],
         task["name"],
-        Path(task["thing"]) if task["thing"] else None,
+        Path(task["thing"]),
         task["reason"],
         budget_bytes=task["budget_bytes"],
         progress=lambda done: report("progress", bytes=done),
