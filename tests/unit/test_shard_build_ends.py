@@ -8,14 +8,9 @@ import pytest
 
 from stoker.corpus.schedule.memory_steps import ALONE, SMALLEST, Attempt
 from stoker.corpus.schedule.outcome import Kind, Outcome
-<<<<<<< HEAD
-from stoker.corpus.staging.finding import Finding
-from stokerd.sharding.activities.transitions import FOOTER
-=======
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.observe.headroom import MemoryFacts
-from stokerd.sharding.activities.transitions import FOOTER, settle_doubts
->>>>>>> 78faca1 (What waits for quarantine, file or set, is one finding by its path)
+from stokerd.sharding.activities.transitions import FOOTER
 from stokerd.sharding.effects import StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork
 from support.shard_state import BOOKS, MANIFEST, Shard
