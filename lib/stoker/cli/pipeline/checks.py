@@ -6,6 +6,7 @@ size of hot.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,9 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         faults += disk_faults(pipeline, capacity)
         warnings += disk_notes(pipeline, capacity)
     try:
-        pin = _pin(pipeline)
+        pin = None
+        with contextlib.suppress(RecordDamaged):  # the loop sets it aside and makes another
+            pin = read_pin(pipeline.layout, pipeline.dataset.name)
         faults += [*(pin_faults(pipeline, pin) if pin is not None else ()), *_run_faults(pipeline, pin)]
         whole = _whole(pipeline, pin, seen)
     except StorageError as error:
@@ -86,13 +89,6 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
             endpoint_of(source.endpoint)
     except ConfigError as error:
         yield Fault(("dataset", "source", "endpoint"), str(error))
-
-
-def _pin(pipeline: Pipeline) -> DatasetPin | None:
-    try:
-        return read_pin(pipeline.layout, pipeline.dataset.name)
-    except RecordDamaged:  # the loop sets it aside and makes it anew
-        return None
 
 
 def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:

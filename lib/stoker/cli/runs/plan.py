@@ -19,6 +19,7 @@ from stoker.kit.terminal.sentences import PHRASES
 BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
 PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
 HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
+LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 
 
 @click.command(epilog="Example: stoker plan /etc/stoker/fineweb.yaml")
@@ -52,7 +53,7 @@ def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[
     yield from (f"  {name:<11} {text}" for name, text in figures)
     if entries:
         shown = entries if whole else _around(entries)
-        yield from _table([_row(entry) for entry in shown])
+        yield from (LINE.format(*row).rstrip() for row in (HEAD, *map(_row, shown)))
         if len(shown) < len(entries):
             yield f"{len(shown)} of {len(entries)} entries; --all shows every one"
 
@@ -118,10 +119,3 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
         state = f"due in {format_duration(entry['due_s'])}"
     figures = (str(entry["epoch"]), str(len(entry["sets"])), str(entry["seq_len"]), f"{entry['windows']:,}")
     return (number, *figures, format_count(entry["tokens"]), state)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD) - 1)]
-    for row in (HEAD, *rows):
-        cells = (text.rjust(width) for text, width in zip(row, widths, strict=False))
-        yield f"{'  '.join(cells)}  {row[-1]}".rstrip()
