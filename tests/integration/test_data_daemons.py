@@ -33,7 +33,6 @@ from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
 from support.processes import ENDING_S, wait_gone
-from support.sites import write_site
 from support.waiting import LONG_S, wait_until
 
 HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
@@ -496,37 +495,6 @@ class TestStageShard:
         data.build()
         assert data.states() == {"a.parquet": "released"}
         assert data.sources()["a.parquet"].sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-SEGFAULT_AT_ROW_GROUP_2 = """
-import os, signal, sys
-if "stoker.shards.build.build_worker" in sys.orig_argv:
-    from stoker.shards.build import parquet
-    whole = parquet.ParquetText.batches
-    def batches(self, row_group=0, row=0):
-        for batch in whole(self, row_group, row):
-            if batch.row_group == 2 and self.path.name.startswith("cursed"):
-                os.kill(os.getpid(), signal.SIGSEGV)
-            yield batch
-    parquet.ParquetText.batches = batches
-"""
-
-
-def test_a_file_that_kills_its_worker_twice_at_one_place_is_quarantined_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = with_files(tmp_path / "home", 1)
-    write_fineweb(data.source / "cursed.parquet", 200, seed=5, row_group=50)
-    write_site(tmp_path, SEGFAULT_AT_ROW_GROUP_2)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    data.drain()
-    assert data.states() == {
-        "000.parquet": "released",
-        "cursed.parquet": "quarantined",
-    }
-    reason = data.reasons()["cursed.parquet"]
-    assert (reason["reason"], reason["row_group"]) == ("worker_died", 2)
-    assert "SIGSEGV" in reason["detail"]
 
 
 def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_path: Path) -> None:

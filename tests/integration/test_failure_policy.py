@@ -237,15 +237,6 @@ def test_a_loop_that_can_start_no_process_waits_until_it_can(tmp_path: Path) -> 
         wait_until(lambda: data.states() == TWO, what="the second set")
 
 
-def test_a_drain_ends_although_every_worker_on_one_file_is_killed(tmp_path: Path, mischief: Mischief) -> None:
-    data = files(tmp_path, "good", "killed")
-    mischief.plan("die", "killed", signal.SIGKILL, times=99)
-    ended = data.once(LOOP)
-    assert (ended.returncode, "1 not finished: killed.parquet" in ended.stderr) == (0, True)
-    assert data.states() == {"good.parquet": "released", "killed.parquet": "building"}
-    assert data.sources()["killed.parquet"].deaths == (), "nobody is to blame"
-
-
 def test_a_lister_that_is_asked_to_stop_is_not_taken_for_another_owner_of_hot(tmp_path: Path) -> None:
     """A service manager's TERM reaches it sooner than the daemon, now and then."""
     data = files(tmp_path, "000")
