@@ -15,7 +15,8 @@ class Waiting:
 
     def __init__(self, path: str, host: str = "h") -> None:
         self.file = RemoteFile(path, None, "", f"http://{host}/{path}")
-        self.closed = self.dropped = False
+        self.closed = self.dropped = self.in_hand = False
+        self.not_before = 0.0
 
     def close(self) -> None:
         self.closed = True

@@ -51,11 +51,7 @@ class FolderSource(Source[Watched]):
         self.settles: dict[str, float] = {}  # pending files that have not settled, and when they will have
         self.last = Look({}, polling="")  # the last look that saw the folder, without its files
         self.is_confirmed = False  # a look after the last hash found nothing new
-        self._trouble = self.empty = ""
-
-    @property
-    def trouble(self) -> str:
-        return self._trouble
+        self.trouble = self.empty = ""
 
     @property
     def is_complete(self) -> bool:
@@ -142,7 +138,7 @@ class FolderSource(Source[Watched]):
         self.settles = settling(pending, time.monotonic(), self.settle_s)
 
     def _pause_or_go_on(self, look: Look) -> None:
-        self._trouble = look.trouble(self.shown, len(self.state.receipts))
+        self.trouble = look.trouble(self.shown, len(self.state.receipts))
         if self.trouble and self.context.once:
             raise UnavailableError(self.trouble)
         self.empty = "" if self.trouble or look.files else self._emptiness(look)

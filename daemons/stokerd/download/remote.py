@@ -72,12 +72,12 @@ class RemoteSource(Source[RemoteFile]):
 
     def _take_listed(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
-        events = self.events
         before, self.pinned = self.pinned, listed.revision
+        told = {"source": self.shown, "revision": listed.revision}
         if before is None:
-            events.record("source_pinned", source=self.shown, revision=listed.revision)
+            self.events.record("source_pinned", **told)
         elif before != listed.revision:
-            events.record("source_moved", source=self.shown, revision=listed.revision, before=before)
+            self.events.record("source_moved", **told, before=before)
         self.refused_in_all = listed.refused_in_all
         for path, reason in listed.refused:
             self.effects.warn_once("source_refused", path, reason)
@@ -264,13 +264,13 @@ class RemoteSource(Source[RemoteFile]):
         self.effects.claim(self.root, self.fetcher.device, transfers.to_come_bytes())
         self.meters.rate.set(how_far["rate_bytes_per_second"])
         self.meters.given_up.set(work.counts["given_up"])
-        for reason, is_paused in (
-            ("disk", "disk" in pauses or "landing" in pauses),
-            ("source", "access" in pauses or "listing" in pauses),
+        for reason, why in (
+            ("disk", pauses.reason("disk", "landing")),
+            ("source", pauses.reason("access", "listing")),
             ("state", self.context.reserve.spent),
-            ("server", bool(self.failures.waits)),
+            ("server", self.failures.waits),
         ):
-            self.meters.paused.labels(reason).set(is_paused)
+            self.meters.paused.labels(reason).set(bool(why))
         return {
             "revision": self.revision,
             "landing": self.root,

@@ -46,11 +46,6 @@ class Source(Generic[L]):
 
     @property
     @abstractmethod
-    def trouble(self) -> str:
-        """Why nothing can be brought now; empty while it can."""
-
-    @property
-    @abstractmethod
     def is_complete(self) -> bool:
         """Whether every file is vouched for."""
 
@@ -83,7 +78,7 @@ class Source(Generic[L]):
             self.effects.warn_once("files_list_unknown", self.shown, str(error))
 
     def tell_vanished(self, gone: Collection[str], reason: str, most: int) -> None:
-        """Name the files, at most so many, that are receipted but not in the source any more; each once."""
+        """Name the files, at most so many, that have a receipt and left the source; each once."""
         new = sorted(set(gone) - self._gone)
         self._gone = set(gone)
         for path in new[:most]:

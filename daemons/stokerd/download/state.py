@@ -77,9 +77,6 @@ class Pauses:
         if subject in self._all:
             self._all[subject] = replace(self._all[subject], until=0.0)
 
-    def __contains__(self, subject: Subject) -> bool:
-        return subject in self._all
-
     def reason(self, *subjects: Subject) -> str:
         """Why the first of these that is paused is; empty where none is."""
         return next((self._all[each].reason for each in subjects if each in self._all), "")

@@ -17,8 +17,6 @@ class Queue:
         self._clock = clock
         self._changed = threading.Condition()
         self._files: dict[str, FileFetch] = {}
-        self._in_hand: set[str] = set()
-        self._not_before: dict[str, float] = {}
         self._closed_until: dict[object, float] = {}  # by server
         self.ended = False
 
@@ -32,43 +30,37 @@ class Queue:
         """The next file to try, waiting for one; None when there will be no more."""
         with self._changed:
             while not self.ended:
-                waiting = {path: self._due(file) for path, file in self._files.items()}
-                for path in self._in_hand:
-                    del waiting[path]
+                waiting = [(self._due(file), file) for file in self._files.values() if not file.in_hand]
                 now = self._clock()
-                if (path := next((each for each, due in waiting.items() if due <= now), "")) != "":
-                    self._in_hand.add(path)
-                    return self._files[path]
-                self._changed.wait(min(waiting.values()) - now + 0.001 if waiting else None)
+                if (ready := next((file for due, file in waiting if due <= now), None)) is not None:
+                    ready.in_hand = True
+                    return ready
+                self._changed.wait(min(due for due, _ in waiting) - now + 0.001 if waiting else None)
             return None
 
     def put_back(self, file: FileFetch, wait_s: float, *, everywhere: bool) -> None:
         """Try it again after wait_s; everywhere: and nothing else of its server before that."""
         with self._changed:
-            due = self._clock() + wait_s
-            self._in_hand.discard(file.file.path)
-            self._not_before[file.file.path] = due
+            file.in_hand, file.not_before = False, self._clock() + wait_s
             if everywhere:
                 server = origin(file.file.url)
-                self._closed_until[server] = max(due, self._closed_until.get(server, due))
+                self._closed_until[server] = max(file.not_before, self._closed_until.get(server, 0.0))
             self._changed.notify_all()
 
     def remove(self, path: str) -> None:
         """The file is done with."""
         with self._changed:
-            self._in_hand.discard(path)
             self._files.pop(path, None)
-            self._not_before.pop(path, None)
 
     def drop(self, path: str) -> bool:
         """Forget a file; False when it is in hand, where it ends soon and stays until removed."""
         with self._changed:
-            if path in self._in_hand:
-                self._files[path].stop(dropped=True)
+            file = self._files.get(path)
+            if file is not None and file.in_hand:
+                file.stop(dropped=True)
                 return False
-            if path in self._files:
-                self._files[path].close()
-            self.remove(path)
+            if file is not None:
+                self._files.pop(path).close()
             return True
 
     def end(self) -> None:
@@ -80,11 +72,10 @@ class Queue:
     def in_hand(self) -> list[FileFetch]:
         """The files that are being worked on."""
         with self._changed:
-            return [self._files[path] for path in self._in_hand]
+            return [file for file in self._files.values() if file.in_hand]
 
     def __len__(self) -> int:
         return len(self._files)
 
     def _due(self, file: FileFetch) -> float:
-        closed_until = self._closed_until.get(origin(file.file.url), 0.0)
-        return max(self._not_before.get(file.file.path, 0.0), closed_until)
+        return max(file.not_before, self._closed_until.get(origin(file.file.url), 0.0))

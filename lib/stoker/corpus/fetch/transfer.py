@@ -67,7 +67,8 @@ class FileFetch:
     def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
         self.failures: Counter[str] = Counter()  # by kind; only those that are counted matter
-        self.dropped = False
+        self.dropped = self.in_hand = False
+        self.not_before = 0.0  # when the next attempt may begin, monotonic seconds
         self.received = 0  # bytes that came over the network, again fetched ones included
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
         self._part = Part(file, terms.landing)

@@ -108,10 +108,6 @@ class Caller:
             with contextlib.suppress(OSError, ValueError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._client.close()
-
     @contextlib.contextmanager
     def _ask(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         where = shown(url)
