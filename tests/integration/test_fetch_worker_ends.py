@@ -142,6 +142,23 @@ def test_a_landing_that_vanishes_is_told_and_nothing_lands_elsewhere(
     assert [each.name for each in landing.rglob("*")] == [PARTS]
 
 
+def test_a_worker_whose_landing_is_another_removes_nothing_there_and_ends(
+    hub: LoopbackHub, landing: Path, start: Start
+) -> None:
+    file = hub_file(hub, "away.parquet", noise(1000, 1))
+    worker = start()
+    worker.fetch(file)
+    worker.until("done")
+    landing.rename(landing.with_name("away"))
+    landing.mkdir()
+    (landing / file.path).write_bytes(b"another's")
+    worker.worker.send({"remove": file.path})
+    worker.until("not_removed")
+    worker.until_true(lambda: worker.ended is not None, "the worker's end")
+    assert worker.ended is not None and worker.ended.code == 69
+    assert (landing / file.path).read_bytes() == b"another's"
+
+
 @pytest.mark.root
 def test_a_full_disk_is_told_and_the_fetch_goes_on_when_there_is_room(tmp_path: Path) -> None:
     command = apart([sys.executable, "-m", "support.full_landing", str(tmp_path)])

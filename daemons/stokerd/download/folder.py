@@ -187,12 +187,13 @@ class FolderSource(Source[Watched]):
         file: FileSeen = job.facts
         result, retries = ended.result or {}, self.state.retries
         self.is_confirmed = False
-        if result.get("status") == "hashed":
+        is_hashed = result.get("status") == "hashed"
+        if is_hashed:
             self.state.transfers.moved(file.path, file.size, 0)
+        self.state.transfers.end(file.path)
+        if is_hashed:
             self.meters.hashed.inc(file.size)
             self.try_again(file.path)
-        self.state.transfers.end(file.path)
-        if result.get("status") == "hashed":
             place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
             cached, sha256 = bool(result["cached"]), str(result["sha256"])
             self.effects.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))

@@ -117,6 +117,8 @@ class FetchWorker:
                 self._landing.remove(wish["remove"])
                 self._report("removed", path=wish["remove"])
             except StokerError as error:
+                if isinstance(error, UnavailableError):
+                    self._gone = str(error)
                 self._report("not_removed", path=wish["remove"], reason=str(error))
 
     # What the other threads do
