@@ -64,25 +64,25 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
 
     Never put it into a message, a log or an argument list. UnavailableError when the named file has none.
     """
-    if token_file is not None:
-        return _read_token(Path(token_file))
-    credential = Path(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
-    if environ.get("CREDENTIALS_DIRECTORY") and credential.exists():
-        return _read_token(credential)
-    words = environ.get("HF_TOKEN", "").split()
-    if len(words) > 1 or not all(word.isascii() for word in words):
-        raise UnavailableError("HF_TOKEN holds no token: it is one word of ASCII; set it anew, or unset it")
-    return words[0] if words else None
-
-
-def _read_token(file: Path) -> str:
-    try:
-        with storage_errors("read", file):
-            words = file.read_text().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"the hub's token cannot be read: {error}; correct {file}") from error
+    credentials = environ.get("CREDENTIALS_DIRECTORY")
+    file = None if token_file is None else Path(token_file)
+    if file is None and credentials and Path(credentials, CREDENTIAL).exists():
+        file = Path(credentials, CREDENTIAL)
+    text = environ.get("HF_TOKEN", "")
+    if file is not None:
+        try:
+            with storage_errors("read", file):
+                text = file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnavailableError(f"the hub's token cannot be read: {error}; correct {file}") from error
+    words = text.split()
+    if file is None and not words:
+        return None
     if len(words) != 1 or not words[0].isascii():
-        raise UnavailableError(f"{file} holds no token; write the hub's access token into it, nothing else")
+        raise UnavailableError(
+            f"{file or 'HF_TOKEN'} holds no token; it is to hold the hub's access token, one word of ASCII, "
+            "and nothing else"
+        )
     return words[0]
 
 
