@@ -228,7 +228,7 @@ def test_a_listing_is_in_path_order_and_one_that_is_known_brings_nothing_new() -
     ended = WorkerExit("finished", 0, None, result, None, 0)
     found = listing_outcome(ended, (wanted("b"), wanted("a")), "the hub")
     assert isinstance(found, Listed) and list(found.files) == ["a", "b"]
-    assert (found.revision, found.refused, found.refused_in_all) == ("r", (("a b", "no"),), 7)
+    assert (found.revision, found.refused) == ("r", (("a b", "no"),))
     ended = replace(ended, result={"status": "unchanged", "revision": "r"})
     assert listing_outcome(ended, (), "the hub") is None
 

@@ -51,7 +51,6 @@ class RemoteSource(Source[RemoteFile]):
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
         self.ahead = StretchReader(self.pipeline)
         self.foreign: tuple[str, ...] = ()
-        self.refused_in_all = 0
 
     @property
     def trouble(self) -> str:
@@ -78,7 +77,6 @@ class RemoteSource(Source[RemoteFile]):
             self.events.record("source_pinned", **told)
         elif before != listed.revision:
             self.events.record("source_moved", **told, before=before)
-        self.refused_in_all = listed.refused_in_all
         for path, reason in listed.refused:
             self.effects.warn_once("source_refused", path, reason)
         is_other = listed.revision != self.revision
@@ -279,7 +277,6 @@ class RemoteSource(Source[RemoteFile]):
             "paused": self.failures.paused,
             "waits": self.failures.waits,
             "foreign_files": len(self.foreign),
-            "refused_files": self.refused_in_all,
         }
 
     def next_due(self, now: float) -> float:

@@ -16,12 +16,11 @@ REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refuse
 
 @dataclass(frozen=True)
 class Listed:
-    """What the source holds at `revision`, by path; `refused` are (path, reason), some of all."""
+    """What the source holds at `revision`, by path; `refused` are (path, reason) of some."""
 
     files: Mapping[str, RemoteFile]
     revision: str
     refused: tuple[tuple[str, str], ...]
-    refused_in_all: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -
             files, revision = by_path((each.path, each) for each in rows), str(result["revision"])
             if files:
                 refused = tuple((str(path), str(reason)) for path, reason in result["refused"])
-                return Listed(files, revision, refused, int(result["refused_in_all"]))
+                return Listed(files, revision, refused)
             correct = "correct dataset.source.include and exclude"
             return NotListed("empty", f"{shown} holds no file that is meant at {revision[:12]}; {correct}")
     cause = str(result.get("class", "died"))

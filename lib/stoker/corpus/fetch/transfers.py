@@ -31,11 +31,6 @@ class Transfer:
     due_at: float = 0.0
     pace: Rate = field(default_factory=lambda: Rate(FILE_OVER_S))
 
-    def shown(self) -> dict[str, Any]:
-        """For the status snapshot."""
-        rate = round(self.pace.per_second)
-        return {"path": self.path, "bytes": self.bytes, "size": self.size, "bytes_per_second": rate}
-
 
 class Transfers(dict[str, Transfer]):
     """Those under way by path; the totals go on over many workers."""
@@ -109,5 +104,14 @@ class Transfers(dict[str, Transfer]):
         }
 
     def shown(self, most: int) -> list[dict[str, Any]]:
-        """At most so many files, those in hand."""
-        return [file.shown() for file in self.values() if file.in_hand][:most]
+        """For the status: at most so many files, those in hand."""
+        return [
+            {
+                "path": path,
+                "bytes": file.bytes,
+                "size": file.size,
+                "bytes_per_second": round(file.pace.per_second),
+            }
+            for path, file in self.items()
+            if file.in_hand
+        ][:most]
