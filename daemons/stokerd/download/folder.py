@@ -127,7 +127,7 @@ class FolderSource(Source[Watched]):
             self.take_files()
         if not look.unreadable:
             gone = [path for path in self.state.receipts if path not in self.watched]
-            self.tell_vanished(gone, "its receipt is kept", len(gone))
+            self.tell_vanished(gone, "its receipt is kept")
 
     def take_files(self) -> None:
         """Know again which files are to be hashed, and which of them settle."""

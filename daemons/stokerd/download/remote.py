@@ -32,7 +32,7 @@ from stokerd.download.remote_lister import RemoteLister
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
-SHOWN_FILES = VANISHED_SHOWN = 20
+SHOWN_FILES = 20
 LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
 
 
@@ -93,7 +93,7 @@ class RemoteSource(Source[RemoteFile]):
             self.failures.listed_anew()
         receipts = self.state.receipts.items()
         gone = [path for path, receipt in receipts if path not in work.listed and receipt.usable]
-        self.tell_vanished(gone, "it is not listed any more; its receipt is kept", VANISHED_SHOWN)
+        self.tell_vanished(gone, "it is not listed any more; its receipt is kept")
 
     def _select(self, listed: Mapping[str, RemoteFile]) -> None:
         paths, selected = self.ahead.stretch.paths, listed

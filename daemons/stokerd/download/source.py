@@ -19,6 +19,7 @@ from stokerd.download.status import Meters
 
 L = TypeVar("L", bound=Listed)
 LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
+VANISHED_SHOWN = 20
 
 
 class Source(Generic[L]):
@@ -77,13 +78,13 @@ class Source(Generic[L]):
                 raise
             self.effects.warn_once("files_list_unknown", self.shown, str(error))
 
-    def tell_vanished(self, gone: Collection[str], reason: str, most: int) -> None:
-        """Name the files, at most so many, that have a receipt and left the source; each once."""
+    def tell_vanished(self, gone: Collection[str], reason: str) -> None:
+        """Name the files, not too many, that have a receipt and left the source; each once."""
         new = sorted(set(gone) - self._gone)
         self._gone = set(gone)
-        for path in new[:most]:
+        for path in new[:VANISHED_SHOWN]:
             self.events.record("source_vanished", level="warning", path=path, reason=reason)
-        if (more := len(new) - most) > 0:
+        if (more := len(new) - VANISHED_SHOWN) > 0:
             said = f"{more} more files are not listed any more"
             self.events.record("source_vanished", level="warning", path="", reason=said)
 
