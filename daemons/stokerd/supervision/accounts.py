@@ -1,4 +1,4 @@
-"""How far the run is: plan and record against the newest proven checkpoint, and consumed.json."""
+"""The run's progress: record, plan and timelines against the newest proven checkpoint; consumed.json."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import SOON_S, WindowRate
 from stokerd.supervision.run_store import RunStore
 
-# The sets of an entry are asked back this long before the trainer gets there: a gigabyte each, a dozen of
-# them, come from a disk that is shared and gives 40 MB/s in five minutes; twice that for a retry.
+# The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk that
+# gives 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time for a
+# retry.
 LEAD_S = 600.0
-SHORT_WAIT_S = 60.0  # a wait for data that is part of how fast a run gets on
-RATE_CHANGE = 0.2  # a pace that changed by less is not worth a write
+SHORT_WAIT_S = 60.0  # a shorter wait for data counts as part of the run's speed
+RATE_CHANGE = 0.2  # a smaller relative change of the pace is not written
 
 
 class Accounts:
@@ -40,47 +41,46 @@ class Accounts:
         self.store, self.planner = store, planner
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         rate, reach = before.get("windows_per_s"), before.get("reach")
-        # Where the next launch stops, None where it may read all that is planned.
+        # The position where the next launch stops; None: it may read the whole plan.
         self.reach = None if reach is None else Position.parse(reach)
         known = float(rate) if isinstance(rate, int | float) else None
-        self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: how soon its data is needed
-        self.headway = WindowRate(known)  # short waits for data included: how long the run will take
+        self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: decides how soon data is needed
+        self.headway = WindowRate(known)  # with short waits for data: decides the run's time left
         self.wait = DataWait(context.pipeline.plan.hold)
-        self.timeline = 0  # the current one, at the last look
-        self.last_step = self.config.horizon  # of the run, as seen from the newest checkpoint
-        self._written: tuple[Any, ...] = ()  # what consumed.json says
+        self.timeline = 0  # the current timeline when `keep` last read it
+        self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
+        self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate: float | None = None
 
     def timelines(self) -> Timelines:
-        """The run's rollbacks as they are on disk."""
         return read_timelines(self.run.timelines)
 
     def history(self) -> History:
-        """The history of the current timeline."""
+        """Returns the current timeline and the ones it descends from."""
         return ancestry(self.timelines())
 
     def skips(self) -> tuple[Skip, ...]:
-        """What the current timeline passes over."""
+        """Returns the ranges of the plan that the current timeline skips."""
         return skips(self.timelines())
 
     def settle(self, checkpoint: Checkpoint | None) -> None:
-        """Make record and plan agree with the newest proven checkpoint, or raise DataError."""
+        """Makes record, plan and timelines agree with the newest proven checkpoint, or raises DataError."""
         if checkpoint is None:
             return
         if self.store.settle(checkpoint):
             self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > launches[-1].resume_step:
-            self.store.fruitful()  # the last launch got this far
+            self.store.fruitful()  # the last launch has sealed a checkpoint
         restore_timelines(self.run.timelines, read_timelines(checkpoint.path / TIMELINES_COPY))
         self.planner.belongs_to(self.store.begun.identity.run_id)
         if lost := self.planner.restore(checkpoint.plan()):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
     def why_not_from_start(self, *, has_rejected: bool) -> str:
-        """Why a run without a proven checkpoint does not begin at step 0, and what to do; "" where it may.
+        """Returns why a run without a proven checkpoint must not begin at step 0, with advice; "": it may.
 
-        `has_rejected`: a checkpoint was proven wrong just now.
+        `has_rejected`: a checkpoint was proven wrong in this phase.
         """
         if self.store.record is None:
             return ""
@@ -96,7 +96,7 @@ class Accounts:
         )
 
     def steps(self, at: Checkpoint) -> int:
-        """The run's last step, seen from a checkpoint."""
+        """Returns the run's last step, computed from a checkpoint's step, position and tokens."""
         tokens, plan, skipped = int(at.body["tokens"]), self.planner.plan, self.skips()
         self.last_step = last_step(
             self.config, plan, step=at.step, position=at.position, tokens=tokens, skips=skipped
@@ -104,31 +104,31 @@ class Accounts:
         return self.last_step
 
     def over(self, at: Checkpoint) -> str | None:
-        """Why the run is over at a checkpoint; None while it goes on."""
+        """Returns why the run is over at a checkpoint; None while steps are left."""
         steps, batch = self.steps(at), self.config.global_batch
         plan, skipped = self.planner.plan, self.skips()
         return finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
 
     def windows_left(self, position: Position) -> int:
-        """Windows the plan still has to give from a position on; what is skipped is none."""
+        """Returns how many windows of the plan follow a position, without the skipped ones."""
         return left_after(self.planner.plan, position, self.skips())
 
     def until(self, at: Checkpoint) -> int | None:
-        """The last step that a launch from a checkpoint makes of what it may read; None: it may read all."""
+        """Returns the last step of a launch that ends at `reach`; None where no `reach` is set."""
         if self.reach is None:
             return None
         windows = self.windows_left(at.position) - self.windows_left(self.reach)
         return at.step + windows // self.config.global_batch
 
     def outlook(self, at: Checkpoint, step: int, position: Position) -> Outlook:
-        """How far the plan must reach, seen from a step after a checkpoint."""
+        """Returns how far the plan must reach, for a trainer at this step and position."""
         batch = self.config.global_batch
         reached = self.planner.plan.windows - self.windows_left(position)
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
         return Outlook(reached, reached + max(0, self.steps(at) - step) * batch, lead)
 
     def moved(self, position: Position) -> None:
-        """The trainer is at a position now; a wait for data is no part of its speed."""
+        """Takes in the trainer's position; a long wait for data does not count towards its speed."""
         now = time.monotonic()
         waited_s = self.wait.lasted_s(now)
         for rate, most_s in ((self.pace, 0.0), (self.headway, SHORT_WAIT_S)):
@@ -138,12 +138,12 @@ class Accounts:
                 rate.sampled(linear(self.planner.plan, position), now)
 
     def interrupted(self) -> None:
-        """The trainer ended."""
+        """Takes in that the trainer ended: the time until the next launch is not part of its speed."""
         self.pace.interrupted()
         self.headway.interrupted()
 
     def keep(self, at: Checkpoint) -> None:
-        """Write consumed.json if what it says has changed: the evictor and the hydrator go by it."""
+        """Writes consumed.json where it has changed: the stage-shard loop evicts and hydrates by it."""
         history, plan = self.history(), self.planner.plan
         self.timeline = history[0][0]
         finished, keep_last = self.over(at), self.config.checkpoint.keep_last

@@ -1,6 +1,6 @@
-"""Plan, checkpoints and consumed.json, kept while the run waits for data, trains, or is over.
+"""Keeps plan, checkpoints and consumed.json up to date while the run waits for data, trains, or is finished.
 
-What is to be proven is returned as jobs; what is written is written here, for `Effects`.
+The functions write for `Effects`, and return the proofs and copies they need as jobs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from stokerd.supervision.run import Run
 
 
 def prune_and_keep(run: Run) -> None:
-    """Prune what a proven checkpoint makes superfluous, which makes room, and keep consumed.json true."""
+    """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""
     for step in run.checkpoints.prune():
         run.events.record("checkpoint_pruned", step=step)
     run.accounts.keep(run.at)
 
 
 def keep(run: Run, now: float) -> Iterator[Job]:
-    """One look at what the phase needs kept."""
+    """Brings plan, checkpoints and consumed.json up to date; yields the jobs that this needs."""
     pin = run.planner.pin()
     if run.state.phase is Phase.WAITING:
         yield from _begin(run, pin) if run.store.record is None else _gather(run, pin)
@@ -33,13 +33,13 @@ def keep(run: Run, now: float) -> Iterator[Job]:
     prune_and_keep(run)
     if (trainer := run.state.live) is not None:
         position = trainer.position or run.at.position
-        if trainer.step > trainer.launch.resume_step:  # what precedes it is no part of its pace
+        if trainer.step > trainer.launch.resume_step:  # the time before the first step is not training
             run.accounts.moved(position)
         yield from _keep_planned(run, pin, trainer.step, position)
 
 
 def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
-    """A new run: wait until there is enough data, and hold windows out of it."""
+    """Begins a new run once the start gate is open and the held-out windows are copied."""
     data, state = run.data, run.state
     if not state.is_gate_open:
         data.gate = data.start(pin)
@@ -56,7 +56,7 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
         run.planner.belongs_to(run.store.begun.identity.run_id)
         yield from _gather(run, pin)
         return
-    run.planner.note_wants(data.needed, data.needed)  # no plan holds them on hot yet
+    run.planner.note_wants(data.needed, data.needed)  # the run has no plan yet that would keep them on hot
     run.accounts.keep(run.at)
     data.gate = first_closed(data.launchable(pin))
     if (proof := data.to_prove()) is not None:
@@ -67,7 +67,7 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
 
 
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
-    """See to everything a launch reads."""
+    """Prepares the data that a launch reads, and sets the gate that is still closed."""
     step, position = run.at.step, run.at.position
     run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach)
     yield from _keep_planned(run, pin, step, position)
@@ -76,9 +76,10 @@ def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
 
 
 def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Position) -> Iterator[Job]:
-    """Keep the plan ahead of the trainer, from the dataset that the run began with and no other.
+    """Extends the plan ahead of the trainer, only from the dataset that the run began with.
 
-    What is needed hot, from the newest checkpoint on, is written down before it is looked for there.
+    Writes the sets needed from the newest checkpoint on into consumed.json before a gate looks for them on
+    hot.
     """
     skips, reach = run.accounts.skips(), run.accounts.reach
     if pin is not None:

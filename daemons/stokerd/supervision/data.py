@@ -1,8 +1,8 @@
-"""What a launch needs of its data: past the start gate, held-out windows copied, a plan, its sets on hot.
+"""The data that a launch needs: an open start gate, held-out windows, a plan, and the plan's sets on hot.
 
-A plan may be trained on in parts: after a rollback, what is planned from there on may be more than hot holds.
-Then a launch goes as far as hot allows, seals and ends; what it read leaves hot, what comes next is brought
-back, and the next launch goes on.
+A launch may read only a part of the plan: after a rollback, the sets planned from there on may not fit on hot
+together. Then a launch trains up to `reach`, seals and ends; its sets leave hot, the next ones come back, and
+the next launch continues.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from stoker.supervise.run.plan_settings import gate_wants, growth_policy
 from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
 
 SETS_AT_ONCE = 8
-DOUBTED_SEGMENTS = 2  # what a trainer has open: the entry it reads, and perhaps the one before or behind it
-RESTS = 5  # times as long as a look at the plan took, before the next one
-FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a set that is not whole
-HOPE_S = 5.0  # between two looks at what could become of cold sets: a hash a record
-GONE_S = 600.0  # without any record of its source: a loop that starts again writes its records again
-STALL_S = 30.0  # so long no set came back: then there is no room for all of them
+DOUBTED_SEGMENTS = 2  # a trainer has the entry it reads open, and perhaps the one before or after
+RESTS = 5  # a pause before the next `grow`, as a multiple of the time the last took
+FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a damaged set
+HOPE_S = 5.0  # between two searches for lost sets: a search hashes every source record
+GONE_S = 600.0  # without a source record: a restarted stage-shard loop first writes its records again
+STALL_S = 30.0  # without a set brought back: hot has no room for all of them
 
 
 @dataclass
 class _Repair:
-    """One damaged set: the request that waits for an answer, and the pauses between its proofs."""
+    """A damaged set: the request to the stage-shard loop to restore it, the pauses between its proofs."""
 
     request: str | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_S, MOST_S))
 
 
 class DataReadiness:
-    """The data side of one run. `gate` is the first that was closed at the last look."""
+    """Decides which shard sets a run needs, proves them, extends the plan and asks for repairs."""
 
     def __init__(self, pipeline: Pipeline, events: Events, planner: Planner) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
-        self.needed: dict[str, str] = {}  # what the next launch reads: key -> manifest sha256
-        self.gate: Gate | None = None
+        self.needed: dict[str, str] = {}  # by the next launch: key -> sha256 of the manifest
+        self.gate: Gate | None = None  # the first closed gate at the last look
         self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
-        self._cold, self._cold_since = -1, 0.0  # how many needed sets are not on hot
-        self._rest_until = 0.0  # with 50,000 sets a look takes a second
+        self._cold, self._cold_since = -1, 0.0  # needed sets that are not on hot
+        self._rest_until = 0.0  # with 50,000 sets a `grow` takes a second
         self._repairs: dict[str, _Repair] = {}  # damaged sets
-        self._lost = ""  # why a set that the plan names never comes back
+        self._lost = ""  # why a set of the plan can never come back
         self._hope_at = 0.0
         self._gone_since: dict[str, float] = {}  # sets without any record of a source
 
     # Gates
 
     def start(self, pin: DatasetPin | None) -> Gate:
-        """Whether there is enough data for a new run to begin."""
+        """Returns the start gate: open once a new run has enough data to begin."""
         gate = start_gate(self.planner.in_view(pin), self._wants)
         if gate.state != "closed" and pin is not None and (other := not_yet_pinned(self.pipeline, pin)):
             gate = Gate("closed", other)
         return gate if gate.state != "closed" else Gate("closed", f"waiting for data: {gate.why}")
 
     def launchable(self, pin: DatasetPin | None, *, is_planned: bool = True) -> Iterator[Gate]:
-        """The gates before needed sets are read; `is_planned`: the plan has a batch left, or has ended.
+        """Yields the gates that keep a launch from reading its sets; write the needs to consumed.json before.
 
-        consumed.json must have named the needs before.
+        `is_planned`: the plan has a batch left, or has ended.
         """
         if not is_planned:
             yield Gate("closed", waiting_words(self.planner.why))
@@ -92,7 +92,7 @@ class DataReadiness:
             yield Gate("closed", f"proving shard sets{restored}")
 
     def _check_hope(self, pin: DatasetPin, cold: Sequence[str], now: float) -> None:
-        """Find sets that can never come back to hot: neither a warm copy nor a source is there."""
+        """Finds a set that can never come back to hot: it has neither a warm copy nor a source."""
         if not cold or now < self._hope_at:
             return
         self._hope_at = now + HOPE_S
@@ -112,17 +112,17 @@ class DataReadiness:
     # Needs
 
     def need_heldout(self, pin: DatasetPin) -> CopyHeldout | None:
-        """Need the sets whose val streams are held out; None where nothing is held out."""
+        """Makes the sets with val streams the needed ones; returns the job that copies their windows."""
         train = self.pipeline.train
         wanted = train.evaluate.tokens
         self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
         return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
 
     def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> Position | None:
-        """Need what a launch from here reads of what is planned; returns where it is to stop.
+        """Makes the sets that a launch from `position` reads the needed ones; returns where it stops.
 
-        None: it may read all. `reach` is what the last look returned. Before sets are missed for long, all
-        of them are waited for.
+        None: the launch may read the whole plan. `reach` is the result of the call before. A launch stops
+        early only when no set has come back for STALL_S; until then it waits for all of them.
         """
         planner, now = self.planner, time.monotonic()
         cold = len(planner.cold(planner.needed(position, skips)))
@@ -140,14 +140,14 @@ class DataReadiness:
         return reach
 
     def to_prove(self, wanted: Mapping[str, str] | None = None) -> ProveSets | None:
-        """The next proof: of what is needed first, then of what is wanted for the plan."""
+        """Returns the next proof: of needed sets first, then of the sets wanted for the plan."""
         unproven = self.planner.unproven(self.needed, time.monotonic()) | dict(wanted or {})
         return ProveSets(dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
 
     def grow(self, pin: DatasetPin, outlook: Outlook) -> ProveSets | None:
-        """Append to the plan what is due of proven sets; returns the proof that the next entries need.
+        """Appends the due entries of proven sets to the plan; returns the proof that the next entries need.
 
-        It rests after a look that found much to read.
+        Does nothing for RESTS times as long as the call before took.
         """
         now = time.monotonic()
         if now < self._rest_until:
@@ -170,10 +170,10 @@ class DataReadiness:
         self._rest_until = now + RESTS * (time.monotonic() - now)
         return proof
 
-    # What proofs say
+    # Proofs
 
     def whole(self, key: str, manifest_sha256: str) -> bool:
-        """Take in a proof that succeeded; True where the set was damaged before."""
+        """Takes in that a set is proven; returns True where the set was damaged before."""
         self._rest_until = 0.0
         self.planner.proven(key, manifest_sha256)
         if self._repairs.pop(key, None) is None:
@@ -182,14 +182,14 @@ class DataReadiness:
         return True
 
     def another(self, key: str, why: str) -> None:
-        """Take in that a whole set is not the one that was recorded."""
+        """Takes in that a set is whole, but has another manifest than the recorded one."""
         if key in self.needed:
             self._lost = f"{self.path(key)} is whole, but not the set that the plan names: {why}"
         else:
             self._leave_out(key, why)
 
     def not_whole(self, key: str, why: str) -> None:
-        """Take in that a set is damaged, or could not be read; what is needed is asked for again."""
+        """Takes in that a set is not whole; asks the stage-shard loop to restore a needed or damaged one."""
         if key not in self.needed and not why.startswith("invalid"):
             self._leave_out(key, why)
             return
@@ -210,11 +210,11 @@ class DataReadiness:
         self.events.record("shard_set_not_proven", "warning", **words)
 
     def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
-        """The trainer found the data around a position wrong: it is proven before it is read again."""
+        """Has the sets around a position proven again: the trainer found their data wrong."""
         self.planner.distrust(self.planner.needed(position, skips, DOUBTED_SEGMENTS))
 
     def path(self, key: str) -> str:
-        """Where a set lies on hot."""
+        """Returns the directory of a set on hot."""
         return str(self.pipeline.hot_layout.shard_set(self.pipeline.dataset.name, key))
 
 

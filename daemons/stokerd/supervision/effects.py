@@ -1,4 +1,4 @@
-"""The only writer of a run: carries out actions, each record durable before its event."""
+"""The only writer of a run: carries out the decided actions, each record durable before its event."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stokerd.supervision.run import Run
 from stokerd.supervision.trainer import TrainerControl
 from stokerd.supervision.workers import ACTIVITIES, MIRROR, Workers
 
-KEEP_S = 1.0  # between two looks at checkpoints and plan while the trainer runs
-KEEP_WAITING_S = 0.1  # the same before a launch, where each event is a reason to look
+KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
+KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate
 
 
 class Effects:
-    """Carries out actions; holds what cannot be written down: the trainer's lock and its handles."""
+    """Carries out actions; holds the facts that no record can: the trainer's lock and its handles."""
 
     def __init__(self, run: Run, workers: Workers) -> None:
         self.run, self.workers = run, workers
@@ -54,7 +54,6 @@ class Effects:
         }
 
     def apply(self, *actions: do.Action) -> None:
-        """Carry out actions in order."""
         for action in actions:
             self._effects[type(action)](action)
 
@@ -67,14 +66,14 @@ class Effects:
         self.run.state = self.run.state.paused(action.seconds, action.doing, time.monotonic())
 
     def _enter(self, phase: Phase) -> None:
-        """The one place where the phase changes."""
+        """Changes the phase; no other function does."""
         self.run.state = self.run.state.entered(phase, time.monotonic())
         if phase in (Phase.CLEANING, Phase.FINISHED):
             self._release_lock()
         if phase is Phase.CLEANING:
             job = self.workers.jobs.get(MIRROR)
             if isinstance(job, do.MirrorJob) and job.need != "no":
-                self._stop_mirror()  # what it writes is about to be swept
+                self._stop_mirror()  # proving removes the unfinished files it writes
             self.workers.stop()
         if phase is Phase.PROVING:
             self.requests.take_up()
@@ -88,7 +87,7 @@ class Effects:
             self.lock = None
 
     def leftovers(self) -> do.Leftovers | None:
-        """What is left of an earlier launch; where nothing is, the trainer's lock is taken."""
+        """Returns the leftovers of an earlier launch; without any, takes the trainer's lock, returns None."""
         layout = self.run.layout
         with contextlib.suppress(LockHeld):
             self.lock = Lock.acquire(layout.trainer_lock, purpose=f"launch of run {layout.root.name}")
@@ -137,7 +136,7 @@ class Effects:
     def _make_rollback(self, action: do.MakeRollback) -> None:
         run = self.run
         self._stop_mirror()
-        self.workers.stop()  # whatever reads checkpoints: they are about to be moved
+        self.workers.stop()  # they may read checkpoints, which the rollback moves
         if self.requests.roll_back(action.request):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(trainer=None, exit=None, is_settled=False)
@@ -153,7 +152,7 @@ class Effects:
     def _answer_end(self, action: do.AnswerEnd) -> None:
         run = self.run
         run.store.change(fruitless=action.fruitless, best_step=action.best_step)
-        # Answered once it is on disk: a full disk must not make a failure forgotten.
+        # The end is cleared only after the record is on disk: a full disk must not lose a failure.
         failures = 0 if action.has_progressed else run.state.failures + 1
         run.change(exit=None, trainer=None, failures=failures)
         if action.doubts_data:
@@ -166,7 +165,7 @@ class Effects:
         self.run.change(doing=action.doing)
 
     def start(self, job: do.Job) -> None:
-        """Start a job's worker; the worker on warm leaves what it does."""
+        """Starts a job's worker; a new job on warm stops the running one."""
         if job.slot == MIRROR:
             self._stop_mirror()
         try:
@@ -175,9 +174,9 @@ class Effects:
             ACTIVITIES[job.slot].ended(self.run, job, None, str(problem))
 
     def ended(self, job: do.Job, end: WorkerExit) -> None:
-        """Take in the end of a job's worker."""
+        """Records the result of a job whose worker has ended."""
         run = self.run
-        if run.state.phase is not Phase.TRAINING:  # beside training plan and books have their own rhythm
+        if run.state.phase is not Phase.TRAINING:  # while training, `keep_at` alone sets the interval
             run.change(keep_at=0.0)
         if run.mirror is not None:
             run.mirror.tend_at = 0.0
@@ -187,10 +186,10 @@ class Effects:
     def _stop_mirror(self) -> None:
         if self.run.mirror is not None and MIRROR in self.workers.jobs:
             self.workers.stop_mirror()
-            self.run.mirror.look_at = 0.0  # what was under way may have come to its end
+            self.run.mirror.look_at = 0.0  # the stopped job may have finished its work: list the mirror again
 
     def mirror_beside(self) -> None:
-        """Start what is to be done on warm now."""
+        """Starts the mirror's next job, unless one runs or none is due."""
         run, mirror, now = self.run, self.run.mirror, time.monotonic()
         if mirror is None or run.store.record is None or now < mirror.tend_at:
             return
@@ -201,7 +200,7 @@ class Effects:
             return
         if (job := mirror_job(mirror, local, history, policy, now)) is not None:
             self.start(job)
-        elif mirror.trouble is not None and now >= mirror.retry_at:  # what failed is no longer wanted
+        elif mirror.trouble is not None and now >= mirror.retry_at:  # the job that failed is no longer needed
             run.events.record("mirror_recovered", doing=mirror.trouble_doing)
             mirror.worked(mirror.trouble_doing)
 

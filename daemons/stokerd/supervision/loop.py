@@ -1,7 +1,8 @@
-"""The train supervisor: keeps one training run alive and honest, from its first data to its last step.
+"""The train supervisor's loop: runs one training run from its first data to its last step.
 
-One loop: take in what workers, trainer and operators say, let stoker.supervise.decide choose what to do, do
-it, show how the run is, wait. The position in the run is data (stoker.supervise.state).
+Each cycle takes in the messages of workers, trainer and operators, has stoker.supervise.decide choose
+actions, carries them out, shows status and metrics, and waits. The position in the run is data
+(stoker.supervise.state).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ WAIT_S = 1.0
 REAP_S = 2.0
 STORAGE_S = 5.0  # between two tries at a state directory that cannot be used
 COMPLAINT_S = 60.0
-PROGRESS_EVERY_S = 3600.0  # between two events run_progress
+PROGRESS_EVERY_S = 3600.0  # between two run_progress events
 
 
 def main(context: DaemonContext) -> int:
-    """Supervise the run until asked to stop; with --once until it is finished. Returns the exit code."""
+    """Supervises the run until asked to stop, with --once until it is finished; returns the exit code."""
     supervisor = Supervisor(context)
     try:
         return supervisor.supervise()
@@ -41,8 +42,6 @@ def main(context: DaemonContext) -> int:
 
 
 class Supervisor:
-    """The loop around one run."""
-
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.run = context, load_run(context)
         self.workers = Workers(self.run)
@@ -52,7 +51,7 @@ class Supervisor:
         self._alerts = Alerts(context.events, COMPLAINT_S)
 
     def supervise(self) -> int:
-        """Cycle until the run, or the supervisor, is to end; returns the exit code."""
+        """Repeats cycles until an exit code is set, and returns it."""
         set_child_subreaper()
         self.workers.end_leftovers()
         self.context.ready("taking up the run")
@@ -64,14 +63,14 @@ class Supervisor:
             self.context.waiter.wait(wait_s)
 
     def _cycle(self) -> float:
-        """Take in what is new and act on it; returns the seconds to wait at most."""
+        """Takes in news and acts on it; returns the longest time to wait, in seconds."""
         try:
             for job, end in self.workers.ended():
                 self.effects.ended(job, end)
             self._reap()
             trainers_end = self.effects.trainer.hear()
             if trainers_end is not None:
-                self._show()  # the trainer's last words count
+                self._show()  # status and metrics show the trainer's last messages
             self.effects.requests.look()
             self.effects.mirror_beside()
             return self._advance(trainers_end)
@@ -85,7 +84,7 @@ class Supervisor:
             reap_strays(self.workers.pids | self.effects.trainer.pids)
 
     def _advance(self, end: GuardedEnd | None) -> float:
-        """Decide and act until nothing further can be done now."""
+        """Decides and acts until the decision is to wait; returns for how many seconds."""
         policy = self.context.pipeline.supervise
         while True:
             seen = observe(self.run, self.effects, end)
@@ -97,7 +96,7 @@ class Supervisor:
                 return min(WAIT_S, actions[-1].seconds)
 
     def _storage_trouble(self, problem: StorageError) -> float:
-        """A full disk passes: training goes on, anything else begins again."""
+        """Survives a full state disk: training continues, any other phase starts over from cleaning."""
         self._alerts.raise_("storage_trouble", message=str(problem))
         if self.run.state.phase is not Phase.TRAINING:
             pause = Pause(STORAGE_S, "the state directory cannot be used; trying")
@@ -105,7 +104,7 @@ class Supervisor:
         return WAIT_S
 
     def _show(self) -> None:
-        """Keep the clock of a wait for data, and show status and metrics."""
+        """Writes status, metrics and heartbeat, and measures a wait for data."""
         run, state, live, now = self.run, self.run.state, self.run.state.live, time.monotonic()
         is_stopping = run.context.stopping or bool(state.rollbacks)
         is_ending = live is not None and (live.stop_asked_at is not None or is_stopping)
@@ -148,7 +147,7 @@ class Supervisor:
         run.context.beat(shown, status_text(shown))
 
     def close(self) -> None:
-        """End what this process started: workers at once, a trainer after it has saved."""
+        """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
         self.workers.stop()
         self.workers.stop_mirror()

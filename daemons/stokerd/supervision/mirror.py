@@ -1,6 +1,6 @@
-"""The mirror of the checkpoints on warm: what its worker is asked, and what the worker's end makes true.
+"""The mirror of the checkpoints on warm: the tasks for its worker, and the records of the results.
 
-No trouble on warm stops training: it is an event, a line in the status, and another try, without end.
+A failure on warm never stops training: it is an event, a line in the status, and another try, without limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stokerd.supervision.run import Run
 
 
 def mirror_of(run: Run) -> MirrorState:
-    """The mirror's state; only a mirrored run has jobs on warm."""
+    """Returns the mirror's state, which every run with jobs on warm has."""
     assert run.mirror is not None
     return run.mirror
 
 
 def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
     assert run.pipeline.warm_layout is not None
-    logs = [str(run.layout.metrics), str(run.layout.launches)]  # for the audit and a replay
+    logs = [str(run.layout.metrics), str(run.layout.launches)]
     words: dict[str, Any] = {}
     match job:
         case ListMirror():
@@ -52,13 +52,13 @@ def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
         "warm": str(run.pipeline.warm_layout.warm),
         "run": run.pipeline.train.run,
         "owner": run.pipeline.name,
-        "expected": bool(mirror_of(run).copies),  # something was mirrored before
+        "expected": bool(mirror_of(run).copies),  # a mirror that held copies must still exist
         **words,
     }
 
 
 def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -> None:
-    """Take in what was done on warm, which ends earlier trouble with it, or why nothing was."""
+    """Records the result of a job on warm, which ends an earlier failure, or the reason why it has none."""
     if result is None:
         _failed(run, job, reason)
         return
@@ -76,7 +76,7 @@ def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -
 
 
 def _failed(run: Run, job: MirrorJob, reason: str) -> None:
-    """Warm cannot be used now; what a launch or a rollback needs is waited for, or given up."""
+    """Records that warm cannot be used now; a job with need "wait" is repeated, a "try" is given up."""
     mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
     run.meters.mirror_failures.inc()
     if mirror.failed(job.kind, reason, now):
@@ -141,7 +141,7 @@ def _pruned(run: Run, names: list[str]) -> None:
 
 
 def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
-    """A copy is back among the checkpoints, proven there; or it was proven wrong, or is gone."""
+    """Records that a copy is back among the checkpoints and proven, or was proven wrong, or is gone."""
     copy = job.copy
     if result["state"] != "fetched":
         mirror_of(run).gone([copy.name])
@@ -160,6 +160,6 @@ def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
     elif result["heldout"] in ("missing", "bad"):
         run.events.record("heldout_lost", "error", message=f"the mirror's copy is {result['heldout']} too")
     run.checkpoints.proven(name, proof["body"], proof["digest"], time.monotonic())
-    if job.need == "try":  # for a rollback: retention must not take it before that is made
+    if job.need == "try":  # for a rollback: retention must not remove it before the rollback is made
         run.checkpoints.kept.add(name)
     run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)

@@ -1,4 +1,4 @@
-"""What the supervisor sees of its run: the facts that its phase decides by, and no others."""
+"""Gathers the facts that the current phase decides by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stokerd.supervision.workers import MIRROR
 
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
-    """One look; `end` is how the trainer has ended, if it has."""
+    """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
     record, jobs = run.store.record, effects.workers.jobs
     seen = Seen(
         is_stopping=run.context.stopping,
@@ -46,7 +46,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
 
 
 def _proving(run: Run, seen: Seen) -> Seen:
-    """What the choice of a checkpoint goes by."""
+    """Returns the facts by which a checkpoint is chosen."""
     history = run.accounts.history()
     if run.state.is_settled:
         return replace(seen, over=run.accounts.over(run.at))
@@ -67,7 +67,7 @@ def _proving(run: Run, seen: Seen) -> Seen:
 
 
 def _is_settled(run: Run, seen: Seen) -> bool:
-    """Whether no checkpoint has still to be proven, and no proven one to be mirrored."""
+    """Returns whether every checkpoint is proven, and mirrored as far as the policy asks."""
     now, history, mirror = time.monotonic(), run.accounts.history(), run.mirror
     if ProveCheckpoint.slot in seen.jobs or run.checkpoints.unproven(history, now):
         return False

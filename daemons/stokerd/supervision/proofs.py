@@ -1,7 +1,7 @@
-"""Jobs beside the mirror's: proofs of checkpoints and shard sets, and the copy of held-out windows.
+"""The supervisor's jobs except the mirror's: proofs of checkpoints and sets, the copy of held-out windows.
 
-Each has a task for its worker, and a function that records what the worker's end makes true. A worker
-without a result says nothing against what it looked at.
+Each job has a task for its worker, and a function that records the worker's result. A worker that ends
+without a result is no evidence against the files it read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def checkpoint_task(run: Run, job: ProveCheckpoint) -> dict[str, Any]:
 
 
 def checkpoint_proved(run: Run, job: ProveCheckpoint, result: Result | None, reason: str) -> None:
-    """Take in the verdict on a checkpoint; one that is not whole goes into quarantine."""
+    """Records the verdict on a checkpoint; moves a checkpoint that is not whole into quarantine."""
     name, now, path = job.name, time.monotonic(), f"checkpoints/{job.name}"
     proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
     if proof["verdict"] == "proven":
@@ -58,7 +58,7 @@ def sets_task(run: Run, job: ProveSets) -> dict[str, Any]:
 
 
 def sets_proved(run: Run, job: ProveSets, result: Result | None, reason: str) -> None:
-    """Take in the proofs of shard sets; what is damaged is asked for again."""
+    """Records the proofs of shard sets; has a damaged set restored."""
     no_proof = {"verdict": "not proven", "reason": reason}
     proofs = result["proofs"] if result is not None else [no_proof] * len(job.sets)
     for (key, digest), proof in zip(job.sets.items(), proofs, strict=True):
@@ -69,7 +69,7 @@ def sets_proved(run: Run, job: ProveSets, result: Result | None, reason: str) ->
                 key, f"its manifest's sha256 is {proof['manifest_sha256']}, recorded is {digest}"
             )
         elif run.data.whole(key, digest) and run.store.record is not None:
-            run.store.fruitful()  # launches that failed for its sake no longer count
+            run.store.fruitful()  # launches that failed because of it no longer count
 
 
 def heldout_task(run: Run, job: CopyHeldout) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def heldout_task(run: Run, job: CopyHeldout) -> dict[str, Any]:
 
 
 def heldout_copied(run: Run, _: CopyHeldout, result: Result | None, reason: str) -> None:
-    """Take in the held-out windows, of which there are none where val data is shorter than a window."""
+    """Records the held-out windows; there are none where the val data is shorter than a window."""
     if result is not None:
         run.change(heldout=Heldout(**result))
         return

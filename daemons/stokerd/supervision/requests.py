@@ -1,6 +1,6 @@
-"""What operators ask of the train supervisor: answered at once, but for rollbacks.
+"""Answers the operators' requests to the train supervisor: at once, except rollbacks.
 
-A rollback is also accepted while the trainer runs, and made and answered when nothing of the run is alive.
+A rollback is accepted while the trainer runs, and made and answered once no process of the run is alive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROLLBACKS = ("rollback", "skip_set")
 
 
 class Requests:
-    """The requests directory; the only writer of timelines.jsonl, which moves checkpoints to abandoned/."""
+    """Reads and answers requests; the only writer of timelines.jsonl, and moves checkpoints to abandoned/."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.events = run, run.events
@@ -56,7 +56,7 @@ class Requests:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """Answer what is new, or leave it for later while nothing can be written."""
+        """Answers new requests; while the disk cannot be written, they stay for a later call."""
         now = time.monotonic()
         if now < self._look_at:
             return
@@ -70,7 +70,7 @@ class Requests:
             self.alerts.raise_("storage_trouble", message=str(problem))
 
     def take_up(self) -> None:
-        """Bring lost lines back, finish a rollback that was interrupted, and accept those asked meanwhile."""
+        """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
         run = self.run
         if restored := restore_lost(run.layout):
             self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
@@ -80,7 +80,7 @@ class Requests:
         run.change(rollbacks=tuple(request.id for request in self._rollbacks()))
 
     def next_rollback(self) -> AskedRollback | None:
-        """The next rollback to make, and what it goes back to."""
+        """Returns the next rollback to make, with the checkpoint it goes back to."""
         request = next(iter(self._rollbacks()), None)
         if request is None:
             return None
@@ -94,7 +94,7 @@ class Requests:
         return AskedRollback(request.id, ask.to, checkpoint_name(ask.to), is_here, copy)
 
     def roll_back(self, request_id: str) -> bool:
-        """Make a rollback, or refuse it, and answer; True when it was made. Stop all workers before."""
+        """Makes or refuses a rollback and answers; returns True when made. Stop all workers before."""
         run = self.run
         request = next((one for one in self._rollbacks() if one.id == request_id), None)
         if request is None:
@@ -118,7 +118,7 @@ class Requests:
         return is_made
 
     def _consider(self, request: Request) -> Mapping[str, Any] | None:
-        """Refuse a rollback that cannot be made, or accept it, to be made once the trainer has ended."""
+        """Refuses a rollback that cannot be made; accepts any other, for when the trainer has ended."""
         run = self.run
         if request.id in run.state.rollbacks:
             return None
@@ -150,7 +150,7 @@ class Requests:
         return standing(self.run.layout, self.run.planner.plan, batch)
 
     def _decide(self, ask: Ask) -> Timeline:
-        """The line that makes the rollback; RollbackRefused where it can be seen that it cannot be made."""
+        """Returns the timeline that the rollback begins; raises RollbackRefused where it cannot be made."""
         if self.run.store.record is None:
             raise RollbackRefused("the run has not begun: there is nothing to go back from")
         found, planner = self._standing(), self.run.planner
@@ -161,7 +161,7 @@ class Requests:
         return decide(ask, found)
 
     def _decided(self, ask: Ask) -> Timeline:
-        """The line, once the checkpoint gone back to is here and proven."""
+        """Returns the timeline that the rollback begins; raises unless its checkpoint is here and proven."""
         state, steps = self.run.state, self._standing().steps
         if ask.to and ask.to not in steps and state.look == "failed":
             raise Transient(state.look_problem)
@@ -174,7 +174,7 @@ class Requests:
         return fork
 
     def _copy(self, step: int) -> Mirrored | None:
-        """The copy of a step of this history in the mirror, as far as is known."""
+        """Returns the mirror's copy of a step of the current history, if the last listing had it."""
         copies = self.run.mirror.copies if self.run.mirror is not None else ()
         found = fallback(copies, self.run.accounts.history(), step - 1)
         return next((one for one in found if one.step == step), None)
@@ -194,7 +194,7 @@ class Requests:
         return {"refused": f"unknown verb {request.verb}; this daemon knows {known}"}
 
     def _drop(self, request: Request) -> Mapping[str, Any]:
-        """Remove a quarantined checkpoint with its reason; one that is gone already is gone."""
+        """Removes a quarantined checkpoint with its reason; a missing one counts as removed."""
         name, quarantine = str(request.args.get("name")), self.run.pipeline.layout.quarantine
         kept = next((one for one in read_quarantine(quarantine) if one.name == name), None)
         if kept is None:

@@ -1,4 +1,4 @@
-"""One supervised run: the supervisor's position, and what it knows of record, plan and checkpoints."""
+"""One supervised run: the supervisor's position in it, and its record, plan, data and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stokerd.supervision.run_store import RunStore
 
 @dataclass
 class Run:
-    """The supervisor's position, which `Effects` and the ends of jobs change, and what is known besides."""
+    """The objects of one run; `Effects` and the results of jobs change `state`, the supervisor's position."""
 
     context: DaemonContext
     meters: Meters
@@ -35,7 +35,6 @@ class Run:
     data: DataReadiness
 
     def change(self, **changes: Any) -> None:
-        """Change the supervisor's position."""
         self.state = replace(self.state, **changes)
 
     @property
@@ -56,23 +55,22 @@ class Run:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest proven checkpoint."""
         return self.checkpoints.newest
 
     @property
     def at(self) -> Checkpoint:
-        """The newest proven checkpoint, or the beginning."""
+        """The newest proven checkpoint, or the run's beginning where there is none."""
         return self.newest or BEGINNING
 
     def run_id(self, *, or_of_newest: bool = False) -> str | None:
-        """The run's id, if its record or, where allowed, its newest checkpoint is there."""
+        """Returns the run's id from its record or, with `or_of_newest`, from its newest proven checkpoint."""
         if self.store.record is not None:
             return self.store.record.identity.run_id
         return str(self.newest.body["run_id"]) if or_of_newest and self.newest else None
 
 
 def load_run(context: DaemonContext) -> Run:
-    """The run as its files have it; makes its directories, and an empty plan for a new one."""
+    """Returns the run that is on disk; for a new run creates its directories and an empty plan."""
     pipeline = context.pipeline
     layout = pipeline.layout.run(pipeline.train.run)
     layout.create()

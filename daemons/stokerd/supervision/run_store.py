@@ -1,4 +1,4 @@
-"""The run's record as the supervisor keeps it: read, compared with what is configured now, written."""
+"""The supervisor's store of run.json: reads it, compares it with the configuration, writes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.supervise.run.record import (
 
 
 class RunStore:
-    """run.json's one reader and writer here; `record` is None until the run has begun.
+    """Reads and writes run.json; `record` is None until the run has begun.
 
     Raises ConfigError where the run began with another configuration.
     """
@@ -38,18 +38,17 @@ class RunStore:
         if body is not None:
             record = parse_record(body, self.path)
             self._refuse_changes(record.identity, configured(pipeline))
-            # One more try, whatever was counted: an operator who starts it may have mended the cause.
+            # A start grants one more launch: the operator may have mended the cause.
             most = pipeline.supervise.no_progress_launches - 1
             self.record = record.moved(fruitless=min(record.fruitless, most))
 
     @property
     def begun(self) -> RunRecord:
-        """The record of a run that has begun."""
         assert self.record is not None
         return self.record
 
     def begin(self, pin: DatasetPin, heldout: Heldout | None) -> None:
-        """The run begins: its record is written for the first time."""
+        """Writes the record of a new run."""
         train, vocab_size = self.pipeline.train, pin.tokenizer.vocab_size
         identity = Identity(
             run=train.run,
@@ -63,9 +62,9 @@ class RunStore:
         self._write(RunRecord(identity, heldout))
 
     def settle(self, checkpoint: Checkpoint) -> bool:
-        """Make the record agree with a checkpoint; True where it was lost and is restored from it.
+        """Restores a lost record from a checkpoint, and returns True where it did.
 
-        Raises DataError where the checkpoint is another run's.
+        Raises DataError where the checkpoint belongs to another run.
         """
         is_lost = self.record is None
         if is_lost:
@@ -81,30 +80,29 @@ class RunStore:
         return is_lost
 
     def launching(self) -> None:
-        """A launch begins. It counts as fruitless until it got somewhere: the supervisor may die with it."""
+        """Counts a launch, as fruitless until it progresses: the supervisor may die with the trainer."""
         launches, fruitless = self.begun.launches + 1, self.begun.fruitless + 1
         self.change(state="running", finished=None, reason=None, launches=launches, fruitless=fruitless)
 
     def fruitful(self) -> None:
-        """The run has advanced, or its data was mended: earlier launches no longer count."""
+        """Forgets fruitless launches: the run has progressed, or its data was mended."""
         if self.begun.fruitless:
             self.change(fruitless=0)
 
     def rolled_back(self, step: int) -> None:
-        """The run goes on from an earlier step, also where it had finished or failed."""
+        """Makes the run continue from an earlier step, also where it had finished or failed."""
         self._write(self.begun.gone_back(step))
 
     def change(self, **changes: Any) -> None:
-        """Change the record, durably."""
         self._write(self.begun.moved(**changes))
 
     def check_pin(self, pin: DatasetPin) -> None:
-        """ConfigError when the dataset is not built as it was when the run began."""
+        """Raises ConfigError where the dataset is built with other settings than when the run began."""
         self._refuse_changes(self.begun.identity, pinned(pin))
 
     def _write(self, record: RunRecord) -> None:
         write_record(self.path, record.body())
-        self.record = record  # only now: what a full disk keeps from being written has not happened
+        self.record = record  # only after the write, which fails on a full disk
 
     def _refuse_changes(self, identity: Identity, wanted: Mapping[str, Any]) -> None:
         if why := refusal(self.pipeline, identity, wanted):

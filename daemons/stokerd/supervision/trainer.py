@@ -1,4 +1,4 @@
-"""The trainer: launched under its guard, heard, stopped, and put on record when it has ended."""
+"""Launches the trainer under its guard, reads its messages, stops it, and records its end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
 EVIDENCE_S = 5.0
-GAP_S = 10.0  # a cycle this long was not waiting: the machine or this process did not run
+GAP_S = 10.0  # a longer cycle means that the machine or this process did not run
 
 
 class TrainerControl:
-    """Holds the handles of a running trainer."""
+    """Holds the handles of the running trainer and acts on it."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.context = run, run.context
@@ -38,11 +38,11 @@ class TrainerControl:
 
     @property
     def pids(self) -> set[int]:
-        """The guard, while there is one."""
+        """The guard's process id, while it runs."""
         return {self.guarded.pid} if self.guarded is not None else set()
 
     def launch(self, lock: Lock) -> Trainer:
-        """Launch the trainer from the newest proven checkpoint; its guard takes over the lock."""
+        """Launches the trainer from the newest proven checkpoint; its guard takes over the lock."""
         run, pin, now = self.run, self.run.planner.pin(), time.monotonic()
         if pin is None:
             raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
@@ -55,7 +55,7 @@ class TrainerControl:
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
         )
         self._record(launch, pin)
-        run.data.needed = {}  # proven now; what leaves hot and comes back does not harm an open file
+        run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         self.guarded = GuardedTrainer(
             TRAINER,
             environ=trainer_environment(os.environ, launch, run.layout),
@@ -75,19 +75,19 @@ class TrainerControl:
         line = launched_body(body, resume_step=step, time=utc_now())
         if damage := note_launch(run.layout.launches, line):
             run.events.record("launch_log_damaged", "warning", message=damage[0])
-        run.store.launching()  # now: a launch that a full disk prevents is not counted
+        run.store.launching()  # last: a launch that a full disk prevents is not counted
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}
         words |= {} if launch.until is None else {"until": launch.until}
         run.events.record("trainer_launched", **words)
 
     def hear(self) -> GuardedEnd | None:
-        """Take in what the trainer says and does; its end, once nothing of it is left."""
+        """Takes in the trainer's messages and work; returns its end once its whole tree is gone."""
         gap_s = time.monotonic() - self._heard_at
         self._heard_at += gap_s
         trainer, guarded = self.run.state.live, self.guarded
         if trainer is None or guarded is None:
             return None
-        end = guarded.poll()  # before its last words are read: they are all there then
+        end = guarded.poll()  # before `drain`: all messages of an ended trainer have then arrived
         now = time.monotonic()
         trainer = replace(trainer.after_words(guarded.drain(), now), pid=guarded.trainer_pid)
         if now >= trainer.sample_at:
@@ -98,14 +98,14 @@ class TrainerControl:
         return end
 
     def suspect(self, action: Suspect) -> None:
-        """Note that the trainer shows no progress, or that it does again."""
+        """Records that the trainer shows no progress, or, without a reason, that it does again."""
         trainer, _ = self._running()
         if action.why:
             self._record_silence("trainer_suspect", action.why)
         self.run.change(trainer=replace(trainer, is_suspected=bool(action.why)))
 
     def stop(self, action: StopTrainer) -> None:
-        """Ask the trainer to finish its step, seal a checkpoint and end; or kill a guard that does not."""
+        """Asks the trainer to finish its step, seal and end; or kills a guard that does not end."""
         trainer, guarded = self._running()
         launch = trainer.launch.launch
         if action.kill_guard:
@@ -120,7 +120,7 @@ class TrainerControl:
         self.run.change(trainer=replace(trainer, stop_asked_at=time.monotonic()))
 
     def ended(self, action: EndLaunch) -> None:
-        """Put the end of a launch on record."""
+        """Records the end of a launch."""
         run, exit_, (trainer, _) = self.run, action.exit, self._running()
         self.close()
         run.accounts.interrupted()
@@ -136,7 +136,7 @@ class TrainerControl:
         run.change(exit=exit_, doing=doing)
 
     def close(self) -> None:
-        """Let go of the handles; a trainer that still runs is asked to save and end."""
+        """Closes the handles; asks a trainer that still runs to save and end."""
         if self.guarded is not None:
             self.guarded.stop()
             for descriptor in self.guarded.filenos():

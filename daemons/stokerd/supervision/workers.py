@@ -1,5 +1,7 @@
-"""The supervisor's workers, at most one a slot. Those on warm have a pool of their own: one that hangs in a
-mount that does not answer holds up nothing else."""
+"""The supervisor's workers, at most one per slot.
+
+Workers on warm have a separate pool: a worker that hangs in a dead mount must not block the other jobs.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,17 @@ from stokerd.supervision import mirror, proofs
 from stokerd.supervision.proofs import Result
 from stokerd.supervision.run import Run
 
-KILLED_WAIT_S = 1.0  # for a killed worker of an earlier supervisor; a longer wait would hold up the loop
+KILLED_WAIT_S = 1.0  # for a killed worker of an earlier supervisor; the loop waits meanwhile
 MIRROR = MirrorJob.slot
 
 
 @dataclass(frozen=True)
 class Activity:
-    """All there is to know of the jobs of a slot.
-
-    `ended` takes in the worker's result, None where there is none, for the reason given.
-    """
+    """How the jobs of one slot run and end."""
 
     module: str
     task: Callable[[Run, Any], dict[str, Any]]
-    ended: Callable[[Run, Any, Result | None, str], None]
+    ended: Callable[[Run, Any, Result | None, str], None]  # gets the result, or None and the reason
 
 
 ACTIVITIES = {
@@ -43,8 +42,6 @@ ACTIVITIES = {
 
 
 class Workers:
-    """Starts a worker for a job, and reports how it ended."""
-
     def __init__(self, run: Run) -> None:
         self._run, self._waiter = run, run.context.waiter
         state = run.context.layout.state
@@ -54,7 +51,7 @@ class Workers:
 
     @property
     def jobs(self) -> dict[str, Job]:
-        """What is under way, by slot."""
+        """The running jobs, by slot."""
         return {one.subject: one.facts for one in (*self._here.jobs, *self._warm.jobs)}
 
     @property
@@ -62,11 +59,11 @@ class Workers:
         return self._here.pids | self._warm.pids
 
     def end_leftovers(self) -> None:
-        """Kill the workers of an earlier supervisor and wait for them; Transient where one does not end."""
+        """Kills and awaits the workers of an earlier supervisor; raises Transient where one survives."""
         self._here.end_leftovers()
 
     def start(self, job: Job) -> None:
-        """Start a job's worker; Transient where an earlier one on warm was killed and has not ended yet."""
+        """Starts a job's worker; raises Transient while a killed worker on warm has not ended yet."""
         mine, pool = ACTIVITIES[job.slot], self._here
         if job.slot == MIRROR:
             self._warm.end_leftovers(KILLED_WAIT_S)
@@ -75,7 +72,7 @@ class Workers:
         pool.start(kind, job.slot, mine.task(self._run, job), job)
 
     def ended(self) -> list[tuple[Job, WorkerExit]]:
-        """The jobs that have ended; a worker that the kernel does not let go counts as ended."""
+        """Returns the jobs that have ended; a killed worker that hangs in the kernel counts as ended."""
         heard = (*self._here.hear(), *self._warm.hear())
         ended = [(worker.facts, end) for worker, _, end in heard if end is not None]
         if ABANDONED in self._warm.busy.values():
@@ -86,9 +83,9 @@ class Workers:
         return ended
 
     def stop(self) -> None:
-        """Stop the workers that are not on warm; what they would have found out is asked again."""
+        """Stops the workers that are not on warm; `decide` starts their jobs again where they are needed."""
         self._here.stop()
 
     def stop_mirror(self) -> None:
-        """Stop the worker on warm: a copy that it began is continued later."""
+        """Stops the worker on warm; a later worker continues its copy."""
         self._warm.stop()

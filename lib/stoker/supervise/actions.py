@@ -1,4 +1,4 @@
-"""What the train supervisor can do: jobs for its workers, and actions, which its loop applies in order."""
+"""The jobs and actions of the train supervisor: workers run jobs, `Effects` carries out actions in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.supervise.state import Phase
 class Job:
     """Work for a worker; at most one job of a `slot` runs at a time.
 
-    A worker that reads nothing for `silent_s` seconds hangs in a mount that does not answer, and is killed.
+    A worker that makes no progress for `silent_s` seconds hangs in a dead mount; the supervisor kills it.
     """
 
     slot: ClassVar[str]
@@ -32,15 +32,13 @@ class ProveCheckpoint(Job):
 
 @dataclass(frozen=True)
 class ProveSets(Job):
-    """Shard sets to prove: key to the manifest's sha256."""
-
     slot = "sets"
-    sets: Mapping[str, str]
+    sets: Mapping[str, str]  # key -> sha256 of the manifest
 
 
 @dataclass(frozen=True)
 class CopyHeldout(Job):
-    """Held-out windows to copy out of these sets, once for the whole run."""
+    """Copies the held-out windows out of these sets, once for the whole run."""
 
     slot, kind = "heldout", "hold out"
     sets: Mapping[str, str]
@@ -49,13 +47,13 @@ class CopyHeldout(Job):
 
 @dataclass(frozen=True)
 class MirrorJob(Job):
-    """Work on warm. A launch or a rollback waits for it unless `need` is "no".
+    """A job on warm. A launch or a rollback waits for its end, unless `need` is "no".
 
-    Where it fails now, a launch goes on without it ("try") or waits until it succeeds ("wait").
+    Where the job fails, the launch continues without it ("try") or waits until it succeeds ("wait").
     """
 
     slot = "mirror"
-    silent_s = 120.0  # 64 MB and their fsync take less on any disk worth mirroring to
+    silent_s = 120.0  # a worker copies 64 MB at a time with fsync; any usable disk is faster
     need: Look = field(default="no", kw_only=True)
 
 
@@ -84,12 +82,12 @@ class FetchCopy(MirrorJob):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do."""
+    """An action that `decide` chooses and `Effects` carries out."""
 
 
 @dataclass(frozen=True)
 class Wait(Action):
-    """Nothing can be done now; `doing` is what is waited for, in words."""
+    """Nothing can be done for some seconds; `doing` is the status text of the wait, "" to keep the last."""
 
     doing: str
     seconds: float = 1.0
@@ -97,7 +95,7 @@ class Wait(Action):
 
 @dataclass(frozen=True)
 class Pause(Action):
-    """Nothing of the phase is tried for some seconds."""
+    """Nothing of the phase is tried for some seconds, except to end; `doing` is the status text."""
 
     seconds: float
     doing: str
@@ -105,34 +103,29 @@ class Pause(Action):
 
 @dataclass(frozen=True)
 class Enter(Action):
-    """Begin a phase; proving begins with interrupted rollbacks, which are finished."""
+    """Begin a phase; proving first finishes an interrupted rollback."""
 
     phase: Phase
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is left of an earlier launch: whether its locks are held, and its live processes.
+    """The leftovers of an earlier launch: its held locks and live processes."""
 
-    `is_guarded`: the trainer's lock is held, so a guard (or a sealer) still sees to its end.
-    """
-
-    is_guarded: bool
+    is_guarded: bool  # trainer.lock is held: a guard (or a sealer) is still ending the launch
     is_rank0_held: bool
     processes: tuple[ProcessId, ...]
 
 
 @dataclass(frozen=True)
 class ClearLeftovers(Action):
-    """Report leftovers once, and send their processes a signal, if any."""
-
     left: Leftovers
     signal: Literal["", "TERM", "KILL"]
 
 
 @dataclass(frozen=True)
 class MakeRollback(Action):
-    """Make the rollback of a request, or refuse it, and answer."""
+    """Make or refuse the rollback of a request, and answer."""
 
     request: str
 
@@ -149,7 +142,7 @@ class Settle(Action):
 
 @dataclass(frozen=True)
 class AnswerEnd(Action):
-    """The end of the last launch is on record, and no longer counts."""
+    """Record the end of the last launch in run.json, and clear it from the state."""
 
     fruitless: int
     best_step: int
@@ -158,7 +151,7 @@ class AnswerEnd(Action):
 
 
 class KeepBooks(Action):
-    """Look at new checkpoints, extend the plan, and write what the run needs and no longer needs."""
+    """Prove new checkpoints, extend the plan, write consumed.json; before a launch, check its gates."""
 
 
 class LaunchTrainer(Action):
@@ -167,14 +160,14 @@ class LaunchTrainer(Action):
 
 @dataclass(frozen=True)
 class Suspect(Action):
-    """The trainer shows no progress; with no reason, it does again."""
+    """The trainer shows no progress, for a reason; "": the trainer shows progress again."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class StopTrainer(Action):
-    """Ask the trainer to save and end, or kill its guard; `hung` is why it counts as hung."""
+    """Ask the trainer to save and end, or kill its guard; `hung` is why the trainer counts as hung, or ""."""
 
     hung: str = ""
     kill_guard: bool = False
@@ -183,23 +176,21 @@ class StopTrainer(Action):
 @dataclass(frozen=True)
 class EndLaunch(Action):
     exit: Exit
-    is_forgiven: bool  # the supervisor itself was asked to stop
+    is_forgiven: bool  # an operator stopped the supervisor: the launch does not count as fruitless
 
 
 @dataclass(frozen=True)
 class Finish(Action):
-    """The run is over."""
-
     why: str
 
 
 class Rest(Action):
-    """All is proven and mirrored: nothing is left to do."""
+    """All checkpoints are proven and mirrored: the supervisor has no work left."""
 
 
 @dataclass(frozen=True)
 class End(Action):
-    """End the supervisor; `failed` is why the run is given up."""
+    """End the supervisor; `failed` is why the run is given up, or ""."""
 
     exit_code: int
     failed: str = ""

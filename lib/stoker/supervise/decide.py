@@ -1,4 +1,4 @@
-"""What the train supervisor does next: a pure function of where it is and what it sees."""
+"""Decides the train supervisor's next actions: a pure function of its state and the facts it sees."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from stoker.supervise.mirror.state import Look, MirrorState
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.state import Phase, RunState, Trainer
 
-CLEANING_S = 0.2  # between two looks at leftovers
-LOCK_GRACE_S = 10.0  # a guard needs its own stop time, and a little more to sweep up
+CLEANING_S = 0.2  # between two checks for leftovers
+LOCK_GRACE_S = 10.0  # beyond the stop time, for a guard to end the processes left in its tree
 READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
-GUARD_MARGIN_S = 30.0  # beyond the stop time, in which a guard that runs has killed what is left
+GUARD_MARGIN_S = 30.0  # beyond the stop time: by then a working guard has killed its whole tree
 
 
 @dataclass(frozen=True)
 class AskedRollback:
-    """The next rollback to make. `target` is the checkpoint it goes back to, "" for the beginning;
-    `copy` is the copy of it to fetch where it is not here."""
+    """The next rollback to make."""
 
     request: str
-    to: int
-    target: str = ""
-    is_here: bool = True
-    copy: Mirrored | None = None
+    to: int  # the step
+    target: str = ""  # the checkpoint of that step; "": none is needed
+    is_here: bool = True  # the target is among the local checkpoints
+    copy: Mirrored | None = None  # the mirror's copy to fetch where the target is not here
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found at this look; what the phase does not ask for is left out."""
+    """The facts of one cycle; the facts that the phase does not need keep their defaults."""
 
     is_stopping: bool = False
     is_once: bool = False
-    jobs: Mapping[str, do.Job] = field(default_factory=dict)  # under way, by slot
-    fruitless: int = 0  # by run.json
+    jobs: Mapping[str, do.Job] = field(default_factory=dict)  # running, by slot
+    fruitless: int = 0  # launches without progress, by run.json
     best_step: int = 0
     over: str | None = None  # why the run is over at its newest checkpoint
 
@@ -52,13 +51,13 @@ class Seen:
     rollback: AskedRollback | None = None
     newest: str = ""  # the newest proven checkpoint
     candidate: str = ""  # the newest sealed checkpoint of the history
-    is_on_history: bool = True  # the proven candidate, by what its proof says
+    is_on_history: bool = True  # the candidate, once its proof has read its timeline
     step: int = 0  # of the newest proven checkpoint
-    look: Look = "no"  # whether a launch from the candidate must look at the mirror first
-    newer: Mirrored | None = None  # a copy that is newer than the candidate
+    look: Look = "no"  # whether the mirror must be listed before a launch from the candidate
+    newer: Mirrored | None = None  # the mirror's newest copy that is newer than the candidate
     why_not_from_start: str = ""  # why the run cannot begin at step 0
 
-    gate: Gate | None = None  # the first that is not open
+    gate: Gate | None = None  # the first closed gate
 
     end: GuardedEnd | None = None
     is_settled: bool = False  # no checkpoint is left to prove or to mirror
@@ -68,7 +67,7 @@ Actions = tuple[do.Action, ...]
 
 
 def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
-    """The next actions; the last one is a `Wait` where nothing further can be done now."""
+    """Returns the next actions; the last action is a `Wait` where the supervisor can do no more now."""
     if run.phase is Phase.TRAINING:
         return _training(run, seen, policy, now)
     if seen.is_stopping:
@@ -92,7 +91,7 @@ def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
 
 
 def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: float) -> Actions:
-    """Wait for a guard at work, ask the unguarded to save and end, kill what outlives its stop time."""
+    """Waits for a working guard, sends unguarded processes TERM, and KILL after their stop time."""
     if left is None:
         return (do.Enter(Phase.PROVING),)
     patience_s = policy.stop_time + (LOCK_GRACE_S if left.is_guarded else 0.0)
@@ -113,7 +112,7 @@ def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
 
 
 def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
-    """Bring back what the rollback needs, and prove it: nothing is given up for less."""
+    """Fetches and proves the rollback's checkpoint first: a rollback gives up newer ones."""
     doing = f"rolling back to step {asked.to}"
     if not asked.target or asked.target in run.proofs or run.look == "failed":
         return (do.MakeRollback(asked.request),)
@@ -127,9 +126,9 @@ def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
 
 
 def _selecting(run: RunState, seen: Seen) -> Actions:
-    """The newest checkpoint that is proven whole, here or in the mirror.
+    """Selects the newest checkpoint that is proven whole, here or in the mirror.
 
-    One that cannot be read is waited for: an older one would silently undo what was trained since.
+    Waits for an unreadable checkpoint: an older one would silently undo the training since.
     """
     name = seen.candidate
     verdict = run.proofs.get(name, "")
@@ -143,14 +142,14 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
         fetch = do.FetchCopy(seen.newer, need="wait")
         return _start(seen, fetch, f"fetching checkpoint {seen.newer.name} from the mirror")
     if not seen.is_on_history:
-        return (do.Enter(Phase.CLEANING),)  # only its proof could tell: it is past a fork, and is moved away
+        return (do.Enter(Phase.CLEANING),)  # its proof shows that it is past a fork: proving moves it away
     if not name and seen.why_not_from_start:
         return (do.End(DataError.exit_code, seen.why_not_from_start),)
     return (do.Settle(),)
 
 
 def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
-    """Start a job unless it runs; the mirror's worker leaves for it whatever else it does."""
+    """Starts a job unless it runs; a job on the mirror replaces the running one."""
     running = seen.jobs.get(job.slot)
     if running is None or (job.slot == "mirror" and running != job):
         return (do.Start(job, doing), do.Wait(doing))
@@ -158,12 +157,12 @@ def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
 
 
 def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
-    """What follows the end of the last launch: another one, now or after a delay, or giving up."""
+    """Answers the end of the last launch: another launch, now or after a delay, or giving up."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
         return (do.Enter(Phase.WAITING),)
     has_progressed = seen.step > trainer.launch.resume_step or trainer.step > seen.best_step
-    fruitless = 0 if has_progressed else max(0, seen.fruitless - exit_.is_blameless)  # counted as it began
+    fruitless = 0 if has_progressed else max(0, seen.fruitless - exit_.is_blameless)  # `launching` counted it
     best = max(seen.best_step, trainer.step, seen.step)
     is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
     code, why = None, ""
@@ -189,11 +188,11 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
 
 def _waiting(run: RunState, seen: Seen, now: float) -> Actions:
     if seen.newest != run.resume:
-        return (do.Enter(Phase.CLEANING),)  # what was to be resumed from is gone, or in doubt
+        return (do.Enter(Phase.CLEANING),)  # the checkpoint to resume from is gone, or in doubt
     if seen.over == "steps":
         return (do.Finish(seen.over),)
     if now >= run.keep_at:
-        return (do.KeepBooks(),)  # at the data's end, too: the cap on epochs may have been raised
+        return (do.KeepBooks(),)  # also at the data's end: an operator may have raised the cap on epochs
     if seen.over is not None:
         return (do.Finish(seen.over),)
     if seen.gate is not None:
@@ -249,9 +248,9 @@ def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
 def mirror_job(
     mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
 ) -> do.MirrorJob | None:
-    """The mirror's next job beside everything else: a look, a copy, the newest first, or pruning.
+    """Returns the mirror's next job that no launch waits for: a listing, a copy (newest first) or pruning.
 
-    None where nothing is to be done now; `local` are the copies of the checkpoints that are proven here.
+    None where no job is due; `local` are the copies that the checkpoints proven here would make.
     """
     if now < mirror.retry_at:
         return None
@@ -261,6 +260,6 @@ def mirror_job(
         return do.CopyToMirror(queue[0])
     newest = mirror.newest(history)
     if now < mirror.prune_at or newest is None or newest.name not in mirror.proven:
-        return None  # none goes before the newest was proven in the mirror
+        return None  # no copy is removed before the newest is proven in the mirror
     names = tuple(one.name for one in superfluous(mirror.copies, history, policy, newest))
     return do.PruneMirror(names) if names else None

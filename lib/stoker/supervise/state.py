@@ -1,4 +1,4 @@
-"""Where a train supervisor is in its run: plain facts, which can be written down and taken up again."""
+"""The state of a train supervisor in its run: plain facts, which another process can read and continue."""
 
 from __future__ import annotations
 
@@ -21,44 +21,42 @@ from stoker.supervise.run.record import Heldout
 
 
 class Phase(StrEnum):
-    """What the supervisor is about."""
-
-    CLEANING = "cleaning"  # until nothing of an earlier launch is alive
+    CLEANING = "cleaning"  # until no process of an earlier launch is alive
     PROVING = "proving"  # rollbacks, the newest whole checkpoint, the end of the last launch
     BACKOFF = "backoff"  # the delay after a launch that failed
-    WAITING = "waiting"  # until what a launch needs is planned, proven and on hot
+    WAITING = "waiting"  # until the data of a launch is planned, proven and on hot
     TRAINING = "training"
-    FINISHED = "finished"  # the last checkpoints are proven and mirrored, then nothing is left to do
+    FINISHED = "finished"  # the last checkpoints are proven and mirrored, then the supervisor rests
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One launch, as its trainer's words and /proc show it."""
+    """One launch, by its trainer's messages and /proc."""
 
     launch: Launch
     guard: ProcessId
     view: TrainerView
     stillness: Stillness
-    sample_at: Moment  # when /proc is looked at next
+    sample_at: Moment  # when /proc is read next
     pid: int | None = None  # the trainer's, once its guard has reported it
     step_times: StepTimes = field(default_factory=StepTimes)
-    rss_bytes: int = 0  # of the trainer and what it started
+    rss_bytes: int = 0  # of the trainer and the processes it started
     is_suspected: bool = False
     is_hung: bool = False
     stop_asked_at: Moment | None = None
 
     @property
     def step(self) -> int:
-        """The newest step the trainer reported, or the one it resumed from."""
+        """The newest step that the trainer reported, or the step it resumed from."""
         return self.view.step if self.view.step is not None else self.launch.resume_step
 
     @property
     def position(self) -> Position | None:
-        """The position the trainer reported last; None before its first step."""
+        """The position that the trainer reported last; None before its first step."""
         return Position(*self.view.position) if self.view.position else None
 
     def after_words(self, datagrams: Iterable[bytes], now: float) -> Trainer:
-        """With what these datagrams say taken in."""
+        """Returns the trainer after these datagrams."""
         view, times = self.view, self.step_times
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
@@ -72,30 +70,30 @@ class Trainer:
         return replace(self, view=view, step_times=times)
 
     def sampled(self, work: Work, rss_bytes: int, now: float, *, next_at: float) -> Trainer:
-        """With what /proc shows, until the next sample."""
+        """Returns the trainer after a sample of /proc; the next is due at `next_at`."""
         stillness = self.stillness.sampled(work, now)
         return replace(self, stillness=stillness, rss_bytes=rss_bytes, sample_at=next_at)
 
     def excused(self, now: float) -> Trainer:
-        """With its silence counted from now on: the machine, or this supervisor, did not run until now."""
+        """Returns the trainer with its silence counted from now: machine or supervisor did not run."""
         view = replace(self.view, heard_at=now, moved_at=now)
         return replace(self, view=view, stillness=Stillness(now, now))
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The supervisor's position in its run; times are monotonic seconds.
+    """The supervisor's position in its run, without the facts in run.json, plan, checkpoints and mirror.json.
 
-    What is durable (run.json, plan, checkpoints, mirror.json) is not repeated here.
+    Times are monotonic seconds.
     """
 
     phase: Phase = Phase.CLEANING
     since: Moment = 0.0
     doing: str = "starting"
-    retry_at: Moment = 0.0  # nothing of the phase is tried before
+    retry_at: Moment = 0.0  # the phase waits until then
     retry_doing: str = ""
-    failures: int = 0  # launches in a row that got nowhere: the next delay is longer
-    rollbacks: tuple[str, ...] = ()  # ids of the requests that were accepted and are not answered yet
+    failures: int = 0  # launches in a row without progress: each makes the next delay longer
+    rollbacks: tuple[str, ...] = ()  # ids of accepted requests that have no answer yet
 
     # cleaning
     is_reported: bool = False
@@ -111,23 +109,23 @@ class RunState:
 
     # waiting
     is_gate_open: bool = False
-    heldout: Heldout | None = None  # once it is copied; of no windows where there is no held-out text
+    heldout: Heldout | None = None  # once copied; has 0 windows where no held-out text exists
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
     exit: Exit | None = None  # how the last launch ended
-    keep_at: Moment = 0.0  # when plan and books are looked at next
+    keep_at: Moment = 0.0  # when `KeepBooks` is due
 
     is_at_rest: bool = False
     exit_code: int | None = None  # the supervisor ends with it
 
     @property
     def live(self) -> Trainer | None:
-        """The trainer that is running."""
+        """The running trainer."""
         return self.trainer if self.phase is Phase.TRAINING else None
 
     def entered(self, phase: Phase, now: float) -> RunState:
-        """At the beginning of a phase; cleaning begins a new round, which keeps what is not answered yet."""
+        """Returns the state at the start of a phase; cleaning resets all but unanswered facts."""
         if phase is not Phase.CLEANING:
             return replace(self, phase=phase, since=now, retry_at=0.0, keep_at=0.0, is_at_rest=False)
         return RunState(
@@ -143,17 +141,17 @@ class RunState:
         )
 
     def paused(self, seconds: float, doing: str, now: float) -> RunState:
-        """With nothing of the phase tried for so long; what could not be read is then read again."""
+        """Returns the state with a pause, after which unreadable checkpoints are proven again."""
         proofs = {name: verdict for name, verdict in self.proofs.items() if verdict != "unreadable"}
         return replace(self, retry_at=now + seconds, retry_doing=doing, proofs=proofs)
 
     def record(self, now: float) -> dict[str, Any]:
-        """The state as JSON, its times counted from now."""
+        """Returns the state as JSON; its times are seconds relative to now."""
         return {"v": 1, **_json().dump_python(self, mode="json", context=now)}
 
 
 def read_state(body: Mapping[str, Any], now: float) -> RunState:
-    """The state that `record` made, on this process's clock."""
+    """Returns the state from a `record`, with times on this process's clock."""
     require_version(body, "the supervisor's state")
     return _json().validate_python(body, context=now)
 

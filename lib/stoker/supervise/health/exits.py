@@ -1,4 +1,4 @@
-"""How a launch ended, by exit code, signal and what was asked of it."""
+"""Classifies the end of a launch by exit code, signal, and whether a stop was asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.supervise.health.guarded import GuardedEnd
 
 
 class ExitClass(StrEnum):
-    """The classes by which launches are counted and treated."""
+    """The class of a launch's end, which decides about the next launch and labels the restart metric."""
 
     FINISHED = "finished"
     STOPPED = "stopped_as_asked"
@@ -38,30 +38,24 @@ _BY_CODE = {
 
 @dataclass(frozen=True)
 class Exit:
-    """A classified end; `detail` is half a sentence for the log.
-
-    `doubts_data`: the shard sets that the trainer read are proven before another launch reads them.
-    """
-
     kind: ExitClass
-    detail: str
-    doubts_data: bool = False
+    detail: str  # half a sentence for log and status
+    doubts_data: bool = False  # the sets that the trainer read must be proven before the next launch
 
     @property
     def is_blameless(self) -> bool:
-        """A full disk, a trainer that asks for patience and a stop say nothing against the run."""
+        """A full disk, exit code 75 (try again) and an asked stop are no evidence against the run."""
         return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
 
     @property
     def gives_up_with(self) -> int:
-        """The supervisor's exit code where no launch follows."""
         return {ExitClass.BAD_DATA: 65, ExitClass.WRONG_CONFIG: 78}.get(self.kind, 70)
 
 
 def classify(end: GuardedEnd, *, is_asked: bool, is_hung: bool, last_words: str | None = None) -> Exit:
-    """The class of an end. Code 0 without a stop asked is `finished`, which its checkpoint has to confirm.
+    """Returns the class of an end; code 0 without an asked stop is `finished`, if its checkpoint agrees.
 
-    `is_asked`: the supervisor sent a stop; `is_hung`: it did so because nothing moved.
+    `is_asked`: the supervisor sent a stop; `is_hung`: it did so because the trainer showed no progress.
     """
     words = f": {last_words}" if last_words else ""
     if is_hung:

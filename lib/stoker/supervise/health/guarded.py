@@ -1,4 +1,4 @@
-"""A trainer under its guard: start it, hear what it says and how it ends, ask it to stop."""
+"""Runs a trainer under its guard: starts both, reads their messages and the end, asks for a stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
 @dataclass(frozen=True)
 class GuardedEnd:
-    """How the trainer ended by its guard's word; `code` and `signum` are None when the guard was lost."""
+    """The trainer's end as its guard reported it; `code` and `signum` are None when the guard was lost."""
 
     code: int | None
     signum: int | None
@@ -28,8 +28,8 @@ class GuardedEnd:
 class GuardedTrainer:
     """One launch: the guard process, its report pipe, and the socket that the trainer writes to.
 
-    The trainer's lock goes over to the guard: our own descriptor is closed at the guard's first word, and the
-    guard keeps the lock until nothing of the launch is left.
+    The guard takes over the trainer's lock: this process closes its descriptor at the guard's first report,
+    and the guard keeps the lock until no process of the launch is left.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class GuardedTrainer:
         self._end = GuardedEnd(None, None)
 
     def filenos(self) -> tuple[int, int]:
-        """The report pipe and the socket, readable when guard or trainer say something, or are gone."""
+        """Returns report pipe and socket, readable when guard or trainer have sent a message or ended."""
         return self._reports, self._socket.fileno()
 
     def poll(self) -> GuardedEnd | None:
-        """Take in what the guard said; the end of the launch once the guard itself is gone, else None."""
+        """Reads the guard's reports; returns the end of the launch once the guard has exited, else None."""
         gone = self._guard.poll() is not None
         self._read_reports()
         if not gone:
@@ -85,7 +85,7 @@ class GuardedTrainer:
         return self._end
 
     def drain(self) -> list[bytes]:
-        """Every datagram of the trainer that has arrived, oldest first."""
+        """Returns the trainer's datagrams that have arrived, oldest first."""
         datagrams = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -93,15 +93,15 @@ class GuardedTrainer:
         return datagrams
 
     def stop(self) -> None:
-        """Ask the guard to stop the tree: TERM, the stop time, KILL."""
+        """Asks the guard to stop the tree: TERM, the stop time, KILL."""
         self._guard.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End a guard that does not answer: its tree then gets its death signal from the kernel."""
+        """Kills a stuck guard; the kernel then sends its tree the parent-death signal."""
         self._guard.kill()
 
     def close(self) -> None:
-        """Close pipe, socket and our copy of the lock: the guard, while it lives, holds its own."""
+        """Closes pipe, socket and this process's copy of the lock; a live guard holds its own copy."""
         os.close(self._reports)
         self._socket.close()
         self._path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class GuardedTrainer:
     def _read_reports(self) -> None:
         data = b""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._reports, 65536)  # more than a guard ever says
+            data = os.read(self._reports, 65536)  # more than all reports of a guard
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             self._lock.handed_over()

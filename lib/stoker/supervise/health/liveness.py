@@ -1,6 +1,6 @@
-"""Is the trainer alive: limits on silence and on stillness, by what it says it is doing.
+"""Judges whether the trainer is alive: limits on silence and on stillness, by the phase it reports.
 
-The evidence is of two kinds: its words, and the CPU time and bytes of its processes, read from /proc.
+The evidence is of two kinds: its messages, and the CPU time and bytes of its processes, read from /proc.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stoker.supervise.health.trainer_protocol import Moment
 SUSPECT_S = 20.0
 STOP_S = 60.0
 COMPILE_S = 1800.0  # compiling a large model takes longer than any step
-TALKING = frozenset({"eval", "wait-data"})  # a word now and then is all the progress these can show
-WINDOW_STEPS = 512  # an hour of seven-second steps; one odd step in a hundred does not move the p99
+TALKING = frozenset({"eval", "wait-data"})  # phases whose only sign of progress is a message
+WINDOW_STEPS = 512  # an hour of seven-second steps; one slow step in a hundred leaves the p99 as it is
 IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
-GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # the process, while /proc is read
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # the process ended while /proc was read
 
 State = Literal["alive", "suspect", "stop"]
 
@@ -28,12 +28,12 @@ State = Literal["alive", "suspect", "stop"]
 def judge(
     phase: str, *, unheard_s: float, unmoved_s: float, still_s: float, p99_s: float | None, hang_s: float
 ) -> tuple[State, str]:
-    """The verdict on a trainer, and why; call it after every word has been read.
+    """Returns the verdict on a trainer, and why; call it after all its messages are read.
 
-    Seconds since the last word, since the last new step or phase, and since its processes last did any work;
-    `hang_s` is the configured limit. Only `train` has short limits, which follow the step time: elsewhere a
-    single fsync or a first kernel may take minutes without a sign of life. Waiting for data may last for
-    ever, as long as the trainer says so.
+    Seconds since the last message (`unheard_s`), the last new step or phase (`unmoved_s`), and the last work
+    of its processes (`still_s`); `p99_s` is the step time, `hang_s` the configured limit. Only `train` has
+    short limits, which follow the step time: in other phases a single fsync or a first kernel may take
+    minutes without a sign of life. A wait for data may last without limit while the trainer sends messages.
     """
     quiet_s = unheard_s if phase in TALKING else unmoved_s
     limit_s = max(2 * hang_s, COMPILE_S) if phase == "compile" else hang_s
@@ -52,13 +52,13 @@ def judge(
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds a step takes, from the arrival of steps that follow one another, over the last 512 of them."""
+    """The seconds of the last 512 steps, measured between the arrivals of consecutive steps."""
 
     times: tuple[float, ...] = ()
     last: tuple[int, Moment] | None = None
 
     def stepped(self, step: int, now: float) -> StepTimes:
-        """With a step that was named now; several at once (after a stopped supervisor) share their time."""
+        """Returns the times with a step reported now; steps between two reports share the time equally."""
         if self.last is None or step < self.last[0]:
             return StepTimes(self.times, (step, now))
         if step == self.last[0]:
@@ -67,25 +67,25 @@ class StepTimes:
         return StepTimes((*self.times, took_s)[-WINDOW_STEPS:], (step, now))
 
     def interrupted(self) -> StepTimes:
-        """Something other than a step came between: the next interval is not a step's time."""
+        """Returns the times without a last step: the next interval is not a step's time."""
         return StepTimes(self.times)
 
     def p99_s(self) -> float | None:
-        """The 99th percentile in seconds, None before the first interval."""
+        """Returns the 99th percentile in seconds, None before the first interval."""
         ordered = sorted(self.times)
         return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] if ordered else None
 
 
 @dataclass(frozen=True)
 class Work:
-    """What processes have done so far: CPU seconds and bytes through read and write calls."""
+    """The work of processes so far: CPU seconds, and bytes through read and write calls."""
 
     cpu_s: float = 0.0
     moved_bytes: int = 0
 
 
 def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
-    """The work of these processes so far; one that ended meanwhile counts nothing."""
+    """Returns the work of these processes so far, without those that have ended."""
     cpu_s, moved = 0.0, 0
     for pid in pids:
         with contextlib.suppress(*GONE):
@@ -97,7 +97,7 @@ def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
 
 
 def describe(pids: Iterable[int]) -> Iterator[str]:
-    """Where each process stands, as `pid name state wchan`: what is known of it without its help."""
+    """Yields `pid name state wchan` of each process: /proc shows it also for a hung process."""
     for pid in pids:
         with contextlib.suppress(*GONE):
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -108,14 +108,14 @@ def describe(pids: Iterable[int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Stillness:
-    """Since when processes have done nothing worth the name, by samples; times are monotonic seconds."""
+    """When processes last did more than idle, by samples; times are monotonic seconds."""
 
     sampled_at: Moment
     worked_at: Moment
     work: Work = Work()
 
     def sampled(self, work: Work, now: float) -> Stillness:
-        """With one more sample; less work than before (one of the processes ended) is a sign of life too."""
+        """Returns the stillness after a sample; less work (a process has ended) is a sign of life too."""
         idle_s = IDLE_SHARE * (now - self.sampled_at)
         gained_s = work.cpu_s - self.work.cpu_s
         worked = gained_s < 0 or gained_s > idle_s or work.moved_bytes != self.work.moved_bytes

@@ -1,4 +1,4 @@
-"""What a trainer says: datagrams of KEY=value lines, folded into one view of it."""
+"""The trainer's messages: datagrams of KEY=value lines, folded into one view of the trainer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
-MOST_BYTES = 8192  # a longer datagram is not one of ours
+MOST_BYTES = 8192  # a trainer sends no longer datagram
 MOST_TEXT = 500
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
-STEPPING = frozenset({"train", "eval", "checkpoint"})  # steps, and what comes between them
+STEPPING = frozenset({"train", "eval", "checkpoint"})  # also between steps
 
 
 def _from_now(moment: float, info: SerializationInfo) -> float:
@@ -25,14 +25,14 @@ def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
     return seconds + float(info.context or 0.0)
 
 
-# Monotonic seconds; `context` is now, when it is written and when it is read.
+# Monotonic seconds, serialized relative to `context`: the clock at the write, and at the read.
 Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and `checkpoint`
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
-    """What a datagram says and makes sense; None when it is of another launch, too long or no text."""
+    """Returns the valid values of a datagram; None when it is of another launch, too long or no text."""
     if len(datagram) > MOST_BYTES:
         return None
     try:
@@ -44,7 +44,7 @@ def parse(datagram: bytes, launch: str) -> Said | None:
         return None
     said = {}
     for key, reader in _READERS.items():
-        with contextlib.suppress(ValueError):  # a value that makes no sense is as if not said
+        with contextlib.suppress(ValueError):  # an invalid value is ignored
             if values.get(key):
                 said[key.lower()] = reader(values[key])
     return said
@@ -52,17 +52,13 @@ def parse(datagram: bytes, launch: str) -> Said | None:
 
 @dataclass(frozen=True)
 class TrainerView:
-    """The trainer as its words tell it; times are monotonic seconds.
-
-    `moved_at` is the last new step or change of phase, `heard_at` the last word of any kind. `waits` is true
-    while it waits for data; a checkpoint in between does not end that.
-    """
+    """The trainer as its messages show it; times are monotonic seconds."""
 
     launch: str
-    heard_at: Moment
-    moved_at: Moment
+    heard_at: Moment  # the last message of any kind
+    moved_at: Moment  # the last new step or change of phase
     phase: str = "load"
-    waits: bool = False
+    waits: bool = False  # for data; a checkpoint in between does not end the wait
     step: int | None = None
     tokens: int | None = None
     loss: float | None = None
@@ -75,7 +71,7 @@ class TrainerView:
 
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
-    """The view after one more datagram; what it does not say stays."""
+    """Returns the view after a datagram; values that the datagram leaves out stay."""
     after = replace(view, **{field: value for field, value in said.items() if field != "checkpoint"})
     moved = (after.phase, after.step) != (view.phase, view.step)
     waits = after.phase == "wait-data" or (view.waits and after.phase == "checkpoint")
@@ -96,7 +92,7 @@ def _whole(value: str) -> int:
 
 
 def _number(value: str) -> float:
-    """A finite number; a loss of nan is the trainer's own affair and shows in its log, not in a gauge."""
+    """Returns a finite number; the trainer's log shows a loss of nan, a gauge does not."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value} is not finite")
