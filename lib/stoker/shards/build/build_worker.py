@@ -70,7 +70,8 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
 
 def _build(task: BuildTask, report: Report) -> dict[str, Any]:
     kept = _engines_for(task)
-    report("phase", phase="check_engine")
+    if task.engine != HF_TOKENIZERS:
+        report("phase", phase="check_engine")
     engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
     if refused:
         report("engine", used=engine.name, refused=FASTOKENS, reason=refused)

@@ -17,9 +17,9 @@ from stoker.shards.tokenize.fastokens_engine import FastEngine
 from stoker.shards.tokenize.probes import probes
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 
-PLACE_BYTES = 8 << 10  # of text from one place; the reference encodes 1 to 4 MB a second
-LEAST_PLACES, MOST_PLACES = 4, 16  # in the file, from as many row groups as it has
-BYTES_A_PLACE = 32 << 20  # of the file: a sample is to cost little of what the build does
+PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes 1 to 4 MB a second
+LEAST_PLACES, MOST_PLACES = 2, 16  # in the file, from as many row groups as it has
+BYTES_A_PLACE = 64 << 20  # of the file: a place costs some 15 ms, and these bytes take a builder a second
 MOST_CHARS = 1 << 12  # of one document
 
 
