@@ -8,11 +8,11 @@ from typing import Any
 from stoker.checkpoints.format import BODY
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
+from stoker.shards.format.identity import dtype_for
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.names import new_id, utc_now
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.launch_record import dtype_for
 from stoker.supervise.run.record import (
     Heldout,
     Identity,

@@ -31,11 +31,6 @@ class Launch:
     until: int | None = None  # a step to stop at, before the horizon
 
 
-def dtype_for(vocab_size: int) -> str:
-    """The element type of token files: two bytes hold ids up to 65,535."""
-    return "uint16" if vocab_size <= 65_536 else "uint32"
-
-
 def launch_body(
     launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: RunRecord, *, steps: int | None = None
 ) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def launch_body(
         "precision": train.precision,
         "deterministic": train.deterministic,
         "micro_batch": None if train.micro_batch == "auto" else train.micro_batch,
-        "threads": threads(),
+        "threads": len(os.sched_getaffinity(0)),  # the cores this process may use
         "checkpoint": {"every_s": train.checkpoint.every, "every_steps": train.checkpoint.every_steps},
         "shards_root": str(pipeline.hot_layout.shards(identity.dataset)),
         "tokenizer_file": str(pipeline.layout.datasets / pin.tokenizer.file),
@@ -101,11 +96,6 @@ def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) 
         "optimizer": optimizer,
     }
     return hashlib.sha256(canonical_json(told)).hexdigest()
-
-
-def threads() -> int:
-    """The cores this process may use; the trainer uses as many threads."""
-    return len(os.sched_getaffinity(0))
 
 
 def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunLayout) -> dict[str, str]:
