@@ -74,7 +74,10 @@ def test_whatever_changes_it_says_what_one_made_anew_would(changes: list[Source 
     assert set(kept.ended) == {path for path, one in kept.items() if one.state in TERMINAL}
     assert sorted(kept.unsettled) == sorted(anew.unsettled)
     keys = {key_of(content)[:16] for content in CONTENTS}
-    assert kept.left_behind(keys) == anew.left_behind(keys)
+    # Of two records of one set either is named.
+    assert {kept[path].key for path in kept.left_behind(keys)} == {
+        anew[path].key for path in anew.left_behind(keys)
+    }
     assert kept.open_with(keys, key_of) == anew.open_with(keys, key_of)
     for content in CONTENTS:
         same = sorted(path for path, one in kept.items() if one.sha256 == content)

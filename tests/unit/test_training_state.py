@@ -13,7 +13,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from stoker.cli.runs.generate import find_checkpoint, generate
+from stoker.cli.runs.generate import generate
+from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, UsageError
 from stoker.store.record import write_record
@@ -182,14 +183,14 @@ def test_a_checkpoint_with_a_flipped_bit_gives_no_text(run: TrainerRun) -> None:
     assert "model-00001.safetensors" in str(failed.exception)
 
 
-def test_a_run_directory_stands_for_its_newest_sealed_checkpoint(tmp_path: Path) -> None:
+def test_a_run_directory_stands_for_its_sealed_checkpoints(tmp_path: Path) -> None:
     for name in ("step-000000900", "step-000001000", ".tmp-step-x-000001100"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    newest = tmp_path / "checkpoints" / "step-000001000"
-    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints") == newest
-    assert find_checkpoint(newest) == newest
+    older, newest = (tmp_path / "checkpoints" / name for name in ("step-000000900", "step-000001000"))
+    assert checkpoints_at(tmp_path) == checkpoints_at(tmp_path / "checkpoints") == [older, newest]
+    assert checkpoints_at(newest) == [newest]
     with pytest.raises(UsageError):
-        find_checkpoint(tmp_path / "nowhere")
+        checkpoints_at(tmp_path / "nowhere")
 
 
 def test_temperature_0_takes_the_likeliest_and_top_k_draws_from_no_other() -> None:
