@@ -164,12 +164,12 @@ class Catalog(dict[str, Source]):
         self.formers.pop(path, None)
         self.imported.pop(path, None)
         key = str(source.key)[:KEY16]
-        if self._evicted.get(key) == path:
-            del self._evicted[key]
-        if self._owned.get(key) == path:
-            del self._owned[key]
-            heirs = (other for other in others if self[other].key == source.key)
-            self._owned.update((key, heir) for heir in heirs if self[heir].state in PUBLISHED)
+        heirs = [self[other] for other in others if self[other].key == source.key]
+        heirs = [heir for heir in heirs if heir.state in PUBLISHED]
+        for index, left in ((self._owned, heirs), (self._evicted, [heir for heir in heirs if heir.evicted])):
+            if index.get(key) == path:
+                del index[key]
+                index.update((key, heir.path) for heir in left)
         if self._key_of is not None and source.state in OPEN and not others:
             self._open.pop(self._key_of(content)[:KEY16], None)
         self.sums.count(source, -1)
