@@ -1,4 +1,4 @@
-"""Whether directories that must be apart lie in one another: those that Stoker writes, and the source."""
+"""Finds overlaps of directories that must be apart: those that Stoker writes, and the source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE = "dataset.source.path"
 
 
 def places(pipeline: Pipeline) -> dict[str, Path]:
-    """The directories of a pipeline, by key; the source last."""
+    """Returns the directories of a pipeline, by key; the source last."""
     source = pipeline.dataset.source
     found = {"state": pipeline.state, "hot": pipeline.hot, "warm": pipeline.warm}
     found |= {SOURCE: source.path if source.kind == "folder" else None}
@@ -22,7 +22,7 @@ def places(pipeline: Pipeline) -> dict[str, Path]:
 
 
 def overlaps(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """The key and what is wrong with it, for each place in another; all but the source may lie in state."""
+    """Yields key and fault of each directory inside another; all but the source may be inside state."""
     for key, path in known.items():
         for other, outer in known.items():
             if path == outer and list(known).index(key) > list(known).index(other):
@@ -36,6 +36,6 @@ def overlaps(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
 
 
 def nested_through_links(pipeline: Pipeline) -> list[tuple[tuple[str, ...], str]]:
-    """The overlaps of where the pipeline's paths really lead; asks the disks, so no daemon calls it."""
+    """Returns the overlaps of the resolved paths; reads links on the disks, so no daemon calls it."""
     real = {key: Path(os.path.realpath(path)) for key, path in places(pipeline).items()}
     return [(tuple(key.split(".")), text) for key, text in overlaps(real)] if SOURCE in real else []

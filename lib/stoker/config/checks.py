@@ -1,4 +1,4 @@
-"""What no single key can tell: keys that contradict each other, and what this version does not do yet."""
+"""Checks across keys: keys that contradict each other, and values that this version does not support yet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stoker.config.schema import Evict, Pipeline, Source
 
 @dataclass(frozen=True)
 class Fault:
-    """A key and what is wrong with it."""
+    """A key of the pipeline file and its error text."""
 
     path: KeyPath
     text: str
 
 
-Rule = tuple[object, str, str]  # true where something is wrong, the dotted key, what is wrong with it
+Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
 
-# The key that each kind of source cannot do without, and what to write there.
+# The required key of each kind of source, and the advice for it.
 _SOURCE_KEYS = {
     "hub": ("repo", "name the repository, as owner/name"),
     "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
@@ -31,7 +31,7 @@ _HUB_ALONE = {"endpoint", "token_file", "repo_type", "revision"}
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
-    """Every contradiction in a pipeline whose keys are each right; touches no disk."""
+    """Returns every contradiction in a pipeline whose single keys are valid; touches no disk."""
     stem = f"make them equal (the file is then {pipeline.name}.yaml)"
     name = f"{pipeline.name!r} is not the file's name {file_stem!r}; {stem}"
     return [
@@ -45,7 +45,7 @@ def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
 
 
 def notes(pipeline: Pipeline) -> list[Fault]:
-    """What is allowed but may surprise; `config check` says it."""
+    """Returns notes on valid settings that may surprise; `config check` prints them."""
     checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
     warmup, horizon = pipeline.train.schedule.warmup_steps, pipeline.train.horizon
     return _broken(
@@ -92,7 +92,7 @@ def _source(source: Source) -> Iterator[Rule]:
     }
     if source.follow and source.kind != "hub":
         told["follow"] = "new_commits means something for kind: hub only; remove it"
-    # What a hub, or a glob, could only answer with an error.
+    # Values that the hub, or the glob compiler, would refuse.
     answers = {
         "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
         "revision": revision_fault(source.revision),
@@ -158,7 +158,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
 
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
-    """A value that asks for what is not built is refused here, never passed over in silence."""
+    """Yields the values that this version does not support: refused, never ignored in silence."""
     train = pipeline.train
     for asks, key, text in (
         (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),

@@ -1,6 +1,6 @@
-"""What the hot disk's size says of the configuration: floors, the start gate and segments against its bytes.
+"""Checks the configuration against the size of the hot disk: floors, the start gate and plan segments.
 
-The hot budget is the disk's size less `stage.free_floor`, which is never filled.
+The hot budget is the disk's size less `stage.free_floor`, which Stoker never fills.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from stoker.config.checks import Fault
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, write_count
 
-SEGMENT_SHARE = 3  # one segment is read, the next is being built, and one may still be rolled back into
+SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
 
 
 def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
-    """What can never work on a hot disk of this size, each with its numbers."""
+    """Returns the settings that can never work on a hot disk of this size, with numbers."""
     free, size = pipeline.stage.free_floor, format_bytes(hot_bytes)
     floors = {"stage.free_floor": free}
     at_once = {"train.start_when.tokens": pipeline.train.start_when.tokens}
@@ -37,13 +37,13 @@ def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
 
 
 def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
-    """What works on a hot disk of this size, but not well."""
+    """Returns the settings that work badly on a hot disk of this size."""
     budget = hot_bytes - pipeline.stage.free_floor
     segment = pipeline.plan.segment_tokens * token_bytes(pipeline)
     if segment * SEGMENT_SHARE <= budget:
         return []
     most = max(1, budget // SEGMENT_SHARE // token_bytes(pipeline))
-    unit = 10 ** max(0, len(str(most)) - 2)  # two significant digits: a number that a person would write
+    unit = 10 ** max(0, len(str(most)) - 2)  # two significant digits, as a person would write
     why = (
         "shard sets leave for warm only when a whole segment is behind the run"
         if pipeline.warm is not None
@@ -58,10 +58,10 @@ def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
 
 
 def token_bytes(pipeline: Pipeline) -> int:
-    """Bytes a token takes in a shard set."""
+    """Returns the bytes of a token in a shard set."""
     return 2 if vocabulary(pipeline) <= 1 << 16 else 4
 
 
 def vocabulary(pipeline: Pipeline) -> int:
-    """How many ids there are; a given tokenizer is not opened, and taken for a large one."""
+    """Returns the vocabulary size; does not open a given tokenizer, but assumes a large one."""
     return pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17

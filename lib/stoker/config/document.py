@@ -1,8 +1,7 @@
-"""A YAML file as plain values with the line each stands on, read without YAML's guesses at types.
+"""Reads a YAML file into plain values with their line numbers, without YAML's guesses at types.
 
 YAML 1.1 turns `no` into false, `012` into ten, `12:30` into 750 and leaves `1e6` a string. Here a plain
-(unquoted) scalar stays the text that was written, as Plain; the schema knows what is expected there and reads
-it exactly.
+(unquoted) scalar keeps its text, as Plain; the schema has the expected type and parses the text exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """Where something was written; line counts from 1, and is 0 in the environment."""
+    """The place of a key or item; `line` counts from 1, and is 0 for an environment variable."""
 
     file: str
     line: int
@@ -34,7 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, under which dotted key, and what to do about it."""
+    """An error in the configuration: its place, its dotted key, and its text, with advice."""
 
     mark: Mark
     key: str
@@ -50,27 +49,27 @@ class Plain(str):
     __slots__ = ()
 
     def yaml_type(self) -> str:
-        """What YAML 1.1 would make of it: str, bool, int, float, timestamp, ..."""
+        """Returns the type that YAML 1.1 would read: str, bool, int, float, timestamp, ..."""
         tag: str = _RESOLVER.resolve(yaml.ScalarNode, str(self), (True, False))
         return tag.removeprefix(_PREFIX)
 
 
 @dataclass
 class Document:
-    """A mapping of mappings, lists, Plain, str and None; `marks` says where each key or item was written."""
+    """A mapping of mappings, lists, Plain, str and None, with the place of each key or item in `marks`."""
 
     values: dict[str, Any]
     marks: dict[KeyPath, Mark]
     problems: list[Problem] = field(default_factory=list)
 
     def mark(self, path: KeyPath) -> Mark:
-        """The mark of a path, or of the nearest thing around it."""
+        """Returns the place of a key path, or of the nearest key around it."""
         while path and path not in self.marks:
             path = path[:-1]
         return self.marks[path]
 
     def graft(self, path: KeyPath, other: Document) -> None:
-        """Put another document in place of what stands at path; errors inside it name its own file."""
+        """Replaces the value at path by another document, whose errors still name its own file."""
         holder: Any = self.values
         for part in path[:-1]:
             holder = holder[part]
@@ -83,7 +82,7 @@ class Document:
 
 
 class Unreadable(Exception):
-    """The file as a whole cannot be read as one YAML mapping; `problem` says why and where."""
+    """The file is not a readable YAML mapping; `problem` holds reason and place."""
 
     def __init__(self, mark: Mark, text: str) -> None:
         self.problem = Problem(mark, "", text)
@@ -91,7 +90,7 @@ class Unreadable(Exception):
 
 
 def dotted(path: KeyPath) -> str:
-    """`train.checkpoint.milestones[2]` for a path of keys and indices."""
+    """Returns a path of keys and indices as text: `train.checkpoint.milestones[2]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -99,7 +98,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def read_document(path: Path) -> Document:
-    """Read one YAML mapping from a file; raises Unreadable when there is none."""
+    """Reads a YAML mapping from a file; raises Unreadable where the file holds none."""
     return parse_document(_read_text(path), str(path))
 
 
@@ -125,7 +124,7 @@ def _read_text(path: Path) -> str:
 
 
 def parse_document(text: str, file: str) -> Document:
-    """Parse one YAML mapping; duplicates and odd keys go to `problems`, worse raises Unreadable."""
+    """Parses a YAML mapping; collects bad keys in `problems`, raises Unreadable for other errors."""
     root = compose(text, file)
     if root is None:
         raise Unreadable(Mark(file, 1), "is empty; start from one of the examples in etc/")
@@ -137,7 +136,7 @@ def parse_document(text: str, file: str) -> Document:
 
 
 def parse_value(text: str, file: str) -> Document:
-    """Parse any one YAML value, such as an environment variable's text, under the key `value`."""
+    """Parses a YAML value, such as an environment variable's text, into the key `value`."""
     root = compose(text, file)
     reader = _Reader(file, with_lines=False)
     reader.marks = {(): Mark(file, 0), ("value",): Mark(file, 0)}
@@ -146,7 +145,7 @@ def parse_value(text: str, file: str) -> Document:
 
 
 def compose(text: str, file: str) -> yaml.Node | None:
-    """The node tree of the one YAML document in text; raises Unreadable with line and column."""
+    """Returns the node tree of a YAML document; raises Unreadable with line and column."""
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -175,7 +174,7 @@ def _advice(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> s
 
 
 class _Reader:
-    """Turns nodes into values, noting the mark of every key and item."""
+    """Turns YAML nodes into values, and collects the place of every key and item."""
 
     def __init__(self, file: str, *, with_lines: bool = True) -> None:
         self.file = file
@@ -191,7 +190,7 @@ class _Reader:
         self.problems.append(Problem(self.mark(node), dotted(path), text))
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if id(node) in self._seen:  # it might contain itself, or multiply
+        if id(node) in self._seen:  # an alias could make a value infinite, or huge
             raise Unreadable(self.mark(node), f"{dotted(path)} is an alias; write its value out")
         self._seen.add(id(node))
         if isinstance(node, yaml.ScalarNode):

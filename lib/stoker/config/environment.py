@@ -1,4 +1,4 @@
-"""`STOKER_TRAIN__STEPS=10`: keys of the pipeline file set by the environment, over the file."""
+"""Overrides keys of the pipeline file by environment variables, such as `STOKER_TRAIN__STEPS=10`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FREE_MAPPINGS: tuple[KeyPath, ...] = (("dataset", "filters", "at_least"),)
 
 
 def variable_name(path: KeyPath) -> str:
-    """The variable that sets a key."""
+    """Returns the environment variable that sets a key."""
     return PREFIX + "__".join(str(part).upper() for part in path)
 
 
 def apply_overrides(document: Document, environ: Mapping[str, str]) -> None:
-    """Put every STOKER_ override into the document; what is wrong with one goes to its problems."""
+    """Writes every STOKER_ override into the document, and adds errors to its problems."""
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES):
             continue

@@ -1,4 +1,4 @@
-"""From a pipeline file to a checked Pipeline: defaults < file < environment, every problem told at once."""
+"""Loads a pipeline file into a checked Pipeline: defaults < file < environment, all errors in one report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODEL: KeyPath = ("train", "model")
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Pipeline:
-    """Read and check one pipeline file; raises ConfigError with a line for each problem."""
+    """Reads and checks a pipeline file; raises ConfigError with a line for each problem."""
     file = Path(os.path.normpath(Path.cwd() / path))
     try:
         document = read_document(file)
@@ -47,7 +47,7 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
 
 
 def refuse(pipeline: Pipeline, found: Sequence[Fault]) -> None:
-    """Raise ConfigError with the line of each fault, as load_pipeline does; nothing where there is none."""
+    """Raises ConfigError with the line of each fault, as load_pipeline does, if there is any."""
     if found:
         document = read_document(pipeline.file)
         told = [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in found]
@@ -55,13 +55,13 @@ def refuse(pipeline: Pipeline, found: Sequence[Fault]) -> None:
 
 
 def examples_dir() -> Path:
-    """Where the examples are: inside the installed package, or in etc/ of a source tree."""
+    """Returns the directory of the examples: in the installed package, or etc/ of a source tree."""
     packaged = Path(__file__).parent / "examples"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "etc"
 
 
 def _resolve_model(document: Document) -> None:
-    """Put the mapping of a named model in the name's place."""
+    """Replaces a model's name by the mapping of that model."""
     train = document.values.get("train")
     if not isinstance(train, dict):
         return
@@ -75,12 +75,12 @@ def _resolve_model(document: Document) -> None:
         hint = f"did you mean '{guess}'?" if guess else f"write its mapping, or one of {', '.join(known)}"
         text = f"there is no model named {str(name)!r}; {hint}"
         document.problems.append(Problem(document.mark(_MODEL), dotted(_MODEL), text))
-        name = DEFAULT_MODEL  # in its place, so that the rest is still checked
+        name = DEFAULT_MODEL  # any known model, so that the other keys are still checked
     document.graft(_MODEL, read_document(models / f"{name}.yaml"))
 
 
 def _settle_defaults(document: Document) -> None:
-    """Fill in the defaults that depend on another key."""
+    """Fills in the defaults that depend on another key."""
     values = document.values
     if isinstance(values.get("name"), str):
         values.setdefault("state", f"/var/lib/stoker/{values['name']}")
@@ -101,7 +101,7 @@ def _settle_defaults(document: Document) -> None:
 
 
 def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Problem]]:
-    """The pipeline, as far as its keys are right, and all problems, those between keys included."""
+    """Returns the pipeline, built from its valid keys, and all problems, also those between keys."""
     problems = list(document.problems)
     try:
         pipeline, about = _build(document.values, file), set[KeyPath]()
@@ -128,7 +128,7 @@ def _build(values: dict[str, Any], file: Path) -> Pipeline:
 
 
 def _without(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
-    """The values without those that are wrong, so that the rest can still be checked against each other."""
+    """Returns the valid values, which can still be checked against each other."""
     left = copy.deepcopy(values)
     for item in error.errors():
         holder = left

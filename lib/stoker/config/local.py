@@ -1,4 +1,4 @@
-"""Whether a directory lies on this machine: locks and fsync mean little on a network file system."""
+"""Detects network file systems, on which locks and fsync are unreliable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NETWORK_TYPES = frozenset({
 
 
 def network_type(path: Path, mountinfo: str) -> str | None:
-    """The network file system type that holds an absolute path, by a mountinfo text; None if it is local."""
+    """Returns the network file system type of an absolute path, from a mountinfo text; None if local."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         left, dash, right = line.partition(" - ")
@@ -36,7 +36,7 @@ def _unescaped(field: str) -> str:
 
 
 def on_network(path: Path) -> str | None:
-    """The network file system type that would hold this path (which need not exist yet), or None."""
+    """Returns the network file system type of a path, which need not exist yet; None if local."""
     mountinfo = Path("/proc/self/mountinfo")
     if not mountinfo.exists():
         return None

@@ -1,4 +1,4 @@
-"""What may stand in the keys that say where a source is fetched from; pure text, nothing is asked."""
+"""Checks the keys that name the origin of a source, by their text alone, without network or disk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 _REPO = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _KINDS = {"datasets": "dataset", "spaces": "space", "models": "model"}
 _PAGE = re.compile(r"(?:https?://[^/]+/)?(?:(datasets|spaces|models)/)?([^/]+/[^/]+)")
-# What git allows in no branch or tag (git-check-ref-format).
+# Text that git allows in no branch or tag (git-check-ref-format).
 _NO_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[/.-]|[/.]$|//")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
 
 
 def repo_fault(repo: str) -> str:
-    """What is wrong with a repository's name on a hub; empty when nothing is."""
+    """Returns the error text for a repository's name on a hub, "" for a valid name."""
     if _REPO.fullmatch(repo):
         return ""
     hint = "write owner/name"
@@ -27,14 +27,14 @@ def repo_fault(repo: str) -> str:
 
 
 def revision_fault(revision: str) -> str:
-    """What is wrong with a branch, tag or commit; empty when nothing is."""
+    """Returns the error text for a branch, tag or commit, "" for a valid one."""
     if not _NO_REVISION.search(revision):
         return ""
     return f"{revision!r} can be no branch, tag or commit; write one, as main"
 
 
 def endpoint_fault(endpoint: str) -> str:
-    """What is wrong with a hub's address; empty when nothing is. What it says holds no password."""
+    """Returns the error text, without passwords, for a hub's address, "" for a valid one."""
     shown = without_secrets(endpoint)
     try:
         parts = urlsplit(endpoint)
@@ -49,14 +49,14 @@ def endpoint_fault(endpoint: str) -> str:
 
 
 def token_file_fault(name: str) -> str:
-    """Whether a token was written where the name of its file belongs; never says the token."""
+    """Returns the error text, without the token, where the file name is a token itself, else ""."""
     if not _TOKEN.fullmatch(name):
         return ""
     return "is a token, not a file; write it into a file of mode 0600, name that here, and renew the token"
 
 
 def without_secrets(address: str) -> str:
-    """Text that was to be an address, without what may be a password or a signature."""
+    """Returns an address, valid or not, without the parts that may be a password or a signature."""
     text = re.split(r"[?#]", address, maxsplit=1)[0]
     head, at, rest = text.rpartition("@")
     if not at:
@@ -66,7 +66,7 @@ def without_secrets(address: str) -> str:
 
 
 def glob_fault(pattern: str) -> str:
-    """What is wrong with a glob; empty when nothing is."""
+    """Returns the error text for a glob, "" for a valid one."""
     try:
         compile_glob(pattern)
     except re.error as error:
@@ -75,7 +75,7 @@ def glob_fault(pattern: str) -> str:
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
-    """A glob over relative paths: `*` and `?` stay within one name, `**` crosses folders.
+    """Compiles a glob over relative paths: `*` and `?` match within a name, `**` matches across folders.
 
     A pattern without a slash matches a file's name at any depth, as in a .gitignore. Raises re.error.
     """

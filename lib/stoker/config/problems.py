@@ -1,4 +1,4 @@
-"""What pydantic found, told with the line, the dotted key and the nearest known key."""
+"""Turns pydantic's errors into problems with the line, the dotted key and the nearest known key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stoker.config.schema import Pipeline
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like this one, if any is like it at all."""
+    """Returns the known word that is most similar to `word`, None if no word is similar."""
     found = difflib.get_close_matches(word.lower(), sorted(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def section_at(path: KeyPath) -> type[BaseModel] | None:
-    """The schema of the mapping at path, or None where the path leads to a value or nowhere."""
+    """Returns the schema of the mapping at path; None where no mapping is expected there."""
     section: type[BaseModel] | None = Pipeline
     for part in path:
         if section is None or part not in section.model_fields:
@@ -31,7 +31,7 @@ def section_at(path: KeyPath) -> type[BaseModel] | None:
 
 
 def every_key(section: type[BaseModel] = Pipeline, at: KeyPath = ()) -> list[KeyPath]:
-    """The path of every key the file may have."""
+    """Returns the paths of all keys that a file may have."""
     paths: list[KeyPath] = []
     for name in section.model_fields:
         paths.append((*at, name))
@@ -42,7 +42,7 @@ def every_key(section: type[BaseModel] = Pipeline, at: KeyPath = ()) -> list[Key
 
 
 def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
-    """What to say about a key that does not exist, and the path that was probably meant."""
+    """Returns the error text for an unknown key, and the path that was probably meant."""
     section = section_at(path[:-1])
     known = list(section.model_fields) if section else []
     word = str(path[-1])
@@ -56,12 +56,12 @@ def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
 
 
 def explain(error: ValidationError, document: Document) -> tuple[list[Problem], set[KeyPath]]:
-    """Every problem pydantic found, and the keys they are about (those probably meant included)."""
+    """Returns the problems that pydantic found, and their keys, with those probably meant."""
     told: dict[KeyPath, str] = {}
     missing: list[KeyPath] = []
     about: set[KeyPath] = {tuple(problem.key.split(".")) for problem in document.problems}
     for item in error.errors(include_url=False):
-        # Without what pydantic adds to say that a mapping's key, not its value, is wrong.
+        # Without pydantic's mark that the key of a mapping, not its value, is wrong.
         path = tuple(part for part in item["loc"] if part != "[key]")
         if item["type"] == "missing":
             missing.append(path)
@@ -76,7 +76,7 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
     return problems, about | set(missing)
 
 
-# By pydantic's kind of error; each ends with what was written instead.
+# By pydantic's kind of error; `_sentence` appends the value that was written.
 _SENTENCES = {
     **dict.fromkeys(
         ("model_type", "model_attributes_type", "dict_type"), "must be a mapping of `key: value`"

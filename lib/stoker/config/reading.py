@@ -1,4 +1,4 @@
-"""The types a configuration value can have, each reading exactly what was written or saying what to write."""
+"""The types of configuration values; each parses the text exactly, or raises ValueError with advice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _no_clock_time(text: str) -> str:
 
 
 def read_text(value: object) -> str:
-    """A string; plain text that YAML would take for something else must be quoted."""
+    """Reads text; refuses unquoted text that YAML would take for another type."""
     text = _scalar(value, "text")
     if isinstance(text, Plain) and (text.yaml_type() != "str" or _NUMBER.fullmatch(text)):
         kind = {"bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
@@ -50,7 +50,7 @@ def read_text(value: object) -> str:
 
 
 def read_flag(value: object) -> bool:
-    """True or false, in any of YAML's spellings."""
+    """Reads true or false, in any of YAML's spellings."""
     if isinstance(value, bool):
         return value
     text = _scalar(value, "true or false")
@@ -60,24 +60,24 @@ def read_flag(value: object) -> bool:
 
 
 def read_count(value: object) -> int:
-    """A whole number, with K, M, B or T allowed."""
+    """Reads a whole number, with a unit K, M, B or T."""
     return units.parse_count(_no_clock_time(_scalar(value, "a whole number")))
 
 
 def read_size(value: object) -> int:
-    """Bytes."""
+    """Reads a size, in bytes."""
     return units.parse_size(_no_clock_time(_scalar(value, "a size like 64MiB")))
 
 
 def read_duration(value: object) -> float:
-    """Seconds; a number without a unit is refused unless it is 0, a float from code is seconds."""
+    """Reads a duration, in seconds; text needs a unit unless it is 0, a float from code needs none."""
     if isinstance(value, float):
         return value
     return units.parse_duration(_no_clock_time(_scalar(value, "a duration like 30s")))
 
 
 def read_number(value: object) -> float:
-    """A decimal number; 3e-4 and 3.0e-4 are the same."""
+    """Reads a decimal number; unlike YAML 1.1 also 3e-4 without a point."""
     text = _no_clock_time(_scalar(value, "a number"))
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is not a number; write one like 0.1 or 3.0e-4")
@@ -89,7 +89,7 @@ def read_number(value: object) -> float:
 
 
 def read_path(value: object, info: ValidationInfo) -> Path:
-    """An absolute path; a relative one counts from the directory of the pipeline file. Touches no disk."""
+    """Reads a path, made absolute from the directory of the pipeline file. Touches no disk."""
     text = str(value) if isinstance(value, Path) else read_text(value)
     if text.startswith("~"):
         raise ValueError(f"{text!r}: `~` is not expanded; write the whole path")
@@ -100,21 +100,21 @@ def read_path(value: object, info: ValidationInfo) -> Path:
 
 
 def read_auto_or_count(value: object) -> int | str:
-    """`auto`, or a whole number of at least one."""
+    """Reads `auto`, or a whole number of at least 1."""
     if value != "auto" and (count := read_count(value)) < 1:
         raise ValueError("must be auto, or 1 or more")
     return "auto" if value == "auto" else count
 
 
 def read_devices(value: object) -> tuple[int, ...] | str:
-    """`auto`, or a list of device numbers."""
+    """Reads `auto`, or a list of device numbers."""
     if value != "auto" and not isinstance(value, list | tuple):
         raise ValueError("must be auto, or a list of device numbers like [0, 1]")
     return "auto" if value == "auto" else tuple(read_count(item) for item in value)
 
 
 def read_epochs(value: object) -> int | None:
-    """A number of epochs of at least one; `unlimited` is None."""
+    """Reads a number of epochs of at least 1; returns None for `unlimited`."""
     count = None if value in (None, "unlimited") else read_count(value)
     if count is not None and count < 1:
         raise ValueError("must be unlimited, or 1 or more")
@@ -122,14 +122,14 @@ def read_epochs(value: object) -> int | None:
 
 
 def read_follow(value: object) -> object:
-    """`false` or the word `new_commits`."""
+    """Reads `false` or `new_commits`."""
     if value != "new_commits" and str(value).lower() not in _NO:
         raise ValueError(f"{value!r} is neither false nor new_commits; write one of the two")
     return value if value == "new_commits" else False
 
 
 def read_precision(value: object) -> object:
-    """A floating-point format by torch's name; the short names people use mean the same."""
+    """Replaces the common short name of a floating-point format by torch's name."""
     short = {"fp32": "float32", "bf16": "bfloat16"}
     return short.get(value, value) if isinstance(value, str) else value
 
@@ -144,7 +144,7 @@ def _named(pattern: str, otherwise: str) -> Callable[[object], str]:
     return read
 
 
-# Safe as a directory; the first also as a systemd instance and a metric's label.
+# Both are safe as a directory name; the first also as a systemd instance and a metric label.
 _name = _named(
     r"[a-z0-9][a-z0-9_-]{0,40}", "name; use at most 41 of a-z, 0-9, _ and -, and begin with a-z or 0-9"
 )

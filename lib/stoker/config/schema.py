@@ -1,4 +1,4 @@
-"""The pipeline file, key by key, with its defaults; sizes are bytes, durations seconds, counts integers."""
+"""The keys of the pipeline file with their defaults; sizes are in bytes, durations in seconds."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayou
 
 
 class Section(BaseModel):
-    """One mapping of the file: frozen, and an unknown key is an error."""
+    """A mapping of the file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, protected_namespaces=())
 
 
 class Source(Section):
-    """Where the parquet comes from; `include` empty means every *.parquet."""
+    """The origin of the parquet files."""
 
     kind: Literal["hub", "urls", "folder"]
     path: FilePath | None = None
-    include: tuple[Text, ...] = ()
+    include: tuple[Text, ...] = ()  # empty: every *.parquet
     exclude: tuple[Text, ...] = ()
     follow: Follow = False
     repo: Text | None = None
@@ -56,7 +56,7 @@ class Source(Section):
 
 
 class Limit(Section):
-    """How much of the source to take at most."""
+    """Limits on the part of the source that is used."""
 
     files: Positive | None = None
     rows: Positive | None = None
@@ -64,16 +64,16 @@ class Limit(Section):
 
 
 class Filters(Section):
-    """Which rows become documents; chars are Unicode code points, `at_least` is by column."""
+    """The rows that become documents; `at_least` has a least value by column."""
 
-    min_chars: Natural | None = 80
+    min_chars: Natural | None = 80  # in Unicode code points, as max_chars
     max_chars: Positive | None = None
     languages: tuple[Text, ...] | None = None
     at_least: dict[Text, Number] = {}
 
 
 class Dataset(Section):
-    """One dataset: its source and what of it is taken."""
+    """A dataset: its source, and the part of the source that is used."""
 
     name: DatasetName
     version: Positive = 1
@@ -84,34 +84,34 @@ class Dataset(Section):
 
 
 class Download(Section):
-    """Transfer policy; `stall` is the longest time without a byte, the rates are bytes a second."""
+    """Transfer policy."""
 
     files_at_once: Positive = Field(default=4, le=256)
-    stall: PositiveSeconds = 300.0
-    min_rate: Size = 20 * 2**10
+    stall: PositiveSeconds = 300.0  # the longest time without a byte
+    min_rate: Size = 20 * 2**10  # bytes per second, as bandwidth
     bandwidth: PositiveSize | None = None
     attempts: Positive = 5
 
 
 class Stage(Section):
-    """How far staging runs ahead; `settle` is how long a file must be unchanged before it is read."""
+    """How far staging runs ahead of the builders."""
 
     queue_files: Positive = 8
     queue_bytes: PositiveSize = 20 * 2**30
     copies: AutoOrCount = "auto"
     free_floor: Size = 20 * 2**30
-    settle: Seconds = 180.0
+    settle: Seconds = 180.0  # a file must be unchanged for so long before a worker reads it
 
 
 class TokenizerTraining(Section):
-    """Train a byte-level BPE of vocab_size entries on the first train_bytes of text."""
+    """A byte-level BPE of vocab_size entries, trained on the first train_bytes of text."""
 
     vocab_size: Positive = Field(default=32000, ge=257, le=2**24)
     train_bytes: PositiveSize = 200 * 10**6
 
 
 class Tokenizer(Section):
-    """Either trained here or given as a file; exactly one of the two is set."""
+    """The tokenizer: exactly one of `train` and `file` is set."""
 
     train: TokenizerTraining | None = None
     file: FilePath | None = None
@@ -119,24 +119,24 @@ class Tokenizer(Section):
 
 
 class Commit(Section):
-    """How often a builder makes its work durable: whichever comes first."""
+    """A builder makes its work durable after so many seconds or bytes, at the first of both."""
 
     every: PositiveSeconds = 2.0
     bytes: PositiveSize = 64 * 2**20
 
 
 class BuilderMemory(Section):
-    """Resident bytes of a builder: above `soft` another takes over at a commit, above `hard` it is killed."""
+    """Limits on the resident bytes of a builder."""
 
-    soft: Size = 320 * 2**20
-    hard: Size = 2**30
+    soft: Size = 320 * 2**20  # above, a new builder takes over at a commit
+    hard: Size = 2**30  # above, the builder is killed
 
 
 class Shard(Section):
-    """How shard sets are built; `shard_tokens` is tokens a file."""
+    """How shard sets are built, and when their parquet leaves hot."""
 
     val_ratio: ShareBelowOne = 0.005
-    shard_tokens: Positive = 100_000_000
+    shard_tokens: Positive = 100_000_000  # tokens per file
     workers: AutoOrCount = "auto"
     commit: Commit = Commit()
     memory: BuilderMemory = BuilderMemory()
@@ -144,55 +144,52 @@ class Shard(Section):
 
 
 class Evict(Section):
-    """When shard sets leave the hot disk for warm: while less than `target_free` bytes are free (None: a
-    tenth of the disk), but never below so many sets and train tokens on hot."""
+    """When shard sets leave hot for warm: while too few bytes are free, but a least amount stays on hot."""
 
-    target_free: Size | None = None
+    target_free: Size | None = None  # bytes to keep free; None: a tenth of the disk
     keep_hot_sets: Natural = 1
     min_active_tokens: Natural = 0
 
 
 class Plan(Section):
-    """The order of training data; `epochs` None is unlimited."""
+    """The order of training data."""
 
     order: Literal["listing", "arrival"] = "listing"
     hold: Seconds = 1800.0
     segment_tokens: Positive = 10**9
-    epochs: Epochs = None
+    epochs: Epochs = None  # None: unlimited
 
 
 class StartWhen(Section):
-    """What must be proven before a run begins, unless the data is complete with less."""
+    """The proven data that a run needs to begin, unless the dataset is complete with less."""
 
     tokens: Natural = 100_000_000
     shard_sets: Positive = 1
 
 
 class ModelShape(Section):
-    """A decoder-only transformer: `width` is the residual stream's, `ffn_width` the hidden size of SwiGLU."""
+    """The shape of a decoder-only transformer."""
 
     layers: Positive
-    width: Positive
+    width: Positive  # of the residual stream
     heads: Positive
     kv_heads: Positive
-    ffn_width: Positive
+    ffn_width: Positive  # the hidden size of SwiGLU
     rope_theta: PositiveNumber = 10_000.0
     norm_eps: PositiveNumber = 1e-5
     tie_embeddings: Flag = True
 
 
 class Optimizer(Section):
-    """AdamW; `clip` is the largest norm of the whole gradient, None clips nothing."""
-
     name: Literal["adamw"] = "adamw"
     lr: PositiveNumber = 3.0e-4
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)
     weight_decay: Share = 0.1
-    clip: PositiveNumber | None = 1.0
+    clip: PositiveNumber | None = 1.0  # the largest norm of the whole gradient; None: no clipping
 
 
 class Schedule(Section):
-    """Linear warm-up, then a cosine to `min_ratio` of the learning rate at the run's last step."""
+    """The learning rate: linear warm-up, then a cosine to `min_ratio` of `lr` at the run's last step."""
 
     name: Literal["cosine"] = "cosine"
     warmup_steps: Natural = 2000
@@ -200,32 +197,30 @@ class Schedule(Section):
 
 
 class Evaluate(Section):
-    """How often the held-out loss is taken, and over how many tokens; 0 tokens takes none."""
+    """How often the held-out loss is measured, and over how many tokens; 0 tokens: never."""
 
     every_steps: Positive | None = 1000
     tokens: Natural = 131_072
 
 
 class Checkpoint(Section):
-    """When checkpoints are sealed (by time, by steps or both) and which are kept; milestones are steps."""
+    """When checkpoints are sealed (by time, by steps or both), and which are kept."""
 
     every: PositiveSeconds | None = 1800.0
     every_steps: Positive | None = None
     keep_last: Positive = 3
     keep_every: Positive | None = None
-    milestones: tuple[Positive, ...] = ()
+    milestones: tuple[Positive, ...] = ()  # steps whose checkpoints are always kept
     mirror: Flag = True
 
 
 class Launcher(Section):
-    """How the trainer is started."""
-
     processes: Positive = 1
     devices: Devices = "auto"
 
 
 class Train(Section):
-    """One training run; its horizon is `steps` or `tokens`, exactly one of the two."""
+    """A training run; exactly one of `steps` and `tokens` is set, and ends the run."""
 
     run: Name = "main"
     seed: Natural = Field(default=1, le=2**63 - 1)
@@ -248,21 +243,21 @@ class Train(Section):
 
     @property
     def horizon(self) -> int:
-        """The run's last step: `steps`, or as many whole batches as `tokens` hold (at least one)."""
+        """The run's last step: `steps`, or the number of whole batches in `tokens` (at least 1)."""
         if self.steps is not None:
             return self.steps
         return max(1, (self.tokens or 0) // (self.seq_len * self.global_batch))
 
 
 class BackoffPolicy(Section):
-    """The pause between launches: the first, doubling up to the most."""
+    """The pause after a failed launch: `first`, doubled after each further failure up to `most`."""
 
     first: PositiveSeconds = 5.0
     most: PositiveSeconds = 600.0
 
 
 class Supervise(Section):
-    """How long a trainer may take to stop, may stand still, and how often it may fail without progress."""
+    """Limits for the trainer: time to stop, time without progress, failed launches in a row."""
 
     stop_time: PositiveSeconds = 300.0
     hang_limit: PositiveSeconds = 900.0
@@ -271,20 +266,16 @@ class Supervise(Section):
 
 
 class Quarantine(Section):
-    """The budget of what is kept for a look: the newest stays, older ones go.
-
-    `keep_files` and `keep_bytes` hold for each kind of thing but checkpoints, which have `keep_checkpoints`;
-    `revalidate` is how often a quarantined file is decoded again, None for never.
-    """
+    """The budget of the quarantine: the newest entries stay, older ones are removed."""
 
     keep_checkpoints: Natural = 3
-    keep_files: Natural = 100
+    keep_files: Natural = 100  # for each other kind of entry, as keep_bytes
     keep_bytes: Size = 20 * 2**30
-    revalidate: PositiveSeconds | None = 86_400.0
+    revalidate: PositiveSeconds | None = 86_400.0  # between two checks of a quarantined file; None: never
 
 
 class Ports(Section):
-    """A port a daemon; 0 is any free one."""
+    """The port of each daemon; 0: any free port."""
 
     download: Natural = Field(default=9811, le=65535)
     shard: Natural = Field(default=9812, le=65535)
@@ -292,14 +283,14 @@ class Ports(Section):
 
 
 class Metrics(Section):
-    """Where each daemon serves its metrics."""
+    """The address and ports at which the daemons serve metrics."""
 
     address: Text = "127.0.0.1"
     ports: Ports = Ports()
 
 
 class Pipeline(Section):
-    """One pipeline file, checked; every path in it is absolute."""
+    """A checked pipeline file; all its paths are absolute."""
 
     name: Name
     state: FilePath
@@ -321,42 +312,42 @@ class Pipeline(Section):
 
     @property
     def file(self) -> Path:
-        """The pipeline file this came from, absolute."""
+        """The absolute path of the pipeline file."""
         return self._file
 
     @property
     def owner(self) -> str:
-        """What the owner locks of its directories say."""
+        """The text in the owner locks of the pipeline's directories."""
         return f"pipeline {self.name} (state {self.state})"
 
     @cached_property
     def layout(self) -> StateLayout:
-        """Where everything lies in the state directory."""
+        """The paths in the state directory."""
         return StateLayout(self.state)
 
     @cached_property
     def hot_layout(self) -> HotLayout:
-        """Where everything lies on the hot disk."""
+        """The paths on the hot disk."""
         return HotLayout(self.hot)
 
     @cached_property
     def warm_layout(self) -> WarmLayout | None:
-        """Where everything lies on the warm disk; None for a pipeline without one."""
+        """The paths on the warm disk; None for a pipeline without warm."""
         return None if self.warm is None else WarmLayout(self.warm)
 
     @property
     def source_root(self) -> Path:
-        """The directory below which every source file lies: the folder itself, or where downloads land."""
+        """The directory of all source files: the folder itself, or the landing of the downloads."""
         if self.dataset.source.path is not None:
             return self.dataset.source.path
         return (self.warm_layout or self.hot_layout).landing(self.dataset.name)
 
     @property
     def source_home(self) -> Path:
-        """The directory that can be seen, and is not empty, whenever the source files' disk is mounted."""
+        """A directory that exists and is not empty while the disk of the source files is mounted."""
         return self.dataset.source.path or self.warm or self.hot
 
     @property
     def runtime(self) -> RuntimeLayout:
-        """Where this user's processes keep sockets and status; creates a private directory if it must."""
+        """The paths of sockets and status; creates a private directory where no other is given."""
         return RuntimeLayout(runtime_dir(self.name, self.state))

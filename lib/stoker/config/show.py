@@ -1,4 +1,4 @@
-"""The configuration in force, as a file that can be read back: defaults, file and environment together."""
+"""Writes the effective configuration (defaults, file and environment) as a pipeline file that can be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITERS = {
 
 
 def effective_yaml(pipeline: Pipeline) -> str:
-    """The whole configuration as YAML; what may be a secret is masked."""
+    """Returns the whole configuration as YAML, with possible secrets masked."""
     text: str = yaml.dump(
         _section(pipeline),
         Dumper=_Dumper,
@@ -36,7 +36,7 @@ def effective_yaml(pipeline: Pipeline) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Short lists on one line; no anchors."""
+    """Writes short lists on one line, and no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -59,14 +59,14 @@ def _section(section: Section) -> dict[str, Any]:
             shown[name] = _number(value, [*field.metadata, *_inner_metadata(field.annotation)])
         else:
             shown[name] = masked(name, value)
-    # A tokenizer is trained or given: naming the other one as null would read as a contradiction.
+    # A tokenizer is either trained or given: the other key as null would look like a contradiction.
     return {
         name: value for name, value in shown.items() if value is not None or name not in ("train", "file")
     }
 
 
 def _inner_metadata(annotation: Any) -> list[Any]:
-    """The markers of `Annotated[...] | None`, which pydantic leaves inside the union."""
+    """Returns the markers of `Annotated[...] | None`, which pydantic leaves inside the union."""
     return [mark for arm in get_args(annotation) for mark in getattr(arm, "__metadata__", ())]
 
 
@@ -80,7 +80,7 @@ def _number(value: int | float, metadata: list[Any]) -> Any:
 
 
 def masked(name: str, value: Any) -> Any:
-    """A value as it may be shown: passwords in URLs, and values of keys that sound secret, are hidden."""
+    """Returns a value with passwords in URLs masked, and the values of keys with secret-like names."""
     if isinstance(value, Mapping):
         return {key: masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

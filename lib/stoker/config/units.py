@@ -1,4 +1,4 @@
-"""Sizes, durations and counts: as a person writes them, as the code uses them, and back."""
+"""Parses, formats and writes sizes, durations and counts with units."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def _exactly(text: str, units: dict[str, int], what: str, hint: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `64MiB`, `200MB` or a bare number of bytes; raises ValueError saying what to write."""
+    """Parses bytes from `64MiB`, `200MB` or plain digits; raises ValueError with advice."""
     return _exactly(text, SIZE_UNITS, "a size", "write a number of bytes, or one like 200MB or 64MiB")
 
 
 def parse_count(text: str) -> int:
-    """A whole number from `20M`, `1B`, `1e6` or plain digits; raises ValueError saying what to write."""
+    """Parses a whole number from `20M`, `1B`, `1e6` or plain digits; raises ValueError with advice."""
     return _exactly(text, COUNT_UNITS, "a whole number", "write one like 5000, 20M or 1B")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `30s`, `90m`, `2d`, `1h30m` or `500ms`; raises ValueError saying what to write."""
+    """Parses seconds from `30s`, `90m`, `2d`, `1h30m` or `500ms`; raises ValueError with advice."""
     parts = _DURATION_PART.findall(text)
     if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
         raise ValueError(f"{text!r} is not a duration; write one with its unit, like 30s, 90m, 12h30m or 2d")
@@ -51,7 +51,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """A size for a person: `1.5 GiB`."""
+    """Returns a rounded size for display: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -60,7 +60,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count for a person: `12,345` below a hundred thousand, then `1.2 M`, `3.4 B`."""
+    """Returns a rounded count for display: `12,345` below a hundred thousand, then `1.2 M`, `3.4 B`."""
     if abs(count) < 100_000:
         return f"{count:,.0f}"
     for unit in ("K", "M", "B"):
@@ -71,7 +71,7 @@ def format_count(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for a person in its two largest units: `2 d 4 h`, `3 min 5 s`."""
+    """Returns a rounded duration for display in its two largest units: `2 d 4 h`, `3 min 5 s`."""
     left = round(max(seconds, 0.0))
     if left < 60:
         return f"{left} s"
@@ -83,24 +83,24 @@ def format_duration(seconds: float) -> str:
 
 
 def write_size(size: int) -> str:
-    """A size in the configuration's own notation, exact: `64MiB`, `200MB`, or digits."""
+    """Returns the exact size in the notation of the pipeline file: `64MiB`, `200MB`, or digits."""
     return _largest_exact(size, SIZE_UNITS)
 
 
 def write_count(count: int) -> str:
-    """A count in the configuration's own notation, exact: `20M`, or digits."""
+    """Returns the exact count in the notation of the pipeline file: `20M`, or digits."""
     return _largest_exact(count, COUNT_UNITS)
 
 
 def _largest_exact(value: int, units: dict[str, int]) -> str:
     fitting = [(factor, unit) for unit, factor in units.items() if value and value % factor == 0]
-    # Among equal factors (k and K) the first of the table is the one that is written.
+    # Among equal factors (k and K), max takes the first in the table.
     factor, unit = max(fitting, key=lambda each: each[0], default=(1, ""))
     return f"{value // factor}{unit}" if factor > 1 else str(value)
 
 
 def write_duration(seconds: float) -> str:
-    """A duration in the configuration's own notation: `90m`, `2s`, `500ms`."""
+    """Returns a duration in the notation of the pipeline file: `90m`, `2s`, `500ms`."""
     for unit in ("d", "h", "m", "s"):
         size = float(DURATION_UNITS[unit])
         if seconds >= size and seconds % size == 0:

@@ -1,6 +1,6 @@
-"""Room kept on a disk for the hour when it is full: a file of real blocks that is given back then.
+"""Reserves room on a disk: a file of real blocks, which a daemon deletes when the disk is full.
 
-A daemon on a full disk could write neither what its workers finished nor that the disk is full.
+Without that room a daemon could record neither the results of its workers nor that the disk is full.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from stoker.store.errors import StorageError, storage_errors
 from stoker.store.files import fsync_dir, opened, unlink_durably
 
 BALLAST_BYTES = 4 << 20  # a thousand records, or the events of a bad week
-SPARE = 4  # made only where this many times its size are free: it must not be what fills the disk
+SPARE = 4  # made only where this many times its size are free: the ballast must not fill the disk
 
 
 class Ballast:
-    """One file of `size` bytes; `held` while it is there."""
+    """A file of `size` bytes; `held` while the file exists."""
 
     def __init__(self, path: Path, size: int = BALLAST_BYTES) -> None:
         self.path, self._size = path, size
         self.held = False
 
     def hold(self) -> bool:
-        """Have the file, if there is room to spare for it; a disk that refuses it has none."""
+        """Makes the file if the disk has room to spare; returns whether the file exists."""
         with contextlib.suppress(StorageError, FileNotFoundError):
             self.held = self._is_whole() or (self._space()[0] >= SPARE * self._size and self._make())
         return self.held
 
     def give_back(self) -> bool:
-        """Free its blocks; False when there was nothing to free."""
+        """Deletes the file; returns False when the file was not held."""
         given, self.held = self.held, False
         with contextlib.suppress(StorageError, FileNotFoundError):
             unlink_durably(self.path)
         return given
 
     def free_bytes(self) -> int:
-        """What this user may write on its disk now; 0 where that cannot be told."""
+        """Returns the bytes that this user may write on the disk now; 0 where statvfs fails."""
         return self._space()[0]
 
     def has_room(self) -> bool:
-        """Whether the disk has room to spare again; of a very small one a quarter."""
+        """Returns whether the disk has room to spare: SPARE times the ballast, or a quarter of the disk."""
         free, total = self._space()
         return free >= min(SPARE * self._size, total // 4)
 
@@ -61,7 +61,7 @@ class Ballast:
         return found.st_size == self._size and found.st_blocks * 512 >= self._size
 
     def _make(self) -> bool:
-        # Under its own name from the first byte: one cut short is filled up at the next try.
+        # Without a temporary name: the next call completes a file that a crash left short.
         with (
             storage_errors("reserve room at", self.path),
             opened(self.path, os.O_WRONLY | os.O_CREAT) as descriptor,

@@ -1,7 +1,7 @@
-"""Opening what lies below a directory without ever leaving it: no link is followed on the way or at its end.
+"""Opens files and folders below a directory without following a symbolic link, in the path or at its end.
 
-Each name is opened relative to the directory before it, so that a folder which becomes a link between a look
-and the use of what was seen there leads nowhere. The root itself is the operator's word: it may be a link.
+Each name is opened relative to the directory before it: a folder that becomes a link between check and use
+leads to no other place. The root itself may be a link: the operator chose it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Linked(StorageError):
 
 
 class NotRegular(StorageError):
-    """What was to be read is a folder, a device or a pipe."""
+    """The file to read is a folder, a device or a pipe."""
 
 
 @contextlib.contextmanager
 def folder_beneath(root: Path, relative: str) -> Iterator[int]:
-    """The folder `relative` below root (root itself for ""), opened for the length of a block.
+    """Opens the folder `relative` below root (root itself for "") for the length of a block.
 
-    Raises Linked where a name on the way is a link, PathEscapes for one that climbs out, else OSError.
+    Raises Linked where a name in the path is a link, PathEscapes where the path leaves root, else OSError.
     """
     parts = inside(root, relative).relative_to(root).parts if relative else ()
     with contextlib.ExitStack() as stack:
@@ -49,12 +49,12 @@ def folder_beneath(root: Path, relative: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def file_beneath(root: Path, relative: str) -> Iterator[int]:
-    """A regular file below root, opened to be read. Raises as folder_beneath, and NotRegular."""
+    """Opens a regular file below root for reading. Raises as folder_beneath, and NotRegular."""
     pure = PurePosixPath(inside(root, relative).relative_to(root))
     folder = "" if pure.parent == PurePosixPath() else str(pure.parent)
     with folder_beneath(root, folder) as at:
         try:
-            # Without O_NONBLOCK a pipe of that name would be waited on for ever.
+            # Without O_NONBLOCK the open of a pipe would block without limit.
             descriptor = os.open(
                 pure.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at
             )
@@ -70,7 +70,7 @@ def file_beneath(root: Path, relative: str) -> Iterator[int]:
 
 
 def below(root: Path, file: Path) -> str | None:
-    """The path of `file` relative to root, by the words alone; None where it does not lie below."""
+    """Returns the path of `file` relative to root, without a look at the disk; None where it is not below."""
     try:
         relative = file.relative_to(root)
     except ValueError:
@@ -81,7 +81,7 @@ def below(root: Path, file: Path) -> str | None:
 def _insist_on_no_link(name: str, at: int, path: Path, error: OSError) -> None:
     try:
         linked = stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-    except OSError:  # then the first error is the one to tell
+    except OSError:  # then the caller raises the first error
         return
     if linked:
         raise Linked(

@@ -1,7 +1,7 @@
-"""Reading and writing past the page cache on open descriptors, and through it where it must be.
+"""Reads and writes open files past the page cache, and through the cache where O_DIRECT is impossible.
 
-O_DIRECT wants memory, offsets and lengths aligned; what does not fit (a file's last bytes) goes through the
-cache and is dropped from it once it is durable: staging a corpus must not push out what training reads.
+O_DIRECT needs aligned memory, offsets and lengths. Unaligned bytes (the end of a file) go through the cache,
+and are dropped from the cache once durable: staging a corpus must not evict the pages that training reads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def aligned_buffer(size: int) -> Iterator[memoryview]:
-    """Memory that O_DIRECT takes, for the length of a block."""
-    with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:  # anonymous memory begins at a page
+    """Allocates memory aligned for O_DIRECT, for the length of a block."""
+    with (
+        mmap.mmap(-1, size) as buffer,
+        memoryview(buffer) as view,
+    ):  # anonymous memory is page-aligned
         yield view
 
 
 class DirectReader:
-    """Reads a file from `start` on, a multiple of ALIGNMENT; `cached`: the page cache may have answered."""
+    """Reads a file from `start`, a multiple of ALIGNMENT; `cached`: the bytes may be the page cache's."""
 
     def __init__(self, descriptor: int, *, start: int = 0, past_cache: bool = True) -> None:
         assert start % ALIGNMENT == 0, start
@@ -36,9 +39,9 @@ class DirectReader:
             self._forget()
 
     def chunks(self, buffer: memoryview, end: int | None = None) -> Iterator[memoryview]:
-        """The bytes up to the file's end or to `end`, each chunk valid until the next; raises OSError."""
+        """Yields the bytes up to `end` or the file's end, each chunk valid until the next; raises OSError."""
         while end is None or self.done < end:
-            # Direct reads want aligned offsets; after a short one the last block is read again in part.
+            # Direct reads need aligned offsets: after a short read, part of the last block is read again.
             skip = self.done % ALIGNMENT
             got = self._read(buffer, self.done - skip) - skip
             if got <= 0:
@@ -57,7 +60,7 @@ class DirectReader:
         except OSError as error:
             if self.cached or error.errno not in _REFUSED:
                 raise
-        self.cached = True  # it took the flag and refuses the read
+        self.cached = True  # the file system accepted the flag and refuses the read
         _set_direct(self._descriptor, on=False)
         self._forget()
         return os.preadv(self._descriptor, [buffer], offset)
@@ -68,7 +71,7 @@ class DirectReader:
 
 
 class DirectWriter:
-    """Appends to a file from `start` on. What was appended is durable only after commit()."""
+    """Appends to a file from `start`. Appended bytes are durable only after commit()."""
 
     def __init__(self, descriptor: int, *, start: int = 0) -> None:
         self.done = start
@@ -76,10 +79,10 @@ class DirectWriter:
         self._direct = _set_direct(descriptor, on=True)
 
     def append(self, chunk: memoryview) -> None:
-        """Write all of it; raises OSError."""
+        """Writes the whole chunk; raises OSError."""
         while chunk:
             if self._direct and (self.done % ALIGNMENT or len(chunk) % ALIGNMENT):
-                self._direct = False  # the end of the file, or a reader that gave an odd piece
+                self._direct = False  # at the end of the file, or after a short read
                 _set_direct(self._descriptor, on=False)
             try:
                 written = os.pwrite(self._descriptor, chunk, self.done)
@@ -93,14 +96,14 @@ class DirectWriter:
             chunk = chunk[written:]
 
     def commit(self) -> None:
-        """Make durable what was appended, and keep none of it in the page cache."""
+        """Makes the appended bytes durable and drops them from the page cache."""
         os.fsync(self._descriptor)
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:
-    """Switch O_DIRECT of an open file; False where its file system knows none."""
+    """Switches O_DIRECT of an open file; returns False where the file system does not support O_DIRECT."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

@@ -1,4 +1,4 @@
-"""Moving a file's bytes durably from one place to another, leaving few of them in the page cache."""
+"""Copies and moves files durably, past the page cache where possible."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stoker.store.errors import FULL, StorageError
 from stoker.store.files import move_durably, opened, unlink_durably
 
 CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
-PART = ".part-"  # before the name of what is being copied
+PART = ".part-"  # prefix of the name of an unfinished copy
 
 Progress = Callable[[int], None]
 
 
 class DiskFullError(StorageError):
-    """No room left where the bytes should go; the work is tried again when there is."""
+    """The target disk has no room; the caller tries again when space is free."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; free some space: Stoker goes on by itself", errno.ENOSPC)
 
 
 def insist_on_room(folder: Path, size: int, floor: int) -> None:
-    """Raise DiskFullError where `size` more bytes would leave less than `floor` free."""
+    """Raises DiskFullError where `size` more bytes would leave less than `floor` bytes free."""
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < size + floor:
@@ -36,9 +36,9 @@ def insist_on_room(folder: Path, size: int, floor: int) -> None:
 
 
 def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> None:
-    """Copy the bytes and make them durable (not the directory entry); a partial copy is removed.
+    """Copies a file's bytes and makes them durable (not the directory entry); removes a partial copy.
 
-    Raises DiskFullError when there is no room, else OSError.
+    Raises DiskFullError when the disk is full, else OSError.
     """
     try:
         _copy(source, target, progress)
@@ -63,9 +63,9 @@ def _copy(source: Path, target: Path, progress: Progress) -> None:
 
 
 def move(source: Path, target: Path, progress: Progress = lambda _: None) -> Literal["rename", "copy"]:
-    """Move a file durably, also to another file system; the source goes only when the target is durable.
+    """Moves a file durably, also to another file system; the source is unlinked after the target is durable.
 
-    Raises FileExistsError where the target is taken, else OSError.
+    Raises FileExistsError where the target exists, else OSError.
     """
     try:
         move_durably(source, target)

@@ -1,4 +1,4 @@
-"""Every error Stoker raises on purpose, and the exit code (sysexits) each one ends a process with."""
+"""Every error that Stoker raises on purpose, each with the exit code (sysexits) of a process that it ends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 class StokerError(Exception):
-    """The root; the message says what, where, and what to do next."""
+    """The base class; the message names the problem, the place, and the next step for the operator."""
 
     exit_code = 70
 
 
 class Fatal(StokerError):
-    """Stop: the same start would fail the same way."""
+    """An error that a retry cannot mend: the process ends."""
 
 
 class Transient(StokerError):
-    """Back off and try again."""
+    """An error that passes: the caller backs off and tries again."""
 
     exit_code = 75
 
@@ -37,13 +37,13 @@ class DataError(Fatal):
 
 
 class UnavailableError(Fatal):
-    """Something needed from outside (a port, a service, a directory) cannot be had."""
+    """A port, a service or a directory outside Stoker cannot be used."""
 
     exit_code = 69
 
 
 class StorageError(Fatal, OSError):
-    """A read or write failed; also an OSError, so that `errno` still tells a full disk from a broken one."""
+    """A read or write failed; also an OSError, whose `errno` separates a full disk from a broken one."""
 
     exit_code = 74
 
@@ -59,7 +59,7 @@ class ConfigError(Fatal):
 
 
 class UnknownFormat(Fatal):
-    """A file is of a format version that is not known here: unreadable, never wrong, and left as it is."""
+    """A file has a format version unknown to this Stoker: unreadable, never damaged, and left as it is."""
 
     exit_code = 78
 
@@ -82,7 +82,7 @@ _ADVICE = {
 
 @contextmanager
 def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a StorageError naming the path; a missing or an existing file stays what it is."""
+    """Turns an OSError into a StorageError with the path; FileNotFoundError and FileExistsError pass."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, StorageError):

@@ -1,7 +1,7 @@
-"""The ways to change the disk so that a crash leaves either the old state or the new one.
+"""Changes the disk so that a crash leaves either the old state or the new state.
 
-Everything goes through plain `os` calls on paths and descriptors, so that tests/crash can record them.
-A failure raises StorageError (FileNotFoundError and FileExistsError stay themselves).
+All functions use plain `os` calls on paths and descriptors, which tests/crash records. A failure raises
+StorageError; FileNotFoundError and FileExistsError pass through.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _TEMPORARY = re.compile(
 
 
 def canonical_json(obj: Any) -> bytes:
-    """Encode as JSON in its one form: sorted keys, no spaces, UTF-8; ValueError on NaN or infinity."""
+    """Returns canonical JSON: sorted keys, no spaces, UTF-8; raises ValueError on NaN or infinity."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: bool = True) -> None:
-    """Put data at path, whole or not at all; durable=False skips the fsyncs, for what a reboot may forget."""
+    """Writes data to path, whole or not at all; durable=False skips fsync: a power cut may lose the file."""
     temporary = temporary_beside(path)
     with storage_errors("write", path):
         try:
             _write_new(temporary, data, mode, durable)
             os.rename(temporary, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error matters; sweep_temporaries takes what stays
+            with contextlib.suppress(OSError):  # the first error matters; sweep_temporaries removes the file
                 os.unlink(temporary)
             raise
     if durable:
@@ -49,18 +49,18 @@ def write_atomic(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: boo
 
 
 def temporary_beside(path: Path) -> Path:
-    """Name a temporary in the same directory as path: `.tmp-<name>-<pid>-<random>`."""
+    """Returns a name for a temporary file in path's directory: `.tmp-<name>-<pid>-<random>`."""
     return path.parent / f"{TEMPORARY}{path.name[:150]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def sweep_temporaries(directory: Path) -> int:
-    """Unlink the temporaries that dead processes left in a directory; returns how many."""
+    """Unlinks the temporaries that dead processes left in a directory; returns how many."""
     swept = 0
     with storage_errors("sweep", directory):
         with os.scandir(directory) as entries:
             temporaries = [entry for entry in entries if entry.name.startswith(TEMPORARY)]
         for entry in temporaries:
-            with contextlib.suppress(FileNotFoundError):  # another sweeps here too, or its writer is done
+            with contextlib.suppress(FileNotFoundError):  # another sweeper or the writer removed it
                 if _is_leftover(entry):
                     os.unlink(entry.path)
                     swept += 1
@@ -68,7 +68,7 @@ def sweep_temporaries(directory: Path) -> int:
 
 
 def make_dir(path: Path, mode: int = DIR_MODE) -> None:
-    """Make a directory and the parents it lacks, durably; one that exists keeps its mode."""
+    """Makes a directory and its missing parents, durably; an existing directory keeps its mode."""
     with storage_errors("make directory", path):
         try:
             os.mkdir(path, mode)
@@ -77,29 +77,30 @@ def make_dir(path: Path, mode: int = DIR_MODE) -> None:
                 raise
             make_dir(path.parent, DIR_MODE)
             try:
-                os.mkdir(path, mode)  # no third time: /proc, which takes none, says the same for ever
-            except FileExistsError:  # another worker made it meanwhile
+                os.mkdir(path, mode)  # no further try: /proc refuses every directory this way
+            except FileExistsError:  # another process made it meanwhile
                 make_dir(path, mode)
                 return
         except FileExistsError:
             if not path.is_dir():
                 raise
-            # Whoever made it may have died before its fsync. A parent we may not read was not ours to make.
+            # The maker may have died before the fsync. Another user made a directory whose parent is
+            # unreadable.
             with contextlib.suppress(PermissionError):
                 _fsync_path(path.parent)
             return
-        os.chmod(path, mode)  # the umask took bits away, and mkdir ignores the set-group-id bit
+        os.chmod(path, mode)  # the umask removed bits, and mkdir ignores the set-group-id bit
         _fsync_path(path.parent)
 
 
 def fsync_dir(path: Path) -> None:
-    """Make a directory's entries durable."""
+    """Makes a directory's entries durable."""
     with storage_errors("fsync directory", path):
         _fsync_path(path)
 
 
 def publish_dir(temporary: Path, target: Path) -> None:
-    """Make a directory's whole tree durable and give it its final name by one rename.
+    """Makes a directory's whole tree durable and gives it its final name by one rename.
 
     Raises FileExistsError, with the temporary untouched, when the target exists.
     """
@@ -111,9 +112,9 @@ def publish_dir(temporary: Path, target: Path) -> None:
 
 
 def move_durably(source: Path, target: Path) -> None:
-    """Rename a file or directory within a file system, durably; FileExistsError when the target exists.
+    """Renames a file or directory durably; raises FileExistsError when the target exists.
 
-    Only the move is made durable: the content must be so already.
+    The content must be durable before: only the rename becomes durable here.
     """
     with storage_errors(f"move {source} to", target):
         if os.path.lexists(target):
@@ -125,7 +126,7 @@ def move_durably(source: Path, target: Path) -> None:
 
 
 def unlink_durably(path: Path) -> None:
-    """Unlink a file so that it stays gone; nothing there is no error, since a restart repeats this."""
+    """Unlinks a file durably; a missing file is no error, because a restart repeats the call."""
     with storage_errors("unlink", path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -133,7 +134,7 @@ def unlink_durably(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all in it, durably; nothing there is no error."""
+    """Removes a directory tree durably; a missing directory is no error."""
     with storage_errors("remove", path):
         with contextlib.suppress(FileNotFoundError):
             _remove_below(path)
@@ -142,7 +143,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file, a link, or a directory with all in it; nothing there is no error."""
+    """Removes a file, a link or a directory tree durably; a missing path is no error."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:
@@ -150,7 +151,7 @@ def remove_durably(path: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte: write(2) may take fewer than it was given."""
+    """Writes all bytes: write(2) may write fewer than it is given."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -158,7 +159,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
-    """Open a descriptor (close-on-exec) for the length of a block."""
+    """Opens a descriptor (close-on-exec) for the length of a block."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
     try:
         yield descriptor
@@ -168,7 +169,7 @@ def opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
 
 def _write_new(path: Path, data: bytes, mode: int, durable: bool) -> None:
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as descriptor:
-        os.fchmod(descriptor, mode)  # whatever the umask: members of the group read the state
+        os.fchmod(descriptor, mode)  # without the umask: members of the group read the state
         write_all(descriptor, data)
         if durable:
             os.fsync(descriptor)

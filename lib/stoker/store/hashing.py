@@ -1,4 +1,4 @@
-"""The sha256 of a file as the disk holds it, not as the page cache remembers it."""
+"""Hashes files as the disk holds them, not as the page cache does."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ BUFFER_BYTES = 2 * 1024 * 1024
 
 
 class Hasher(Protocol):
-    """As hashlib's and others' are."""
+    """The interface of hashlib's objects."""
 
     def update(self, data: Any, /) -> object:
-        """Take in more bytes."""
+        """Adds bytes to the hash."""
 
 
 @dataclass(frozen=True)
 class FileHash:
-    """What was read: sha256 in hex, size in bytes, and whether the page cache may have answered."""
-
-    sha256: str
-    size: int
-    cached: bool
+    sha256: str  # in hex
+    size: int  # in bytes
+    cached: bool  # the page cache may have given the bytes: no evidence against the file
 
 
 def hash_file(
@@ -39,12 +37,10 @@ def hash_file(
     progress: Callable[[int], None] | None = None,
     also: Hasher | None = None,
 ) -> FileHash:
-    """Hash a file, past the page cache where the file system allows it; progress gets the bytes read so far.
+    """Returns the hash of a file, read past the page cache where the file system allows it.
 
-    `also` is fed the same bytes.
-
-    `cached` is true when O_DIRECT was refused or not wanted: nothing may be convicted on such a hash.
-    FileNotFoundError passes through; any other failure to read is a StorageError.
+    `progress` gets the number of bytes read so far, `also` the same bytes as the hash. FileNotFoundError
+    passes through; any other failure to read raises StorageError.
     """
     with storage_errors("read", path), opened(path, os.O_RDONLY) as descriptor:
         return hash_opened(descriptor, past_cache=past_cache, progress=progress, also=also)
@@ -57,7 +53,7 @@ def hash_opened(
     progress: Callable[[int], None] | None = None,
     also: Hasher | None = None,
 ) -> FileHash:
-    """The same for a file that is open for reading, from its first byte; raises OSError as it comes."""
+    """Returns the hash of an open file, from its first byte; raises OSError."""
     digest = hashlib.sha256()
     reader = DirectReader(descriptor, past_cache=past_cache)
     with aligned_buffer(BUFFER_BYTES) as buffer:

@@ -1,4 +1,4 @@
-"""Where everything is: the state directory, a run in it, the hot disk, and the runtime directory."""
+"""The paths of all files: in the state directory, a run, the hot and warm disks, the runtime directory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ STAGE_SHARD = "stage_shard"
 TRAIN_SUPERVISOR = "train_supervisor"
 DAEMONS = (DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR)
 
-DISK_LOCK, LANDING_LOCK = ".stoker-owner.lock", ".owner.lock"  # of hot and warm, of a landing
+DISK_LOCK, LANDING_LOCK = (
+    ".stoker-owner.lock",
+    ".owner.lock",
+)  # of hot and warm; of a landing
 OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
 
-_SHARED_MODE = 0o2770  # members of the group file requests, and what they file belongs to the group
+_SHARED_MODE = 0o2770  # members of the group write requests, whose files belong to the group
 
 
 class StateLayout:
-    """The state directory of one pipeline; making paths touches no disk, only create() does."""
+    """The paths in the state directory of a pipeline; only create() and with_records() touch the disk."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         self.locks = state / "locks"
         self.run_lock = self.locks / "run.lock"  # of `stoker run`
-        # Shared while sets are being named in a plan, exclusive while they are evicted.
+        # Shared while the supervisor adds sets to a plan, exclusive while the loop evicts sets.
         self.shard_sets_lock = self.locks / "shard-sets.lock"
         self.requests_done = state / "requests" / "done"
         self.receipts = state / "receipts"
@@ -39,11 +42,13 @@ class StateLayout:
         self.datasets = state / "datasets"
         self.quarantine = state / "quarantine"
         self.runs = state / "runs"
-        self.demand = state / "ledger" / "demand.json"  # what the stage-shard loop wants of the landing
+        self.demand = (
+            state / "ledger" / "demand.json"
+        )  # files that the stage-shard loop misses or no longer needs
         self.owner_lock = state / ".stoker-owner.lock"  # names the pipeline whose state this is
 
     def create(self) -> None:
-        """Make what is missing of the tree, durably."""
+        """Makes the missing directories, durably."""
         make_dir(self.state)
         for directory in (
             *(self.locks, self.receipts, self.receipts / "listings", self.sources, self.datasets),
@@ -56,7 +61,7 @@ class StateLayout:
             _share(directory)
 
     def with_records(self) -> list[Path]:
-        """The directories that records are written in, those of the runs there are included."""
+        """Returns the directories with records, also those of the existing runs."""
         runs = [path for path in self.runs.iterdir() if path.is_dir()]
         return [
             *(self.receipts, self.receipts / "listings", self.sources, self.datasets),
@@ -66,15 +71,15 @@ class StateLayout:
         ]
 
     def lock(self, daemon: str) -> Path:
-        """The lock a daemon holds for its life."""
+        """Returns the lock file that a daemon holds while it lives."""
         return self.locks / f"{_known(daemon)}.lock"
 
     def requests(self, daemon: str) -> Path:
-        """Where others ask this daemon for something."""
+        """Returns the directory of requests to this daemon."""
         return self.state / "requests" / _known(daemon)
 
     def listing(self, dataset: str) -> Path:
-        """The record of what the source holds."""
+        """Returns the record of the files in the source."""
         return self.receipts / "listings" / f"{dataset}.json"
 
     def receipt(self, dataset: str, path: str) -> Path:
@@ -84,42 +89,42 @@ class StateLayout:
         return self.sources / f"{record_name(dataset, path)}.json"
 
     def dataset(self, name: str) -> Path:
-        """The record that pins a dataset's build."""
+        """Returns the record that pins a dataset's build."""
         return self.datasets / f"{name}.json"
 
     def tokenizer(self, dataset: str, version: int) -> Path:
-        """The tokenizer.json frozen for a dataset's version."""
+        """Returns the frozen tokenizer.json of a dataset's version."""
         return self.datasets / "tokenizers" / f"{dataset}-v{version}.json"
 
     def ledger(self, daemon: str) -> Path:
-        """What this daemon claims of each file system."""
+        """Returns the record of this daemon's claims on file systems."""
         return self.state / "ledger" / f"{_known(daemon)}.json"
 
     def run(self, name: str) -> RunLayout:
         return RunLayout(self.runs / name)
 
     def ballast(self, daemon: str) -> Path:
-        """Room that this daemon keeps for a full disk."""
+        """Returns the file that reserves room for this daemon."""
         return self.state / f".ballast-{_known(daemon)}"
 
     def events(self, daemon: str) -> Path:
-        """The log of what happened to this daemon."""
+        """Returns the event log of this daemon."""
         return self.state / "events" / f"{_known(daemon)}.jsonl"
 
 
 class RunLayout:
-    """One run's directory."""
+    """The paths in the directory of a run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.record = root / "run.json"
-        self.launch = root / "launch.json"  # what the supervisor tells the trainer of its current launch
+        self.launch = root / "launch.json"  # the supervisor's instructions for the current launch's trainer
         self.plan = root / "plan.jsonl"
         self.timelines = root / "timelines.jsonl"
         self.consumed = root / "consumed.json"
-        self.launches = root / "launches.jsonl"  # from which step each launch went, and with which settings
-        self.mirror = root / "mirror.json"  # what the mirror of the checkpoints held at the last look
-        self.waiting = root / "waiting.json"  # how long the plan has waited for files that are missing
+        self.launches = root / "launches.jsonl"  # the first step and the settings of each launch
+        self.mirror = root / "mirror.json"  # the checkpoints that the mirror held at the last listing
+        self.waiting = root / "waiting.json"  # how long the plan has waited for missing files
         self.heldout = root / "heldout.bin"
         self.checkpoints = root / "checkpoints"
         self.abandoned = root / "abandoned"  # checkpoints past the fork of a rollback
@@ -127,38 +132,38 @@ class RunLayout:
         self.metrics = self.log / "metrics.jsonl"
         self.trainer_lock = (
             root / "trainer.lock"
-        )  # held from before a launch until the trainer's tree is gone
+        )  # held from before a launch until its last process has ended
         self.rank0_lock = root / "rank0.lock"  # opened by path and held by rank 0 itself
 
     def create(self) -> None:
-        """Make what is missing of the run's directories, durably."""
+        """Makes the missing directories of the run, durably."""
         for directory in (self.root, self.checkpoints, self.abandoned, self.log):
             make_dir(directory)
 
 
 class _DiskLayout:
-    """What hot and warm have both. Only workers touch them."""
+    """The paths that hot and warm have in common. Only workers touch these disks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.trash = root / ".trash"  # shard sets that were given up: renamed here at once, deleted later
-        self.owner_lock = root / DISK_LOCK  # keeps two pipelines off one directory
+        self.trash = root / ".trash"  # dropped shard sets: renamed into it at once, deleted later
+        self.owner_lock = root / DISK_LOCK  # keeps a second pipeline out
 
     def landing(self, dataset: str) -> Path:
-        """Where a dataset's downloads land; on hot in a pipeline without a warm disk."""
+        """Returns the landing of a dataset's downloads; on hot in a pipeline without a warm disk."""
         return self.root / "landing" / dataset
 
     def shards(self, dataset: str) -> Path:
-        """The shard sets of a dataset, or their copies."""
+        """Returns the directory of a dataset's shard sets (on hot) or their copies (on warm)."""
         return self.root / "shards" / dataset
 
     def shard_set(self, dataset: str, key: str) -> Path:
-        """The directory of one shard set; key is the whole 64 hex."""
+        """Returns the directory of a shard set; key has all 64 hex digits."""
         return self.shards(dataset) / key[:16]
 
 
 class HotLayout(_DiskLayout):
-    """The fast disk: parquet in work and shard sets in use."""
+    """The paths on hot, the fast disk: parquet being tokenized and shard sets in use."""
 
     def __init__(self, hot: Path) -> None:
         super().__init__(hot)
@@ -166,46 +171,47 @@ class HotLayout(_DiskLayout):
 
 
 class WarmLayout(_DiskLayout):
-    """The big slow disk: copies of proven shard sets and of checkpoints."""
+    """The paths on warm, the big slow disk: copies of proven shard sets and of checkpoints."""
 
     def __init__(self, warm: Path) -> None:
         super().__init__(warm)
         self.warm = warm
 
     def checkpoints(self, run: str) -> Path:
-        """The mirror of a run's checkpoints."""
+        """Returns the mirror directory of a run's checkpoints."""
         return self.root / "checkpoints" / run
 
 
 @dataclass(frozen=True)
 class RuntimeLayout:
-    """What a reboot may forget: sockets, status snapshots, Prometheus targets."""
+    """The paths that a reboot may delete: sockets, status snapshots, Prometheus targets."""
 
     root: Path
 
     def create(self) -> None:
-        """Make what is missing."""
+        """Makes the missing directories."""
         for directory in (self.root, self.root / "status", self.root / "targets"):
             with storage_errors("make directory", directory):
                 directory.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def status(self, daemon: str) -> Path:
-        """The snapshot a daemon shows of itself."""
+        """Returns the status file of a daemon."""
         return self.root / "status" / f"{_known(daemon)}.json"
 
     def notify_socket(self, run: str) -> Path:
-        """The datagram socket a run's trainer reports to."""
+        """Returns the datagram socket for the messages of a run's trainer."""
         return self.root / f"{run}.sock"
 
     def targets(self, daemon: str) -> Path:
-        """The Prometheus file-discovery entry of a daemon."""
+        """Returns the Prometheus file-discovery entry of a daemon."""
         return self.root / "targets" / f"{_known(daemon)}.json"
 
 
 def runtime_dir(name: str, state: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """The runtime directory: systemd's, else /run/stoker/<name>, else a private one made under /tmp.
+    """Returns the runtime directory: systemd's, else /run/stoker/<name>, else a private one made under /tmp.
 
-    Kept short, for a socket's path has at most 107 bytes. UnavailableError when the private one is not ours.
+    The paths are short because a socket's path has at most 107 bytes. Raises UnavailableError when the
+    private directory belongs to another user or has a wrong mode.
     """
     given = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     if given:
@@ -232,7 +238,7 @@ def _private_dir(path: Path) -> Path:
 
 
 def _share(directory: Path) -> None:
-    # A crash between mkdir and chmod leaves the mode short; only the owner can mend it.
+    # A crash between mkdir and chmod leaves a wrong mode; only the owner can mend it.
     with storage_errors("share", directory):
         found = os.stat(directory)
         if found.st_mode & _SHARED_MODE != _SHARED_MODE and found.st_uid == os.geteuid():

@@ -1,12 +1,15 @@
 """Append-only logs: JSON lines, each chained to the last valid one by its hash.
 
-A line's hash is the sha256 of its bytes without the newline; each line carries its predecessor's as `prev`.
-A crash may leave part of a line, or zeros: the writer ends such a torn line with a newline before the next
-entry, which chains past it to the last valid line. A line that does not parse and is not chained past, or a
-chain that does not close, is damage: reading reports it and goes on behind it, never in silence. At the end
-of a log a line without its newline is torn, one with it is damage unless a power cut left zeros in it: the
-writer hands over both in one write. (Only one that dies exactly behind the newline which ends a torn line is
-taken for damage too.)
+A line's hash is the sha256 of its bytes without the newline; each line holds the hash of the line before as
+`prev`.
+
+A crash may leave part of a line, or zeros. The writer ends such a torn line with a newline before the next
+entry, which chains to the last valid line. An unparsable line that no later line chains past is damage, and
+so is a line with a wrong `prev`: the reader reports damage and continues with the next line.
+
+At the end of a log, an unparsable line without its newline is torn. An unparsable line with its newline is
+damage, except with zeros in it, which a power cut leaves: the writer writes a line and its newline in one
+write. (A writer that dies just after the newline that ends a torn line looks like damage, too.)
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class LogReading:
-    """A log as read: its valid entries with their hashes, torn lines counted, and damage in words."""
+    """The content of a log: valid entries, their hashes, the number of torn lines, damage as messages."""
 
     entries: tuple[dict[str, Any], ...]
     hashes: tuple[str, ...]
@@ -39,35 +42,35 @@ class LogReading:
 
 
 def read_log(path: Path, *, rotated: bool = False) -> LogReading:
-    """Read a log; a missing file is an empty log.
+    """Reads a log; a missing file is an empty log.
 
-    rotated=True is for logs written with rotate_bytes: the older file is read first, and what the first line
-    chains to is not asked, for it was rotated away.
+    rotated=True is for logs written with rotate_bytes: reads the older file first, and accepts any `prev` of
+    the first line, whose predecessor was rotated away.
     """
     return LogScan(path, rotated=rotated).reading()
 
 
 def read_log_data(data: bytes) -> LogReading:
-    """Read a log that was never rotated from its bytes."""
+    """Reads a log that was never rotated from its bytes."""
     return LogScan(data).reading()
 
 
 class LogScan:
-    """Goes once through a log, giving each valid entry with its hash and keeping none.
+    """Iterates once over a log's valid entries with their hashes, and keeps none in memory.
 
-    `line` is the number of the line just given, `last` its bytes; `head`, `torn` and `damage` (see
-    LogReading) are those of the lines behind it, of the whole log once it is through.
+    `line` is the number of the last yielded line, `last` its bytes. `head`, `torn` and `damage` (see
+    LogReading) cover the lines read so far, after the iteration the whole log.
     """
 
     def __init__(self, log: Path | bytes, *, rotated: bool = False) -> None:
         self._lines = log.split(b"\n") if isinstance(log, bytes) else _lines(_files(log, rotated))
-        self._head = None if rotated else GENESIS  # None: believe what the first line says it chains to
+        self._head = None if rotated else GENESIS  # None: accept any `prev` of the first line
         self.line = 0
         self.last: bytes | None = None
-        self._torn = self._unparsed = 0  # _unparsed: lines that do not parse, since the last one that does
+        self._torn = self._unparsed = 0  # _unparsed: unparsable lines since the last valid line
         self._damage: list[str] = []
-        self._ended = False  # whether the last line that came was empty: it is behind the last newline
-        self._zeros = False  # whether the last line that did not parse has some: a power cut left them
+        self._ended = False  # the last line read is empty: the file ends in a newline
+        self._zeros = False  # the last unparsable line holds zeros: a power cut left them
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
         for line in self._lines:
@@ -77,7 +80,7 @@ class LogScan:
                 yield entry, self.head
 
     def reading(self) -> LogReading:
-        """The whole log at once."""
+        """Returns the content of the whole log."""
         found = list(self)
         entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
         return LogReading(entries, hashes, self.head, self.torn, self.damage)
@@ -119,9 +122,9 @@ class LogScan:
 
 
 def lost_lines(path: Path | str, ours: Sequence[str], copy: Sequence[str]) -> range:
-    """The numbers, from 0, of the lines that a log has lost against a whole copy of it, both by their hashes.
+    """Returns the numbers, from 0, of the lines that a log lacks and its copy has, by the lines' hashes.
 
-    Raises DataError where the two forked: work went by one of them, no append can tell which is right.
+    Raises DataError where the two differ in a line: the code cannot decide which history the run followed.
     """
     common = min(len(ours), len(copy))
     for n in range(common):
@@ -134,7 +137,7 @@ def lost_lines(path: Path | str, ours: Sequence[str], copy: Sequence[str]) -> ra
 
 
 def restore_lines(path: Path, ours: Sequence[str], copy: Sequence[str], append: Callable[[int], str]) -> int:
-    """Append what a log has lost against a copy; returns how many lines. `append` writes one, by number."""
+    """Appends the lines that a log lacks and its copy has; returns how many. `append` writes line n."""
     lost = lost_lines(path, ours, copy)
     for n in lost:
         if append(n) != copy[n]:
@@ -146,19 +149,18 @@ def restore_lines(path: Path, ours: Sequence[str], copy: Sequence[str], append: 
 
 
 class ChainedLog:
-    """The one writer of a log. Opening it reads the log, and what was read is durable from then on.
+    """The only writer of a log. Opening reads the log and makes its lines durable.
 
-    `head` is the last valid line's hash (GENESIS when empty), `damage` what reading found:
-    the owner of a log that is history looks at it before appending.
-    With rotate_bytes the log keeps to that budget: at half of it the file becomes `<name>.1` (the older one
-    goes) and a new one goes on with the chain.
+    `head` is the last valid line's hash (GENESIS when empty), `damage` the damage found at opening: the owner
+    of a log that is history checks it before appending. `rotate_bytes` limits the size of both files: at half
+    of it the file becomes `<name>.1`, in place of the older one, and a new file continues the chain.
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None, mode: int = FILE_MODE) -> None:
         self.path = path
         self.damage: tuple[str, ...] = ()
         self.head = GENESIS
-        self._last_line: bytes | None = None  # parsed when asked for: few ask, and some entries are large
+        self._last_line: bytes | None = None  # parsed in `last`: few callers need it, some are large
         self._rotate_bytes = rotate_bytes
         self._mode = mode
         self._descriptor: int | None = None
@@ -168,13 +170,12 @@ class ChainedLog:
 
     @property
     def last(self) -> dict[str, Any] | None:
-        """The last valid entry, None in an empty log."""
         return None if self._last_line is None else _parse(self._last_line)
 
     def append(self, body: Mapping[str, Any], *, durable: bool = True) -> str:
-        """Append an entry and return its line's hash; it is durable on return unless durable=False.
+        """Appends an entry, durable on return unless durable=False; returns its line's hash.
 
-        On failure (StorageError) the entry is not in the log, or torn, and the next append is not harmed.
+        After a failure (StorageError) the entry is missing or torn, and the next append works.
         """
         self._rotate_if_due()
         descriptor = self._open() if self._descriptor is None else self._descriptor
@@ -195,7 +196,7 @@ class ChainedLog:
         return self.head
 
     def close(self) -> None:
-        """Close the file; the next append opens and reads it again."""
+        """Closes the file; the next append opens and reads it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -206,7 +207,7 @@ class ChainedLog:
             descriptor = os.open(self.path, flags, self._mode)
             try:
                 self._read(descriptor)
-                # A predecessor may have died before its fsync; nobody may act on what a crash can take back.
+                # An earlier writer may have died before its fsync, and a crash could still undo its lines.
                 os.fsync(descriptor)
                 fsync_dir(self.path.parent)
             except BaseException:
@@ -226,8 +227,8 @@ class ChainedLog:
             os.fchmod(descriptor, self._mode)
 
     def _undo(self, descriptor: int) -> None:
-        # After a failed fsync the kernel may call lost pages clean: the line must not stay to be believed.
-        with contextlib.suppress(OSError):  # then it stays as a torn or whole line, and is read again below
+        # After a failed fsync the kernel may call lost pages clean: the line must not remain.
+        with contextlib.suppress(OSError):  # then the line remains, torn or whole, and the next open reads it
             os.ftruncate(descriptor, self._size)
         self.close()
 
@@ -268,7 +269,7 @@ def _lines(paths: list[Path]) -> Iterator[bytes]:
             contextlib.suppress(FileNotFoundError),
             opened(path, os.O_RDONLY) as descriptor,
         ):
-            begun: list[bytes] = []  # of a line whose end is not read yet, which may be long
+            begun: list[bytes] = []  # the parts of a long line whose end is not read yet
             while chunk := os.read(descriptor, _CHUNK):
                 *whole, rest = chunk.split(b"\n")
                 if whole:
@@ -277,5 +278,5 @@ def _lines(paths: list[Path]) -> Iterator[bytes]:
                     begun.clear()
                 begun.append(rest)
             last = b"".join(begun)
-            if last or path == paths[-1]:  # at the end also nothing: then the line before it is whole
+            if last or path == paths[-1]:  # an empty last line shows that the line before is complete
                 yield last

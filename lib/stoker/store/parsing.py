@@ -1,4 +1,4 @@
-"""JSON as a disk may hold it: bounded in bytes and in depth, and of a format version that is known here."""
+"""Parses JSON from disk: limits its size and depth, and checks the format version."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 from stoker.store.errors import UnknownFormat
 
 VERSION = 1  # `v` of every record, manifest, checkpoint.json and line of a log
-MOST_BYTES = 64 << 20  # the largest honest file, a listing or a line of the plan, has a few MB
-# The interpreter gives up at 1,000 frames, wherever it happens to be by then. What is deeper than this is
-# refused first, so that everything that is read can also be walked, sent to a daemon and written again.
+MOST_BYTES = 64 << 20  # the largest valid file, a listing or a line of the plan, has a few MB
+# The interpreter raises RecursionError at 1,000 frames, at any place in the code. The lower limit makes sure
+# that a value that was parsed can also be walked, sent to a daemon and written again.
 MOST_DEPTH = 64
 
 
 def parse_json(data: bytes) -> Any:
-    """The value that UTF-8 JSON holds; ValueError for anything else, too long or too deep included."""
+    """Returns the value of UTF-8 JSON; raises ValueError for anything else, also too long or too deep."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"longer than {MOST_BYTES} bytes")
     text = data.decode("utf-8", "surrogatepass").strip()
@@ -30,14 +30,14 @@ def parse_json(data: bytes) -> Any:
         raise ValueError(_TOO_DEEP) from error
     if end != len(text):
         raise ValueError(f"something follows at character {end}")
-    # Most files are not worth the walk: without so many brackets nothing can be so deep.
+    # Saves the walk for most files: a value with few brackets cannot be deep.
     if data.count(b"[") + data.count(b"{") > MOST_DEPTH:
         _refuse_depth(value)
     return value
 
 
 def require_version(body: Mapping[str, Any], where: Path | str) -> None:
-    """Raise UnknownFormat unless `v` is the version that is read here, of a body whose sum is right."""
+    """Raises UnknownFormat unless `v` is VERSION; check the body's sum before."""
     if body["v"] != VERSION:
         raise UnknownFormat(
             f"{where} is of format version {body['v']!r}, this Stoker reads version {VERSION}: it is left as "
@@ -72,5 +72,5 @@ def _finite(word: str) -> float:
 _NESTS = frozenset((dict, list))
 _TOO_DEEP = f"nested deeper than {MOST_DEPTH} levels"
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-# What decode() adds to it takes a third of a small record's time.
+# Not decode(), whose extra checks take a third of the time of a small record.
 _SCAN: Callable[[str, int], tuple[Any, int]] = _DECODER.scan_once  # type: ignore[attr-defined]

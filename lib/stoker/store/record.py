@@ -1,4 +1,4 @@
-"""Records: one JSON object a file, with `v` (format version) and `sum` (over the rest of it)."""
+"""Records: one JSON object per file, with `v` (format version) and `sum` (hash of the other fields)."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ SUM_HEX = 16
 
 
 class RecordDamaged(DataError):
-    """A record does not parse, or its content is not what was summed."""
+    """A record does not parse, or its content does not match its `sum`."""
 
 
 def write_record(path: Path, body: Mapping[str, Any]) -> None:
-    """Write a record durably; ValueError when the body lacks `v` or does not go into JSON."""
+    """Writes a record durably; raises ValueError when the body lacks `v` or has no JSON form."""
     if "v" not in body:
         raise ValueError(f"the record {path} lacks its format version `v`")
-    # Through JSON and back first: 1 and "1" as keys sort differently before they are both text.
+    # Through JSON and back first: as keys, 1 and "1" sort differently until both are text.
     plain = parse_json(canonical_json({key: value for key, value in body.items() if key != "sum"}))
     write_atomic(path, canonical_json({**plain, "sum": _sum(plain)}) + b"\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record's body (without `sum`); raises as parse_record does, FileNotFoundError passes."""
+    """Reads a record's body (without `sum`); raises as parse_record does, and FileNotFoundError."""
     with storage_errors("read", path):
         data = _read_file(path)
     return parse_record(data, path)
 
 
 def parse_record(data: bytes, path: Path | str) -> dict[str, Any]:
-    """The body (without `sum`) of the record that path holds; RecordDamaged says what is wrong with it.
+    """Returns the body (without `sum`) of a record's bytes; raises RecordDamaged with the reason.
 
-    Raises UnknownFormat where its sum is right and its version is not known here.
+    Raises UnknownFormat where the sum is right and the version is unknown.
     """
     body = _summed(data, path)
     require_version(body, path)
@@ -66,9 +66,9 @@ def _summed(data: bytes, path: Path | str) -> dict[str, Any]:
 
 
 def read_or_set_aside(path: Path, quarantine: Path) -> dict[str, Any] | None:
-    """Read a record; None if it is missing, or damaged and now in `<quarantine>/record-<name>-<time>/`.
+    """Reads a record; returns None if it is missing, or damaged and moved to `<quarantine>/record-*/`.
 
-    A record that cannot be read (StorageError) is not convicted.
+    An unreadable record raises StorageError and is not moved.
     """
     try:
         return read_record(path)
@@ -80,14 +80,14 @@ def read_or_set_aside(path: Path, quarantine: Path) -> dict[str, Any] | None:
 
 
 def set_aside(path: Path, quarantine: Path, reason: str, detail: str) -> Path:
-    """Move a bad file into a quarantine directory of its own, its reason beside it; returns that place.
+    """Moves a bad file into a new quarantine directory with its reason; returns that directory.
 
-    Where it cannot be moved nothing is left of the place.
+    Removes the directory where the file cannot be moved.
     """
     name = path.name.encode("ascii", "backslashreplace").decode()[:100]
     place = quarantine / f"record-{name}-{new_id()}"
     make_dir(place)
-    # The reason first: a crash in between leaves the bad file in place, to be found again, and a note.
+    # The reason first: after a crash in between, the bad file is in its old place and is found again.
     write_record(
         place / "reason.json",
         {
@@ -112,9 +112,11 @@ def _sum(body: Mapping[str, Any]) -> str:
 
 
 def _sum_as_written(data: bytes) -> str | None:
-    """The sum of a record that lies in its canonical form, without making that form anew: a third of the time
-    that reading 50,000 of them takes. None where it cannot be told this way: not of text that may hold a lone
-    surrogate, written as an escape or as bytes."""
+    """Returns the sum of a record that is in canonical form, or None where the form is not certain.
+
+    Spares encoding the record again: a third of the time to read 50,000 records. A record that may hold a
+    lone surrogate, as an escape or as bytes, gives None.
+    """
     if b"\\u" in data or b"\xed" in data:
         return None
     at = data.rfind(_SUM_KEY)
@@ -128,7 +130,7 @@ _SUM_KEY = b',"sum":"'
 
 
 def _read_file(path: Path) -> bytes:
-    # Without O_NONBLOCK a fifo left in a shared directory would hang whoever reads it.
+    # Without O_NONBLOCK a fifo in a shared directory would hang its reader.
     with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
         pieces, left = [], MOST_BYTES + 1
         while left and (piece := os.read(descriptor, min(left, 1 << 20))):

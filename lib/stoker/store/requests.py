@@ -1,7 +1,7 @@
-"""Asking the owner of a file to change it: one record a request, named by its id.
+"""Requests to the daemon that owns a file to change it: one record per request, named by its id.
 
-The owner acts, writes `done/<id>.json`, and only then unlinks the request: an id found in done is not acted
-on again. A request states a goal and the condition it holds under, so acting twice would do no harm either.
+The daemon acts, writes `done/<id>.json`, and only then unlinks the request: a daemon does not act again on an
+id in done. A request states a goal and the condition for it, so acting twice would do no harm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_OURS = (errno.EACCES, errno.EPERM)
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: a verb with arguments, to be done only if the condition holds."""
+    """A verb with arguments, to be carried out only if the condition holds."""
 
     id: str
     verb: str
@@ -44,7 +44,7 @@ def file_request(
     args: Mapping[str, Any],
     condition: Mapping[str, Any] | None = None,
 ) -> str:
-    """Ask a daemon for something, durably; returns the id under which the outcome will stand in done/."""
+    """Files a request to a daemon, durably; returns its id, which names the outcome in done/."""
     request_id = new_id()
     body = {"v": 1, "id": request_id, "verb": verb, "args": dict(args), "by": f"uid {os.getuid()}"}
     body["if"] = None if condition is None else dict(condition)
@@ -55,10 +55,10 @@ def file_request(
 def pending_requests(
     layout: StateLayout, daemon: str, stuck: MutableMapping[str, StorageError] | None = None
 ) -> list[Request]:
-    """The requests to act on, oldest first; done ones are unlinked, damaged ones set aside.
+    """Returns the requests to act on, oldest first; unlinks answered requests and sets damaged ones aside.
 
-    An entry that can be neither read nor moved keeps no other from being read: it goes into `stuck`, by its
-    name. What only its owner may move is not tried again while it is there.
+    Notes in `stuck`, by name, an entry that can be neither read nor moved, and continues with the next. An
+    entry that only another user may move is not tried again while it exists.
     """
     stuck = {} if stuck is None else stuck
     directory = layout.requests(daemon)
@@ -81,11 +81,11 @@ def pending_requests(
 
 
 def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
-    """What a daemon was asked and has not acted on, for those who ask: nothing is removed or set aside."""
+    """Returns the unanswered requests to a daemon, for other processes: removes and moves no file."""
     directory = layout.requests(daemon)
     found = []
     for name in _names(directory):
-        # What cannot be read is for its owner to judge.
+        # The daemon judges the unreadable requests.
         with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
             if not _done(layout, name.removesuffix(".json")).exists():
                 found.append(_read(directory / name))
@@ -93,17 +93,17 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
 
 
 def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
-    """Record a request's outcome and take the request away; a crash in between repeats only the latter."""
+    """Records a request's outcome, then unlinks the request; a crash in between repeats only the unlink."""
     told = {"v": 1, "id": request.id, "daemon": daemon, "verb": request.verb, "time": utc_now()}
     body = {**told, "outcome": dict(outcome)}
     write_record(_done(layout, request.id), body)
-    # Durably: once its outcome is pruned, a request that came back would be acted on again.
+    # Durably: the daemon would act again on a request that came back after its outcome was pruned.
     unlink_durably(layout.requests(daemon) / f"{request.id}.json")
     _prune_done(layout)
 
 
 def read_outcome(layout: StateLayout, request_id: str) -> dict[str, Any] | None:
-    """What became of a request; None while nobody has acted on it."""
+    """Returns the outcome of a request; None until the daemon has acted on it."""
     try:
         outcome: dict[str, Any] = read_record(_done(layout, request_id))["outcome"]
     except FileNotFoundError:
@@ -118,20 +118,20 @@ def _take(layout: StateLayout, path: Path) -> Request | None:
     try:
         return _read(path)
     except FileNotFoundError:
-        return None  # whoever filed it took it back
+        return None  # the requester withdrew it
     except UnknownFormat as newer:
-        # Who asks may be newer than who is asked, which is no reason to end: it is refused, as a verb is.
+        # A newer `stoker` command may ask an older daemon: the daemon refuses the request and runs on.
         return Request(path.stem, f"({newer})", {}, None, "unknown")
     except (RecordDamaged, StorageError) as error:
         if isinstance(error, StorageError) and error.errno != errno.EACCES:
-            raise  # the disk's fault, not the request's
-        with contextlib.suppress(FileNotFoundError):  # taken back this instant
+            raise  # a fault of the disk, not of the request
+        with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
             set_aside(path, layout.quarantine, "request", str(error))
         return None
 
 
 def _read(path: Path) -> Request:
-    # Others of the group write here: anything may lie around under any name.
+    # Other members of the group write here: any kind of file may have any name.
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
         raise RecordDamaged(f"{path} is not a plain file of at most {MOST_BYTES} bytes")
@@ -148,7 +148,7 @@ def _read(path: Path) -> Request:
 
 
 def _names(directory: Path) -> list[str]:
-    """What was filed, oldest first: an id begins with its time."""
+    """Returns the names of the requests, oldest first: an id begins with its time."""
     with storage_errors("list", directory):
         return sorted(name for name in os.listdir(directory) if not name.startswith("."))
 
@@ -161,5 +161,5 @@ def _prune_done(layout: StateLayout) -> None:
     directory = layout.requests_done
     with storage_errors("prune", directory):
         for name in _names(directory)[:-KEPT_DONE]:
-            with contextlib.suppress(IsADirectoryError):  # no outcome of ours
+            with contextlib.suppress(IsADirectoryError):  # not an outcome
                 os.unlink(directory / name)
