@@ -1,4 +1,4 @@
-"""The command of the download watchdog; its loop is in stokerd.download.loop."""
+"""The command of the download watchdog, whose loop is stokerd.download.loop."""
 
 from __future__ import annotations
 

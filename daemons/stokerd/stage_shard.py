@@ -1,4 +1,4 @@
-"""The command of the stage-shard loop; its loop is in stokerd.sharding.loop."""
+"""The command of the stage-shard loop, which is stokerd.sharding.loop."""
 
 from __future__ import annotations
 

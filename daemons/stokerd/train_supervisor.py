@@ -1,4 +1,4 @@
-"""The command of the train supervisor; its loop is in stokerd.supervision.loop."""
+"""The command of the train supervisor, whose loop is stokerd.supervision.loop."""
 
 from __future__ import annotations
 

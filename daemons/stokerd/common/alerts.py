@@ -1,4 +1,4 @@
-"""Alerts: events of what lasts, recorded once, again while it lasts if that helps, and when it is over."""
+"""Records lasting problems as events: once, again while the problem lasts, and at its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPEAT_S = 300.0
 
 
 class Alerts:
-    """What was raised, by event word and subject; nothing is recorded twice within `repeat_s` seconds."""
+    """The raised alerts, by event and subject; records none twice within `repeat_s` seconds."""
 
     def __init__(self, events: Events, repeat_s: float = REPEAT_S) -> None:
         self._events = events
@@ -22,7 +22,7 @@ class Alerts:
     def raise_(
         self, event: str, about: str = "", *, level: str = "warning", repeat: bool = True, **fields: Any
     ) -> None:
-        """Record the event, unless it was recorded a short while ago, or stands and `repeat` is False."""
+        """Records the event unless it is recent, or the alert is already raised and `repeat` is False."""
         key, now = (event, about), time.monotonic()
         if now - self._at.get(key, -self._repeat_s) < self._repeat_s:
             return
@@ -32,7 +32,7 @@ class Alerts:
             self._events.record(event, level=level, **fields)
 
     def clear(self, event: str, about: str = "", *, tell: str = "", **fields: Any) -> None:
-        """End an alert; `tell` is the event that says so, if the alert was recorded."""
+        """Ends an alert, and records the event `tell` if the alert was recorded."""
         if (event, about) in self._standing:
             self._standing.discard((event, about))
             if tell:

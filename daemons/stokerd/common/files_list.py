@@ -1,4 +1,4 @@
-"""The daemons' option --files-list: work on these files alone."""
+"""The daemons' option --files-list, which limits their work to the listed files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES_LIST = Option(
 
 
 class FilesList:
-    """What the option says; without it every file is meant (`names` is None)."""
+    """The files named by the option; `names` is None without the option: every file is selected."""
 
     def __init__(self, context: DaemonContext) -> None:
         given = context.options.get("files_list")
@@ -26,15 +26,15 @@ class FilesList:
         self._checked = self.names is None
 
     def takes(self, path: str) -> bool:
-        """Whether the path is to be worked on."""
+        """Returns whether a path is selected."""
         return self.names is None or path in self.names
 
     def left_out(self, paths: Collection[str], but: Collection[str] = ()) -> list[str]:
-        """The paths that are left alone; those in `but` the others cannot do without."""
+        """Returns the paths that are not selected, except those in `but`, which selected files need."""
         return [path for path in paths if not self.takes(path) and path not in but]
 
     def check(self, listing: Listing | None, *known: Iterable[str]) -> None:
-        """Refuse a list of what is not there, once a listing can tell; --once does not wait for one."""
+        """Refuses a list with unknown files, once a listing exists; --once does not wait for a listing."""
         if self._checked or self.names is None:
             return
         if listing is not None:

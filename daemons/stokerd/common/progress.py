@@ -1,4 +1,4 @@
-"""How far a daemon has come, for the person who started it by hand."""
+"""Shows the progress of a daemon that an operator started in a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 
 
 class ProgressTeller:
-    """Shows a status on the terminal's last line; without one, and with --once, as a line now and then."""
+    """Shows a status on the terminal's last line; without a terminal, with --once, logs a line per minute."""
 
     def __init__(self, context: DaemonContext, parts: Callable[[Mapping[str, Any]], Iterable[str]]) -> None:
         self._log, self._once, self._parts = context.log, context.once, parts
         self._plain_due = time.monotonic() + PLAIN_EVERY_S
 
     def tell(self, status: Mapping[str, Any]) -> None:
-        """Show how far the daemon is now."""
         log, now = self._log, time.monotonic()
         log.footer.show(lambda width: progress_line(self._parts(status), status, width))
         if self._once and not log.footer.shown and now >= self._plain_due:

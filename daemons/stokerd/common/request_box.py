@@ -1,4 +1,4 @@
-"""What others ask of one daemon: read, answered, and told of where it cannot be read."""
+"""Reads and answers the requests to a daemon, and reports unreadable ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stoker.store.requests import Request, finish_request, pending_requests
 
 
 class RequestBox:
-    """A daemon's folder of requests."""
+    """The directory of requests to a daemon."""
 
     def __init__(self, layout: StateLayout, daemon: str, events: Events) -> None:
         self._layout, self._daemon, self._events = layout, daemon, events
         self._stuck: dict[str, StorageError] = {}
 
     def read(self) -> list[Request]:
-        """The requests to act on, oldest first; what can be neither read nor moved is told once."""
+        """Returns the requests to act on, oldest first; records each stuck entry once."""
         known = set(self._stuck)
         requests = pending_requests(self._layout, self._daemon, self._stuck)
         for name in sorted(self._stuck.keys() - known):
@@ -29,5 +29,5 @@ class RequestBox:
         return requests
 
     def finish(self, request: Request, outcome: Mapping[str, Any]) -> None:
-        """Record a request's outcome and take the request away."""
+        """Records a request's outcome and removes the request."""
         finish_request(self._layout, self._daemon, request, outcome)

@@ -1,4 +1,4 @@
-"""What no daemon can go on without: said once, waited for, and then gone on with."""
+"""Waits until the state directory can be written, or until a worker can be started, again."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ from stoker.store.files import unlink_durably, write_atomic
 
 TRY_EVERY_S = 1.0
 SHORTAGE_S = 5.0
-_PROBE = b"x" * 8192  # more than a record needs, so that a single freed block does not call us back in vain
+_PROBE = b"x" * 8192  # more than a record needs: a single free block must not end the wait
 
 
 def wait_out(context: DaemonContext, problem: StorageError | WorkerNotStarted) -> None:
-    """Wait until the state directory takes a write again, or a while for other processes to end.
+    """Waits until the state directory can be written, or some seconds where a worker could not be started.
 
-    A stop ends the wait; with --once raise the problem.
-
-    A full disk is first given what was kept for it: then this returns at once, and `context.reserve.spent`
-    says that nothing new may be begun. Nothing is lost by what failed: a fact counts only once its record is
-    durable, and its work is repeated.
+    A stop ends the wait; with --once raises the problem. On a full disk the first call frees the daemon's
+    reserve and returns at once; while `context.reserve.spent`, the daemon begins no new work. The failed
+    write loses no fact: a fact counts only once its record is durable, and its work is repeated.
     """
     reason, is_state = str(problem), isinstance(problem, StorageError)
     is_full = isinstance(problem, StorageError) and problem.errno in FULL
     if is_full and context.reserve.give_back(reason) and not context.once:
-        return  # what is under way can be recorded; whatever writes much waits while the reserve is spent
+        return  # running work can be recorded; work that writes much waits while the reserve is spent
     if context.once:
         raise problem
     context.events.record("state_unwritable" if is_state else "worker_not_started", "error", reason=reason)
     until = math.inf if is_state else time.monotonic() + SHORTAGE_S
     while not context.stopping and time.monotonic() < until:
         context.beat({"trouble": reason}, f"waiting: {reason}")
-        context.waiter.wait(0.0)  # for signals alone; what the workers have to say waits in their pipes
+        context.waiter.wait(0.0)  # for signals alone; the workers' messages wait in their pipes
         time.sleep(TRY_EVERY_S)
         if is_state and _takes_a_write(context.layout.state / ".tmp-probe"):
             context.events.record("state_writable")

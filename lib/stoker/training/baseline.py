@@ -1,6 +1,6 @@
-"""The loss of knowing only how frequent each token is: what a model that learned anything has to beat.
+"""The unigram loss, of a model with only token frequencies: a trained model must have a lower loss.
 
-`python -m stoker.training.baseline RUN_DIR` prints it as JSON.
+`python -m stoker.training.baseline RUN_DIR` prints the loss as JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CHUNK_TOKENS = 1 << 22
 
 
 def unigram_loss(run_dir: Path, shards_root: Path | None = None) -> float:
-    """Cross-entropy (nats a token) of the run's held-out targets under the training token frequencies.
+    """Returns the cross-entropy (nats per token) of held-out targets under the training token frequencies.
 
-    Frequencies are those of every set the plan names, each set once, with one added to each count. The
-    targets are the ones an evaluation predicts: all tokens of each held-out window but the first.
+    Counts the tokens of each set in the plan once, and adds one to each count. The targets are those of an
+    evaluation: all tokens of each held-out window but the first.
     """
     layout = RunLayout(run_dir)
     launch = read_record(layout.launch)
@@ -42,7 +42,7 @@ def unigram_loss(run_dir: Path, shards_root: Path | None = None) -> float:
 
 
 def _counts(file: Path, dtype: np.dtype[Any], vocab_size: int) -> npt.NDArray[np.int64]:
-    """How often each id occurs in a token file, read in pieces."""
+    """Returns how often each id occurs in a token file, which is read in pieces."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     with file.open("rb") as stream:
         while (tokens := np.fromfile(stream, dtype=dtype, count=CHUNK_TOKENS)).size:

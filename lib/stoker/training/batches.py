@@ -1,4 +1,4 @@
-"""Global batches in the plan's order: always full, each window once, the same whatever the micro-batch."""
+"""Reads global batches in the plan's order: always full, each window once, the same for any micro-batch."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from stoker.plan.positions import Position, Skip, after, left_after, take
 from stoker.plan.windows import SegmentReader, Windows
 from stoker.store.errors import DataError
 
-OPEN_SEGMENTS = 2  # a batch may reach from one entry into the next
+OPEN_SEGMENTS = 2  # a batch may reach into the next entry
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows as int64 in groups (b, seq_len + 1) that share a length, and the position after them.
+    """The windows of one optimizer step."""
 
-    A batch that reaches from one entry into another with a different seq_len has two groups, any other one.
-    """
-
-    groups: tuple[Windows, ...]
-    position: Position
+    groups: tuple[Windows, ...]  # int64 (b, seq_len + 1); two groups where entries of different seq_len meet
+    position: Position  # after the batch
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on: each window has one more than it gives targets."""
+        """The tokens trained on: a window has one token more than targets."""
         return sum(group.shape[0] * (group.shape[1] - 1) for group in self.groups)
 
 
 class Batches:
-    """Takes full batches from the plan, and reads it again when it has grown; never waits."""
+    """Takes full batches from the plan, and reads a grown plan again; never waits."""
 
     def __init__(
         self,
@@ -57,21 +54,21 @@ class Batches:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the plan has ended and holds less than one more batch."""
+        """Whether the plan has ended and less than a batch is left."""
         return self.plan.ended and self.remainder < self._size
 
     @property
     def longest(self) -> int:
-        """The longest seq_len of the plan, 0 for an empty one."""
+        """The longest seq_len in the plan, 0 for an empty plan."""
         return max((segment.seq_len for segment in self.plan.segments), default=0)
 
     @property
     def remainder(self) -> int:
-        """Windows that the plan still has."""
+        """The number of windows left in the plan."""
         return left_after(self.plan, self.position, self._skips)
 
     def next(self) -> Batch | None:
-        """The next batch, or None while the plan has too few windows."""
+        """Returns the next batch, or None while the plan has too few windows."""
         pieces = take(self.plan, self.position, self._size, self._skips)
         if pieces is None:
             return None
@@ -83,7 +80,7 @@ class Batches:
         )
 
     def reread(self) -> None:
-        """Look whether the plan has grown; raises DataError when what was read of it before has changed."""
+        """Reads the plan again if it has grown; raises DataError when its earlier lines have changed."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size == self._plan_size:
             return

@@ -1,4 +1,4 @@
-"""Where and how the arithmetic is done: device, precision, threads, determinism, micro-batch."""
+"""Chooses device, precision, threads, determinism and micro-batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from stoker.store.errors import ConfigError
 
-# Logits are the largest thing alive in a step. On the CPU a micro-batch whose logits stay near the caches is
-# fastest (2 cores, 2.4 M parameters, 4096 tokens a step: 0.50 s at 16 MiB, 0.63 s at 64 MiB); a GPU wants it
-# wide.
+# Logits are the largest tensor of a step. On the CPU a micro-batch whose logits stay near the caches is
+# fastest (2 cores, 2.4 M parameters, 4096 tokens per step: 0.50 s at 16 MiB, 0.63 s at 64 MiB); a GPU needs
+# wide micro-batches.
 CPU_LOGITS_BYTES = 16 * 2**20
 CUDA_LOGITS_BYTES = 4 * 2**30
 LOGIT_BYTES = 4
@@ -20,7 +20,7 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True)
 class Compute:
-    """The device and the precision of forward passes; parameters and optimizer state are float32 always."""
+    """The device and precision of forward passes; parameters and optimizer state are always float32."""
 
     device: torch.device
     bf16: bool
@@ -30,22 +30,22 @@ class Compute:
         return "bfloat16" if self.bf16 else "float32"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """bfloat16 where it is safe, inside this context; nothing in float32."""
+        """Returns a context that computes in bfloat16 where that is safe; with float32, it has no effect."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 def set_up(precision: str, *, deterministic: bool, threads: int | None, seed: int) -> Compute:
-    """Choose device and precision (auto: bfloat16 on a GPU) and fix what must be the same each launch.
+    """Sets threads, determinism and seed; returns device and precision (auto: bfloat16 on a GPU).
 
-    Sums on a CPU depend on the number of threads; bit-identical runs need the same number.
+    Sums on a CPU depend on the number of threads: bit-identical runs need the same number.
     """
     if threads:
         torch.set_num_threads(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # As use_deterministic_algorithms(True), which would also load a compiler: a second of every launch.
+        # use_deterministic_algorithms(True) would also load a compiler, which costs each launch a second.
         torch.set_deterministic_debug_mode("error")
-        # Filling every fresh buffer helps to find reads of unset memory, and takes time in every step.
+        # Filling new buffers helps only to find reads of unset memory, and costs time in every step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,7 +59,7 @@ def set_up(precision: str, *, deterministic: bool, threads: int | None, seed: in
 def choose_micro_batch(
     wanted: int | None, *, global_batch: int, seq_len: int, vocab_size: int, device: str
 ) -> int:
-    """Windows a forward pass: as asked for, else the largest divisor of the batch with bounded logits."""
+    """Returns the windows per forward pass: `wanted`, else the largest divisor with bounded logits."""
     if wanted is not None:
         return min(wanted, global_batch)
     budget = CUDA_LOGITS_BYTES if device == "cuda" else CPU_LOGITS_BYTES

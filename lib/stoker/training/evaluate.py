@@ -1,4 +1,4 @@
-"""The held-out loss: every window of heldout.bin, in order, never trained on."""
+"""Computes the held-out loss over all windows of heldout.bin, which are never trained on."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean cross-entropy over the held-out windows and its standard error, in nats a token."""
+    """The mean cross-entropy over the held-out windows and its standard error, in nats per token."""
 
     loss: float
     stderr: float
 
 
 def open_heldout(file: Path, *, sha256: str, windows: int, seq_len: int, dtype: str) -> npt.NDArray[Any]:
-    """The held-out windows (N, seq_len + 1), mapped; raises DataError when the file is not the run's."""
+    """Returns the held-out windows (N, seq_len + 1), mapped; raises DataError when the file has changed."""
     try:
         found = hash_file(file)
     except FileNotFoundError as problem:
@@ -54,9 +54,9 @@ def evaluate(
     micro_batch: int,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """The loss over all held-out windows, or None as soon as `go_on`, asked before each micro-batch, says no.
+    """Returns the loss over all held-out windows; None when `go_on` is false before a micro-batch.
 
-    The standard error is over windows, which are close to independent; tokens of one window are not.
+    The standard error is over windows, which are almost independent; the tokens of a window are not.
     """
     losses: list[torch.Tensor] = []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What this launch has to do: the launch record of the run's directory and the STOKER_* environment."""
+"""Reads the settings of a launch from launch.json and the STOKER_* environment."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ from stoker.store.record import read_record
 
 @dataclass(frozen=True)
 class Heldout:
-    """The held-out file, the sha256 it must have, and its number of windows, seq_len + 1 tokens each."""
-
     file: Path
-    sha256: str
-    windows: int
+    sha256: str  # which the file must have
+    windows: int  # of seq_len + 1 tokens each
     seq_len: int
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: `steps` is the run's horizon, `global_batch` is in windows, `micro_batch` None = choose.
-
-    `until`, before the horizon, is where this launch stops and seals. `seq_len` is the configured one, that
-    of plan entries to come; each entry has its own.
-    `resume_from` is a checkpoint that was proven just now, or None to begin at step 0.
-    """
+    """The settings of one launch of the trainer."""
 
     id: str
     run: str
@@ -37,15 +30,15 @@ class Launch:
     layout: RunLayout
     plan: Path
     timelines: Path
-    resume_from: Path | None
+    resume_from: Path | None  # a checkpoint proven before the launch; None: begin at step 0
     timeline: int
     config_digest: str
     seed: int
-    steps: int
-    until: int | None
-    seq_len: int
-    global_batch: int
-    micro_batch: int | None
+    steps: int  # the last step of the run
+    until: int | None  # the step, before the last, at which this launch stops and seals
+    seq_len: int  # of future plan entries; each entry of the plan has its own
+    global_batch: int  # in windows
+    micro_batch: int | None  # in windows; None: the trainer chooses
     precision: str
     deterministic: bool
     threads: int | None
@@ -65,10 +58,10 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """The launch the environment names; only STOKER_RUN_DIR is required, so that a trainer also runs by hand.
+    """Returns the launch that the environment names; by hand, STOKER_RUN_DIR alone starts a trainer.
 
-    Raises UsageError without it and ConfigError for a launch record that is missing, of another launch or
-    lacks a field.
+    Raises UsageError without STOKER_RUN_DIR, and ConfigError for a launch record that is missing, belongs to
+    another launch or lacks a field.
     """
     if not environ.get("STOKER_RUN_DIR"):
         raise UsageError(
@@ -131,7 +124,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
 
 
 def _heldout(record: Mapping[str, Any] | None, layout: RunLayout, seq_len: int) -> Heldout | None:
-    """None also where the validation data is shorter than a window: there is nothing to evaluate on."""
+    """Returns the held-out file; None also where the validation data is shorter than a window."""
     if not record or not record["windows"]:
         return None
     return Heldout(

@@ -1,4 +1,4 @@
-"""Everything a launch trains with, made from its record and restored from its checkpoint."""
+"""Builds the objects that a launch trains with, and restores them from its checkpoint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from stoker.training.state import Progress
 
 
 def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
-    """Make everything the launch needs, restored from its checkpoint when it has one.
+    """Returns the training of a launch, restored from its checkpoint if the launch has one.
 
-    Raises ConfigError for a checkpoint of another configuration, DataError for data that disagrees.
+    Raises ConfigError for a checkpoint of another configuration, DataError for a plan or data that do not
+    match.
     """
     compute = device.set_up(
         launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
@@ -45,7 +46,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
             f"{launch.plan} does not continue the plan that {launch.resume_from} was trained by (its head is "
             f"{body['plan_head']}); put back the copy in that checkpoint"
         )
-    # Rotary tables for whatever may come: entries that are planned, those to come, the held-out windows.
+    # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
     longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
     model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
     if launch.resume_from is None:

@@ -1,8 +1,8 @@
-"""The training run: batches in the plan's order, a step each, evaluations and checkpoints between.
+"""Trains over batches in the plan's order, with evaluations and checkpoints between the steps.
 
-A checkpoint at step k means: k optimizer steps done, position at the next window. Everything a step depends
-on (parameters, optimizer state, position, the schedule's step number) is in it, so a resumed run is the same
-run.
+A checkpoint at step k holds the state after k optimizer steps, with the position of the next window. It
+contains everything a step depends on (parameters, optimizer state, position, the schedule's step number), so
+a resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLAN_WORD_S = 1.0
 
 
 class Training:
-    """One launch's training, made by `load`; `run` trains to the end and says which end it was."""
+    """The training of one launch, made by `load`."""
 
     def __init__(
         self,
@@ -66,8 +66,11 @@ class Training:
         self.saved_step, self.saved_at = progress.step, time.monotonic()
 
     def run(self) -> str:
-        """Train to the horizon (`steps`), the launch's own end (`until`), the data's end (`data_exhausted`)
-        or a stop (`stopped`); seal."""
+        """Trains, seals a checkpoint at the end, and returns why training ended.
+
+        "steps": at the run's last step; "until": at the launch's last step; "data_exhausted": the plan has no
+        further batch; "stopped": the supervisor asked for a stop.
+        """
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
         last, ending = self.launch.steps, "steps"
@@ -138,16 +141,16 @@ class Training:
         )
 
     def _micro_batches(self, batch: Batch) -> list[Tensor]:
-        """A batch as windows (b, seq_len + 1) that go through the model together."""
+        """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
         groups = (torch.from_numpy(group).to(self.compute.device) for group in batch.groups)
         return [part for group in groups for part in self._split(group)]
 
     def _split(self, group: Tensor) -> Sequence[Tensor]:
-        """Windows (b, seq_len + 1) of one length as micro-batches."""
+        """Splits windows (b, seq_len + 1) of the same length into micro-batches."""
         return torch.split(group, self._micro_batch(group.shape[1] - 1))
 
     def _micro_batch(self, seq_len: int) -> int:
-        """Windows of that length in a forward pass; by the length alone, so that a step stays the same."""
+        """Returns the windows per forward pass; from the length alone, so that a step stays the same."""
         return device.choose_micro_batch(
             self.launch.micro_batch,
             global_batch=self.launch.global_batch,
@@ -157,7 +160,7 @@ class Training:
         )
 
     def _next_batch(self) -> Batch | None:
-        """The next batch, waited for while the plan has too little; None at a stop or at the plan's end."""
+        """Waits for the next batch and returns it; returns None at a stop or at the plan's end."""
         word_at = -math.inf
         while not self.stop.asked:
             batch = self.batches.next()
@@ -176,13 +179,13 @@ class Training:
         return None
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate at step 0 and every so many steps; what a stop cut short is made up for when resumed."""
+        """Evaluates at step 0 and every `evaluate_every` steps; a resumed run repeats one cut short."""
         step, every = self.progress.step, self.launch.evaluate_every
         if step == 0 or (every and step % every == 0):
             self._evaluate()
 
     def _evaluate(self) -> bool:
-        """Evaluate this step unless that was done; False when a stop came first. DataError unless finite."""
+        """Evaluates this step once; returns False at a stop. Raises DataError for an infinite or nan loss."""
         step = self.progress.step
         if self.heldout is None or self.metrics.evaluated(step):
             return True
@@ -221,7 +224,7 @@ class Training:
     def _checkpoint(self) -> None:
         phase = self.protocol.phase
         self.protocol.say("checkpoint", **self._words())
-        self.metrics.sync()  # before the seal: the rows of a sealed step are on the disk
+        self.metrics.sync()  # before the seal: the rows of a sealed step must be durable
         directory = save(
             self.launch,
             self.progress,

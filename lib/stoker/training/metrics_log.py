@@ -1,4 +1,4 @@
-"""log/metrics.jsonl: what every step gave, one row a step, none twice within a timeline."""
+"""Writes log/metrics.jsonl: the metrics of each step, with one row per step in a timeline."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stoker.store.parsing import parse_json
 
 
 class MetricsLog:
-    """The one writer of a run's metrics log; `history` is the ancestry of the timeline it writes for.
+    """The only writer of a run's metrics log; `history` is the ancestry of the current timeline.
 
-    Opening it cuts what a killed launch wrote beyond the step now resumed from (0 = from the start): those
-    steps are done again. Rows of other timelines stay. A row is handed to the kernel when `append` returns,
-    and on the disk after `sync`.
+    Opening the log removes the rows of the current timeline beyond `resume_step` (0: the start), which a
+    killed launch left: those steps are made again. Rows of other timelines stay. A row has reached the kernel
+    when `append` returns, and the disk after `sync`.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class MetricsLog:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
     def evaluated(self, step: int) -> bool:
-        """Whether the history that is gone on with has a held-out loss at the step."""
+        """Returns whether the current history has a held-out loss at the step."""
         return step in self._evaluated
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one row; `timeline` is added, what is not finite is null. Raises OSError (a full disk)."""
+        """Appends a row with its timeline; writes infinity and nan as null. Raises OSError (a full disk)."""
         body = {name: None if _is_endless(value) else value for name, value in row.items()}
         body["timeline"] = self._timeline
         line = memoryview(json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
@@ -45,7 +45,7 @@ class MetricsLog:
             self._evaluated.add(row["step"])
 
     def sync(self) -> None:
-        """Make every row so far durable."""
+        """Makes the rows written so far durable."""
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -53,11 +53,11 @@ class MetricsLog:
 
 
 def _is_endless(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)  # JSON has no word for it
+    return isinstance(value, float) and not math.isfinite(value)  # JSON has no such number
 
 
 def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int) -> set[int]:
-    """Drop the timeline's rows beyond the resume step, and unreadable lines; returns the evaluated steps."""
+    """Removes the timeline's rows beyond the resume step, and unreadable lines; returns evaluated steps."""
     timeline = history[0][0]
     try:
         size = path.stat().st_size
@@ -65,7 +65,7 @@ def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int
         write_atomic(path, b"")
         return set()
     evaluated: set[int] = set()
-    kept: list[tuple[int, int]] = []  # what stays, as ranges of bytes
+    kept: list[tuple[int, int]] = []  # the remaining rows, as ranges of bytes
     for start, line in _lines(path):
         row = _row(line)
         beyond = row is None or row["step"] > resume_step
@@ -93,7 +93,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A whole row, or None for a torn or unreadable line."""
+    """Returns a complete row, or None for a torn or unreadable line."""
     if not line.endswith(b"\n"):
         return None
     try:

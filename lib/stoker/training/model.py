@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name every torch reader knows
+from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
 from stoker.store.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the parameters' names and sizes, in the words of the launch record and model.json."""
+    """The shape of a model, which decides its parameters; the names are those of model.json."""
 
     vocab_size: int
-    seq_len: int  # the longest sequence, in tokens, that rotary tables are made for
+    seq_len: int  # in tokens: the length of the rotary tables
     layers: int
     width: int
     heads: int
@@ -35,7 +35,7 @@ class Shape:
 
     @classmethod
     def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
-        """The shape a model mapping names; raises ConfigError where the numbers do not fit together."""
+        """Returns the shape of a model mapping; raises ConfigError for contradicting numbers."""
         fields = (
             "layers",
             "width",
@@ -59,7 +59,7 @@ class Shape:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019); no mean is taken off and no bias added."""
+    """x / rms(x) * weight (Zhang and Sennrich 2019), without subtracting the mean, without bias."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -71,10 +71,10 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(seq_len: int, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, D) of angle position * theta^(-2i/D) for pair i (Su et al. 2021), in float32.
+    """Returns float32 cosines and sines (T, D) of angle position * theta^(-2i/D), pair i (Su et al. 2021).
 
-    Pair i is the dimensions i and i + D/2, so both halves of a row hold the same angles and the sine's first
-    half carries the rotation's minus sign.
+    Pair i is the dimensions i and i + D/2: both halves of a row hold the same angles, and the first half of
+    the sines has the rotation's minus sign.
     """
     half = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-half)  # (T, D/2)
@@ -83,9 +83,9 @@ def rotary_tables(seq_len: int, head_width: int, theta: float) -> tuple[Tensor, 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x (..., T, D) by its position's angle: q.k depends on the lag alone.
+    """Rotates each pair (i, i + D/2) of x (..., T, D) by its position's angle: q.k depends on the lag alone.
 
-    In float32 whatever x is: with cosines rounded to bfloat16 that would no longer hold.
+    Computes in float32 for any x: with cosines rounded to bfloat16, q.k would also depend on the position.
     """
     first, second = x.float().chunk(2, dim=-1)
     return (x * cos + torch.cat((second, first), dim=-1) * sin).type_as(x)
@@ -127,7 +127,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the feed-forward part, each behind its norm and added to the stream."""
+    """Attention, then the feed-forward part, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Token ids (B, T) to the logits (B, T, V) of each next token."""
+    """Maps token ids (B, T) to the logits (B, T, V) of each next token."""
 
     cos: Tensor
     sin: Tensor
@@ -168,12 +168,12 @@ class Model(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight if self.head is None else self.head.weight)
 
     def loss_sum(self, windows: Tensor) -> Tensor:
-        """Cross-entropy in nats, summed over all T targets of windows (B, T + 1)."""
+        """Returns the cross-entropy in nats, summed over all B * T targets of windows (B, T + 1)."""
         logits = self(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="sum")
 
     def loss_by_window(self, windows: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of each of the windows (B, T + 1), as (B,)."""
+        """Returns the mean cross-entropy in nats (B,) of each of the windows (B, T + 1)."""
         logits = self(windows[:, :-1])
         targets = windows[:, 1:]
         losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
@@ -181,11 +181,11 @@ class Model(nn.Module):
 
 
 def initialize(model: Model, seed: int) -> None:
-    """Give every parameter its first value, the same for the same seed whatever ran before.
+    """Initializes every parameter, from the seed alone and not from torch's global generator.
 
     GPT-2's recipe (Radford et al. 2019): normal with standard deviation 0.02, and 0.02 / sqrt(2 x layers) for
     the projections that add to the residual stream, so that its variance does not grow with depth. Norms
-    begin at one.
+    start at 1.
     """
     generator = torch.Generator().manual_seed(seed)
     residual = 0.02 / math.sqrt(2 * model.shape.layers)

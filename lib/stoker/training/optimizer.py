@@ -1,6 +1,6 @@
-"""AdamW (Loshchilov and Hutter 2019), decay on matrices only, clipped gradients; the rate of each step.
+"""AdamW (Loshchilov and Hutter 2019) with decay on matrices only, gradient clipping, learning rates.
 
-Written out, since torch.optim loads a compiler on first use that costs every launch a second.
+Not torch.optim, which loads a compiler on first use: a second of every launch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class Moments:
-    """The running means of a parameter's gradient and of its square, in the parameter's shape."""
+    """The running means of a parameter's gradient and of its square, both in the parameter's shape."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
 
 class AdamW:
-    """Updates a model's parameters in place; its state is `steps`, the updates made, and `moments` by name.
+    """Updates a model's parameters in place; its state is `steps` (updates made) and `moments` by name.
 
-    Element-wise throughout: the same values give the same bits.
+    All operations are element-wise: the same values give the same bits.
     """
 
     def __init__(self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> None:
@@ -41,10 +41,10 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Apply the gradients at this learning rate and drop them; norms (vectors) are not decayed."""
+        """Applies the gradients at this learning rate and clears them; norms (vectors) do not decay."""
         self.steps += 1
         first, second = self._betas
-        size = rate / (1 - first**self.steps)  # both means begin at zero; this takes the bias off
+        size = rate / (1 - first**self.steps)  # corrects the bias of means that start at zero
         spread = math.sqrt(1 - second**self.steps)
         for name, parameter in self._parameters.items():
             gradient, moments = parameter.grad, self.moments[name]
@@ -60,22 +60,20 @@ class AdamW:
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
-    """Scale gradients to a joint 2-norm of at most `limit` (0 = none); returns the norm they had."""
+    """Scales gradients to a joint 2-norm of at most `limit` (0: no limit); returns the norm before."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"))
     return float(norm)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`horizon` is the run's last step, never a launch's; `min_ratio` is of the peak rate."""
-
     peak: float
     warmup_steps: int
-    horizon: int
-    min_ratio: float
+    horizon: int  # the last step of the run, not of the launch
+    min_ratio: float  # of the peak rate
 
     def rate(self, step: int) -> float:
-        """The rate of a step, counted from 1: peak at the warm-up's end, min_ratio x peak at the horizon."""
+        """Returns the rate of a step from 1 on: peak after warm-up, min_ratio * peak at the horizon."""
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
         done = min(1.0, (step - self.warmup_steps) / max(1, self.horizon - self.warmup_steps))

@@ -1,7 +1,7 @@
-"""The trainer's side of the protocol: datagrams of KEY=value lines to its supervisor, stops from it.
+"""The trainer's side of the protocol: sends datagrams of KEY=value lines to the supervisor, receives stops.
 
-Sending never blocks: a supervisor that is stopped, slow or gone must not freeze training. What cannot be sent
-is dropped if a newer one follows, kept if it is the only one of its kind.
+Sending never blocks: a stopped, slow or dead supervisor must not freeze training. A progress datagram that
+cannot be sent is dropped, because a newer one follows; other datagrams are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_TEXT = 500
 
 
 class Protocol:
-    """Datagrams to STOKER_NOTIFY_SOCKET, each with LAUNCH and PHASE; without the variable nothing is sent."""
+    """Sends datagrams with LAUNCH and PHASE to STOKER_NOTIFY_SOCKET, if that variable is set."""
 
     def __init__(self, path: str, launch: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._launch, self._clock = path, launch, clock
@@ -40,13 +40,13 @@ class Protocol:
         return self._phase
 
     def say(self, phase: str, **words: object) -> None:
-        """Tell a phase, a checkpoint, an end: kept until a receiver with room has taken it."""
+        """Sends a phase, a checkpoint or an end; keeps the datagram until the receiver has room."""
         self._phase = phase
         self._kept.append(self._datagram(words))
         self._drain()
 
     def tell(self, **words: object) -> None:
-        """Tell how it stands in the present phase; dropped when the last such word is less than 0.1 s old."""
+        """Sends progress, at most every 0.1 s; drops the datagram while the receiver has no room."""
         now = self._clock()
         if now - self._sent_at < STEP_INTERVAL_S:
             return
@@ -54,7 +54,7 @@ class Protocol:
             self._sent_at = now
 
     def close(self, patience_s: float = 1.0) -> None:
-        """Give the last words a moment to be taken, then close."""
+        """Tries for some time to send the kept datagrams, then closes the socket."""
         deadline = self._clock() + patience_s
         while not self._drain() and self._clock() < deadline:
             time.sleep(0.01)
@@ -68,7 +68,7 @@ class Protocol:
         return "\n".join(lines).encode()
 
     def _drain(self) -> bool:
-        """Send what was kept, oldest first; False while the receiver has no room."""
+        """Sends the kept datagrams, oldest first; returns False while the receiver has no room."""
         while self._kept:
             if not self._send(self._kept[0]):
                 return False
@@ -76,7 +76,7 @@ class Protocol:
         return True
 
     def _send(self, datagram: bytes) -> bool:
-        """False when the receiver's buffer is full; one that is not there counts as having taken it."""
+        """Sends a datagram; returns False when the receiver's buffer is full. No receiver counts as sent."""
         if self._socket is None:
             return True
         try:
@@ -84,7 +84,7 @@ class Protocol:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            # No supervisor listens (not started by one, or it was killed): the run's files are the truth.
+            # No supervisor listens (a start by hand, or a killed supervisor): the run's files hold the facts.
             return True
         return True
 
@@ -98,18 +98,18 @@ def _text(value: object) -> str:
 
 
 class StopAsked(BaseException):
-    """Raised by the signal handler while nothing has been done yet; no `except Exception` swallows it."""
+    """The signal handler raises it before the first step; no `except Exception` catches it."""
 
 
 class Stop:
-    """Whether a stop was asked; while `at_once`, the handler raises StopAsked into what is being loaded."""
+    """Whether a stop was asked; while `at_once`, the signal handler raises StopAsked, even during imports."""
 
     def __init__(self) -> None:
         self.asked = False
         self.at_once = True
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT; main thread only."""
+        """Installs the handler of SIGTERM and SIGINT; call it in the main thread."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._handle)
 

@@ -1,4 +1,4 @@
-"""Text from a checkpoint: its own model.json, weights and tokenizer.json, and nothing else."""
+"""Generates text from a checkpoint alone: its model.json, weights and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.training.state import load_parameters, read_json
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a next token is drawn: temperature 0 takes the likeliest, `top_k` 0 considers all."""
+    """How a token is drawn: temperature 0 takes the likeliest, `top_k` 0 draws from all."""
 
     temperature: float = 0.8
     top_k: int = 50
@@ -26,7 +26,7 @@ class Sampling:
 
 
 class TextModel:
-    """A trained model with its tokenizer, from a checkpoint that was proven just now."""
+    """A trained model with its tokenizer, from a checkpoint that the caller has proven."""
 
     def __init__(self, checkpoint: Path) -> None:
         body = read_json(checkpoint / "checkpoint.json")
@@ -42,19 +42,19 @@ class TextModel:
         self._engine = HFEngine(frozen)
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         self._eot = frozen.eot
-        self._ids = frozen.vocab_size  # the embedding may have been made wider
+        self._ids = frozen.vocab_size  # the embedding may be wider than the vocabulary
 
     def continue_text(self, prompt: str, tokens: int, sampling: Sampling) -> str:
-        """The prompt and at most `tokens` more tokens, to the end of the text if that comes first."""
+        """Returns the prompt with at most `tokens` more tokens; stops at an end-of-text token."""
         ids = [int(token) for token in self._engine.encode([prompt])[0]]
         made = list(self._draw(ids, tokens, sampling))
-        # Decoded at once: a character may be spread over several byte-level tokens. One that the limit cut in
-        # two would show as a replacement character.
+        # Decoded together: a character may consist of several byte-level tokens. A character that the limit
+        # cut in two would show as a replacement character.
         text: str = self._tokenizer.decode(ids + made, skip_special_tokens=True)
         return text.rstrip("\ufffd") if len(made) == tokens else text
 
     def _draw(self, ids: list[int], tokens: int, sampling: Sampling) -> Iterator[int]:
-        """Tokens one by one; end-of-text stands before the prompt, as before every document in training."""
+        """Yields tokens; puts end-of-text before the prompt, as before every document in training."""
         generator = torch.Generator().manual_seed(sampling.seed)
         context = [self._eot, *ids]
         for _ in range(tokens):
@@ -69,7 +69,7 @@ class TextModel:
 
 
 def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw an id from logits (V,)."""
+    """Returns an id drawn from logits (V,)."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     if sampling.top_k:

@@ -1,4 +1,4 @@
-"""A checkpoint of the training state: when it is due, which files it has, what its checkpoint.json says."""
+"""Saves checkpoints of the training state: when they are due, their files, their checkpoint.json."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def save(
     micro_batch: int,
     plan_head: str,
 ) -> Path:
-    """Seal a checkpoint of `progress`, every byte of it on the disk when this returns; returns its directory.
+    """Seals a checkpoint of `progress`, durable on return; returns its directory.
 
-    It holds the plan as far as this trainer has read it. Raises StorageError (disk full, I/O).
+    The checkpoint holds the plan as far as this trainer has read it. Raises StorageError (disk full, I/O).
     """
     position = progress.position.as_list()
     trainer = {
@@ -78,7 +78,7 @@ def save(
 
 
 def _versions() -> dict[str, str]:
-    """What else decides the bits of a step."""
+    """Returns the versions that the bits of a step depend on."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -88,7 +88,7 @@ def _versions() -> dict[str, str]:
 
 
 def log_up_to(path: Path, head: str) -> bytes:
-    """A chained log's bytes up to and with the line whose hash is `head`; DataError when it is gone."""
+    """Returns a chained log's bytes to the line with hash `head`; raises DataError without that line."""
     if head == GENESIS:
         return b""
     raw = path.read_bytes()
@@ -104,13 +104,11 @@ def log_up_to(path: Path, head: str) -> bytes:
 
 @dataclass(frozen=True)
 class Cadence:
-    """`every_s` seconds of monotonic time and `every_steps` steps; None leaves that rule out."""
-
-    every_s: float | None
-    every_steps: int | None
+    every_s: float | None  # of monotonic time; None: no limit by time
+    every_steps: int | None  # None: no limit by steps
 
     def due(self, *, step: int, saved_step: int, now: float, saved_at: float) -> bool:
-        """Whether a run at `step` has to be saved; never when nothing was done since `saved_step`."""
+        """Returns whether a run at `step` must be saved; never twice at the same step."""
         if step == saved_step:
             return False
         if self.every_steps and step % self.every_steps == 0:

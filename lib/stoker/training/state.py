@@ -1,7 +1,7 @@
-"""A training state as named buffers, and back, bit for bit.
+"""Converts a training state to named buffers and back, bit for bit.
 
-Only safetensors and JSON are read: nothing is unpickled. A state is restored from a checkpoint that was
-proven before the launch; here it is checked to be this run's.
+Reads only safetensors and JSON, and unpickles no data. The supervisor has proven the checkpoint before the
+launch; this module checks that it belongs to the run.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ NamedBuffer = tuple[str, str, tuple[int, ...], memoryview]  # name, safetensors 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training is: optimizer steps, tokens trained on, the next window, the last losses (nats)."""
+    """How far training is."""
 
-    step: int = 0
-    tokens: int = 0
-    position: Position = START
-    loss: float | None = None
-    val_loss: float | None = None
+    step: int = 0  # optimizer steps made
+    tokens: int = 0  # trained on
+    position: Position = START  # of the next window
+    loss: float | None = None  # the last, in nats
+    val_loss: float | None = None  # the last, in nats
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
-    """The optimizer's means as <parameter>.exp_avg and <parameter>.exp_avg_sq; its steps are the run's."""
+    """Returns the optimizer's means by name: <parameter>.exp_avg and <parameter>.exp_avg_sq."""
     return {
         f"{name}.{word}": getattr(moments, word)
         for name, moments in optimizer.moments.items()
@@ -54,20 +53,20 @@ def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def buffers(tensors: Mapping[str, Tensor]) -> Iterator[NamedBuffer]:
-    """Each tensor's bytes without a copy where it is on the CPU."""
+    """Yields the bytes of each tensor, without a copy for a tensor on the CPU."""
     for name, tensor in tensors.items():
         flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         yield name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data
 
 
 def random_state() -> dict[str, Any]:
-    """The random generators' state, as base64."""
+    """Returns the state of the random generators, as base64."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"cpu": _encoded(torch.get_rng_state()), "cuda": [_encoded(state) for state in cuda]}
 
 
 def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
-    """checkpoint.json of a proven checkpoint; ConfigError, with both values, where it is of another run."""
+    """Returns checkpoint.json; raises ConfigError, with both values, where it does not fit the launch."""
     body = read_json(directory / "checkpoint.json")
     shape = read_json(directory / "model.json")
     tokenizer = hashlib.sha256(launch.tokenizer_file.read_bytes()).hexdigest()
@@ -88,12 +87,12 @@ def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
 
 
 def position_of(body: Mapping[str, Any] | None) -> Position:
-    """Where a checkpoint's next window is; the plan's start without one."""
+    """Returns the position of a checkpoint's next window; without a checkpoint, the plan's start."""
     return START if body is None else Position.parse(body["position"])
 
 
 def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimizer: AdamW) -> Progress:
-    """Put a checkpoint's parameters, optimizer state and random state in place; returns its progress."""
+    """Restores parameters, optimizer state and random state from a checkpoint; returns its progress."""
     load_parameters(directory, body, model)
     _copy_all(load_tensors(directory, body, "optimizer-"), optimizer_tensors(optimizer), directory)
     optimizer.steps = body["step"]
@@ -111,12 +110,12 @@ def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimize
 
 
 def load_parameters(directory: Path, body: Mapping[str, Any], model: nn.Module) -> None:
-    """Copy a checkpoint's parameters into the model; DataError unless names and shapes are the model's."""
+    """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes."""
     _copy_all(load_tensors(directory, body, "model-"), model_tensors(model), directory)
 
 
 def load_tensors(directory: Path, body: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
-    """All tensors of the listed files with a prefix, mapped; no file that is not listed is opened."""
+    """Returns all tensors of the files with a prefix; opens only files that checkpoint.json lists."""
     tensors: dict[str, Tensor] = {}
     for name in sorted(body["files"]):
         if not (name.startswith(prefix) and name.endswith(".safetensors")):
@@ -145,7 +144,7 @@ def _copy_all(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], directo
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; raises DataError naming the file when it is none."""
+    """Returns a JSON object; raises DataError with the file's path for any other content."""
     try:
         body = parse_json(path.read_bytes())
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""The training step: gradients of a global batch, micro-batch by micro-batch, then one update."""
+"""The training step: adds up gradients over the micro-batches of a global batch, then updates once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from stoker.training.optimizer import AdamW, clip_gradients
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over the global batch (nats a token) and the gradients' norm before clipping."""
-
-    loss: float
-    grad_norm: float
+    loss: float  # mean over the global batch, in nats per token
+    grad_norm: float  # before clipping
 
 
 def training_step(
@@ -32,10 +30,10 @@ def training_step(
     clip: float,
     compute: Compute,
 ) -> StepResult:
-    """One optimizer step over micro-batches (b, T + 1); DataError, with nothing changed, if it is not finite.
+    """Makes one optimizer step over micro-batches (b, T + 1).
 
-    Their gradients add up to those of the mean over all targets of the global batch, however it is split and
-    whatever T each of them has.
+    Raises DataError, before any change, where loss or gradients are not finite. The gradients add up to those
+    of the mean over all targets of the global batch, for every split and any mix of T.
     """
     targets = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
     loss = torch.zeros((), dtype=torch.float64, device=parts[0].device)

@@ -1,7 +1,7 @@
 """The built-in trainer: `python -m stoker.training.trainer`, rank 0 of a run, under the trainer protocol.
 
 Exit codes: 0 finished or stopped as asked, 65 bad data, 74 I/O or full disk, 75 try again, 78 configuration.
-Only light modules are imported up here: a stop must be possible while torch is still being loaded.
+Only light modules are imported at the top: a stop must work while torch is being loaded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, 
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Run one launch; the end is told in a datagram and in the exit code."""
+    """Runs one launch; reports its end in a datagram and returns the exit code."""
     stop = Stop()
     stop.install()
-    set_death_signal(signal.SIGTERM)  # whoever started this has died: save and end, like any other stop
-    # Read when torch is loaded. Threads that spin at each barrier take the cores from whoever else works
-    # there, the shard builders first of all: on 2 busy cores a step took 13 s spinning, 2 s sleeping.
+    set_death_signal(signal.SIGTERM)  # the parent has died: save and end, as at any stop
+    # torch reads it when loaded. Threads that spin at each barrier take the cores from other processes,
+    # mostly from the shard builders: on 2 busy cores a step took 13 s with spinning, 2 s with sleeping
+    # threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     protocol = Protocol.from_environment(environ)
     try:
@@ -39,8 +40,8 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         code = _train(read_launch(environ), protocol, stop)
     except StopAsked:
         code = _stopped(protocol)
-    except Exception as problem:  # noqa: BLE001 - every failure becomes an exit code and a last word
-        # A stop that falls into the middle of an import can come out as any exception.
+    except Exception as problem:  # noqa: BLE001 - every failure becomes an exit code and a message
+        # A stop in the middle of an import can surface as any exception.
         code = _stopped(protocol) if stop.asked and stop.at_once else _failed(problem, protocol)
     protocol.close()
     return code
@@ -70,7 +71,7 @@ def _stopped(protocol: Protocol) -> int:
 
 
 def _failed(problem: Exception, protocol: Protocol) -> int:
-    """Tell what went wrong, with a traceback only where the message alone cannot explain it."""
+    """Reports a failure, with a traceback for errors that Stoker did not raise; returns the exit code."""
     code = exit_code(problem)
     if not isinstance(problem, StokerError):
         traceback.print_exception(problem)
@@ -80,7 +81,7 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
 
 
 def exit_code(problem: Exception) -> int:
-    """The sysexits code of a failure; 70 for one that nobody foresaw."""
+    """Returns the sysexits code of a failure; 70 for an unforeseen one."""
     if isinstance(problem, StokerError) and not isinstance(problem, StorageError):
         return problem.exit_code
     if isinstance(problem, OSError):
