@@ -1,7 +1,7 @@
-"""The control groups this process is in, and the small files in which the kernel tells of them.
+"""Finds the control groups of this process, and reads the kernel's small files about them.
 
-What bounds a process is the least of the machine and of every cgroup it is in: its own and each above it,
-version 1 and 2. What cannot be read (a container hides what is above it) is left out.
+The limit of a process is the least of the machine's and of all its cgroups': its own and each parent, version
+1 and 2. Unreadable groups are left out: a container hides the parents of its group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def groups_of(proc: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Version and directory of our own cgroups of a controller and of each above them, as far as mounted."""
+    """Yields version and directory of this process's cgroups of a controller, with all mounted parents."""
     ours = {}
     for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)
@@ -34,13 +34,13 @@ def groups_of(proc: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def number(file: Path) -> int | None:
-    """None for one that cannot be read, or says `max`."""
+    """Returns the number in a file; None for an unreadable file, or one that holds `max`."""
     text = " ".join(lines(file))
     return int(text) if text.isdigit() else None
 
 
 def fields(file: Path, mark: str = "") -> dict[str, int]:
-    """The lines of a name and a number, the mark behind the name taken off."""
+    """Returns the numbers of a file by name, from lines "name number"; removes `mark` after the name."""
     found = {}
     for line in lines(file):
         name, *values = line.split()
@@ -50,7 +50,7 @@ def fields(file: Path, mark: str = "") -> dict[str, int]:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a file; none where it is not this kernel's, or hidden from us."""
+    """Returns the lines of a file; none where this kernel has no such file, or a container hides it."""
     try:
         return file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,6 @@
-"""Memory as the kernel sees it for us: how much may still be taken, and whether it has killed for want of it.
+"""Measures how much memory this process can still allocate, and whether the kernel killed for lack of memory.
 
-What bounds a process is the least of the machine and of every cgroup it is in, so all of them are asked: its
-own and each above it, version 1 and 2. What cannot be read (a container hides what is above it) is left out.
+The limit is the least of the machine's and of all cgroups' (see `cgroups`), so all of them are read.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from stoker.observe.cgroups import fields, groups_of, number
 
-UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2^63
-# By version of the cgroup: the files of kills, limit and use, and what the kernel takes back before it kills.
+UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number near 2^63
+# By cgroup version: the files of kills, limit and use; the memory that the kernel reclaims before it kills.
 FILES = {
     1: ("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.events", "memory.max", "memory.current"),
@@ -27,28 +26,25 @@ CACHE = {
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """One look: bytes that may be taken before the kernel has to kill, and its kills so far, by who counts.
+    """The memory available at one moment, and the kernel's kills so far."""
 
-    The count of a cgroup includes those below it.
-    """
-
-    headroom_bytes: int
-    oom_kills: Mapping[str, int] = field(default_factory=dict)
+    headroom_bytes: int  # that can be allocated before the kernel must kill
+    oom_kills: Mapping[str, int] = field(default_factory=dict)  # by "machine" or cgroup, with its children
 
     def killed_since(self, before: MemoryFacts) -> bool:
-        """Whether the kernel has killed for want of memory since another look."""
+        """Returns whether the kernel has killed for lack of memory since earlier facts."""
         return any(count > before.oom_kills.get(who, count) for who, count in self.oom_kills.items())
 
 
 class MemoryWatch:
-    """Looks at what bounds this process and its children; finds its cgroups once: they stay."""
+    """Reads the memory limits of this process; looks for its cgroups only once, since they do not change."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._groups = tuple(groups_of(proc, "memory"))
 
     def look(self) -> MemoryFacts:
-        """Read everything again; some ten small files."""
+        """Returns the current facts, from some ten small files."""
         available = fields(self._proc / "meminfo", ":").get("MemAvailable", 0) * 1024
         slack, kills = [available], {}
         with contextlib.suppress(KeyError):

@@ -1,7 +1,8 @@
-"""The disk ledger: what each daemon claims of each file system beyond what lies there already.
+"""The disk ledger: the bytes that each daemon claims of each file system, beyond the files already there.
 
-A claim is room for work that has begun or must not be refused: checkpoints first, then sets being built or
-brought back, then staging and landing. Free bytes less the claims of all daemons are what is left to give.
+A claim reserves room for work that has begun or must not be refused: checkpoints first, then sets being built
+or brought back, then staging and landing. Free bytes less the claims of all daemons are the room for new
+work.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)  # served in this order
 
 @dataclass(frozen=True)
 class Claim:
-    """So many bytes of one file system, known by the device number of `path` (st_dev), for a purpose."""
+    """Bytes of a file system that a daemon will need for a purpose."""
 
-    device: int
+    device: int  # st_dev of `path`
     path: str
     purpose: Purpose
     bytes: int
@@ -29,7 +30,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system as a worker saw it: its device number, and its size and free space in bytes."""
+    """The device number, size and free space of a file system, as a worker saw them."""
 
     device: int
     total_bytes: int
@@ -37,13 +38,13 @@ class Disk:
 
 
 def write_claims(layout: StateLayout, daemon: str, claims: Iterable[Claim]) -> None:
-    """Make a daemon's claims durable, in place of its earlier ones."""
+    """Replaces a daemon's claims, durably."""
     body = {"v": 1, "daemon": daemon, "claims": [asdict(claim) for claim in claims]}
     write_record(layout.ledger(daemon), body)
 
 
 def read_claims(layout: StateLayout, daemon: str) -> tuple[Claim, ...]:
-    """A daemon's claims; none where its record is missing or damaged (its owner writes it anew)."""
+    """Returns a daemon's claims; none where its record is missing or damaged (the daemon rewrites it)."""
     try:
         return tuple(_parse(claim) for claim in read_record(layout.ledger(daemon))["claims"])
     except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
@@ -51,18 +52,18 @@ def read_claims(layout: StateLayout, daemon: str) -> tuple[Claim, ...]:
 
 
 def others_claims(layout: StateLayout, daemon: str) -> tuple[Claim, ...]:
-    """What the other daemons claim."""
+    """Returns the claims of the other daemons."""
     return tuple(claim for other in DAEMONS if other != daemon for claim in read_claims(layout, other))
 
 
 def claimed_bytes(claims: Iterable[Claim], device: int, before: Purpose | None = None) -> int:
-    """Bytes claimed of a file system; with `before` only for that purpose and those served before it."""
+    """Returns the bytes claimed of a file system; with `before`, only for purposes up to that one."""
     served = PURPOSES if before is None else PURPOSES[: PURPOSES.index(before) + 1]
     return sum(claim.bytes for claim in claims if claim.device == device and claim.purpose in served)
 
 
 def room(disk: Disk, claims: Iterable[Claim], *, floor_bytes: int = 0, purpose: Purpose | None = None) -> int:
-    """Bytes that may still be given out for a purpose: negative when the disk is short of what is claimed."""
+    """Returns the bytes that a purpose can still claim; negative when the claims exceed the disk."""
     return disk.free_bytes - floor_bytes - claimed_bytes(claims, disk.device, purpose)
 
 

@@ -1,7 +1,7 @@
-"""How busy the machine is, as far as it is ours: idle CPUs, and how much is waited for CPU, disk and memory.
+"""Measures how busy this process's part of the machine is: idle CPUs, and waits for CPU, disk and memory.
 
-Each figure is over the time between two looks. What a kernel does not tell (no PSI before 4.20, or switched
-off) is None and decides nothing.
+Each figure covers the time between two calls of `look`. A figure that the kernel does not give (PSI needs
+Linux 4.20, and can be off) is None and decides nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from pathlib import Path
 
 from stoker.observe.cgroups import fields, groups_of, lines, number
 
-_BUSY_FIELDS = 8  # user to steal of a line in /proc/stat; guests are counted in user already
+_BUSY_FIELDS = 8  # user to steal in a line of /proc/stat; user already contains guest time
 _IDLE, _IOWAIT = 3, 4
 
 
 @dataclass(frozen=True)
 class Pressure:
-    """One look: CPUs that we may use and how many of them idled; shares of the time, 0 to 1, in which
-    something (not all) waited for a CPU, for the disk or for memory."""
+    """How busy the machine was over a time; the `_some` are PSI's shares of that time, 0 to 1."""
 
-    cpus: float
-    idle_cpus: float
-    cpu_some: float | None = None
+    cpus: float  # that this process may use
+    idle_cpus: float  # of those
+    cpu_some: float | None = None  # some task waited for a CPU; io, memory: for the disk, for memory
     io_some: float | None = None
     memory_some: float | None = None
 
@@ -34,13 +33,13 @@ class Pressure:
 @dataclass(frozen=True)
 class _Counters:
     at: float
-    idle: dict[int, tuple[int, int]]  # idle and all ticks by CPU
+    idle: dict[int, tuple[int, int]]  # idle ticks and all ticks, by CPU
     waited: dict[str, int]  # microseconds by resource
     used_us: dict[Path, int]  # CPU time by cgroup with a quota
 
 
 class PressureGauge:
-    """Looks when asked; the first figures come with the second look."""
+    """Measures pressure between two calls of `look`, the first time since it was made."""
 
     def __init__(
         self,
@@ -55,12 +54,12 @@ class PressureGauge:
 
     @property
     def cpus(self) -> float:
-        """How many CPUs we may use at once: those we may run on, less if a cgroup has a quota."""
+        """The number of CPUs this process may use at once: by affinity, or less by a cgroup's quota."""
         return min([float(len(self._mine)), *self._quotas.values()])
 
     def look(self) -> Pressure | None:
-        """The figures since the last look; None where no time has passed."""
-        self._quotas = _quotas(self._proc)  # a service's limits may be changed while it runs
+        """Returns the figures since the last call; None where no time has passed."""
+        self._quotas = _quotas(self._proc)  # the limits of a running service can change
         before, self._before = self._before, self._count()
         now = self._before
         elapsed_s = now.at - before.at
@@ -98,19 +97,19 @@ class PressureGauge:
 
 
 def _waited(file: Path) -> int | None:
-    """The microseconds in which some task waited, from the line `some avg10=0.00 ... total=123`."""
+    """Returns the microseconds in which some task waited, from the line `some avg10=0.00 ... total=123`."""
     found = re.search(r"^some .*total=(\d+)", "\n".join(lines(file)), re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def _quotas(proc: Path) -> dict[Path, float]:
-    """CPUs that each cgroup above us may use at once, of those that have a quota."""
+    """Returns the number of CPUs that each cgroup with a quota may use at once."""
     found = {}
     for version, group in groups_of(proc, "cpu"):
         if version == 2:
             most, _, period = " ".join(lines(group / "cpu.max")).partition(" ")
         else:
-            most = str(number(group / "cpu.cfs_quota_us") or "")  # -1, no number here, is no quota
+            most = str(number(group / "cpu.cfs_quota_us") or "")  # -1 (None by `number`): no quota
             period = str(number(group / "cpu.cfs_period_us") or "")
         if most.isdigit() and period.isdigit() and int(period):
             found[group] = int(most) / int(period)

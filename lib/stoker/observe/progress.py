@@ -1,4 +1,4 @@
-"""The daemons' progress in words, from their status snapshots."""
+"""Formats the daemons' progress as text, from their status snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DONE = ("verified", "unproven", "released", "given_up", "rotten")
 
 
 def progress_line(parts: Iterable[str], status: Mapping[str, Any], width: int) -> str:
-    """One line of at most `width` characters: the first part, others that fit, a bar in what is left."""
+    """Returns a line of at most `width` characters: the first part, the next that fit, a bar in the rest."""
     line = ""
     for part in parts:
         longer = f"{line}{SEPARATOR}{part}" if line else part
@@ -27,13 +27,13 @@ def progress_line(parts: Iterable[str], status: Mapping[str, Any], width: int) -
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of that many characters."""
+    """Returns a progress bar of `width` characters."""
     full = round(min(1.0, max(0.0, share)) * (width - 2))
     return f"[{'#' * full}{'.' * (width - 2 - full)}]"
 
 
 def download_parts(status: Mapping[str, Any]) -> Iterator[str]:
-    """The download watchdog's files, share, time left, rate and states, the weightiest first."""
+    """Yields the download watchdog's files, share, time left, rate and states, the most important first."""
     counts = status["files"]
     done = sum(counts.get(state, 0) for state in DONE)
     yield f"{done:,}/{sum(counts.values()):,} files" if status["looked"] else "looking at the source"
@@ -48,7 +48,7 @@ def download_parts(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shard_parts(status: Mapping[str, Any]) -> Iterator[str]:
-    """The stage-shard loop's files, share, time left, rates and activities, the weightiest first."""
+    """Yields the stage-shard loop's files, share, time left, rates, activities, the most important first."""
     known = status["files_of"]
     yield f"{status['files_done']:,}/{known:,} files" if known else "looking for verified files"
     if status["bytes_of"]:
@@ -63,7 +63,7 @@ def shard_parts(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rates(status: Mapping[str, Any]) -> Iterator[str]:
-    """Parquet and tokens a second, where something is being built."""
+    """Yields parquet bytes and tokens per second, while builders work."""
     if status.get("parquet_bytes_per_second"):
         yield f"{status['parquet_bytes_per_second'] / 1e6:,.1f} MB/s"
     if status.get("tokens_per_second"):

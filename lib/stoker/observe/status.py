@@ -1,4 +1,4 @@
-"""What `stoker status` reads: each daemon's snapshot, and whether its lock says that it is running."""
+"""Reads the status of the daemons: their snapshots, and from their locks whether they run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ SNAPSHOT_LIMIT = 4 << 20  # bytes
 
 
 def read_status(layout: StateLayout) -> dict[str, dict[str, Any]]:
-    """Every daemon of a pipeline, from any process and user that may read its state directory.
+    """Returns the status of each daemon of a pipeline, for any process that can read the state directory.
 
-    Each has `running`, `state` ("running", "stopped", "never started"), `since`, `pid` and `metrics`,
-    both only while running, and `body`: its last snapshot, of an earlier life when it is not running, {} when
-    nobody remembers.
+    Keys: `running`; `state` ("running", "stopped", "never started"); `since`; `pid` and `metrics`, None
+    unless running; `body`, the last snapshot, also of a stopped daemon, {} where none exists.
     """
     return {daemon: _read(layout, daemon) for daemon in DAEMONS}
 
@@ -49,6 +48,6 @@ def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:
     try:
         with RuntimeLayout(Path(root)).status(daemon).open("rb") as stream:
             body = parse_json(stream.read(SNAPSHOT_LIMIT))
-    except (OSError, ValueError):  # a reboot forgot it, or it is another user's private directory
+    except (OSError, ValueError):  # a reboot deleted it, or another user's private directory hides it
         return {}
     return body if isinstance(body, dict) else {}

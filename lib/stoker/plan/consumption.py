@@ -1,7 +1,7 @@
-"""consumed.json: what a run has trained on, and what of the hot disk it holds on to. The supervisor's word.
+"""consumed.json: how far a run has trained, and which sets it needs on hot. The supervisor writes it.
 
-The evictor goes by it: nothing from `low_water` on to `reach` in the plan leaves hot; what is in `wants` does
-only for a more urgent want.
+The stage-shard loop evicts by it: no set of the plan from `low_water` to `reach` leaves hot; a set in `wants`
+leaves only for a more urgent one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ from stoker.store.record import RecordDamaged, read_record
 
 @dataclass(frozen=True)
 class Holdings:
-    """What one run holds on hot.
-
-    `low_water` is the least position any checkpoint of its resume horizon stands at; `wants` are keys (64
-    hex) of sets that coming entries will name or a resume will read, most urgent first; a finished run holds
-    nothing. `reach` is where the run will stop before it goes on, where hot cannot hold all that is planned;
-    None: it may train on to the plan's end. `windows_per_s` is the measured rate, None before it is known.
-    """
+    """The part of the plan that a run needs on hot; a finished run needs none."""
 
     run: str
     plan: Plan
-    low_water: Position = START
-    wants: tuple[str, ...] = ()
+    low_water: Position = START  # the least position of a checkpoint that the run may resume from
+    wants: tuple[str, ...] = ()  # keys of sets that a resume or future entries read, most urgent first
     finished: bool = False
-    windows_per_s: float | None = None
-    reach: Position | None = None
+    windows_per_s: float | None = None  # as measured, None while unknown
+    reach: Position | None = None  # where the current launch stops; None: at the plan's end
 
 
 def consumed_body(
@@ -48,9 +42,9 @@ def consumed_body(
     windows_per_s: float | None = None,
     reach: Position | None = None,
 ) -> dict[str, Any]:
-    """The record's body: what of the plan is trained on, and what never will be.
+    """Returns the body of the record, with the counts of trained, skipped and unusable windows.
 
-    `body` is the newest proven checkpoint.json, or says where the run begins.
+    `body` is the newest proven checkpoint.json, or the run's beginning.
     """
     account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
     return {
@@ -70,9 +64,9 @@ def consumed_body(
 
 
 def read_holdings(layout: StateLayout) -> list[Holdings]:
-    """What every run of the pipeline holds, by its plan and its consumed.json; DataError for a damaged plan.
+    """Returns the holdings of every run, from plan and consumed.json; raises DataError for a damaged plan.
 
-    A run without the record, or with a damaged one, holds all its plan names.
+    A run whose record is missing or damaged holds its whole plan.
     """
     try:
         names = sorted(path.name for path in layout.runs.iterdir() if path.is_dir())

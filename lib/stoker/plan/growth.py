@@ -1,4 +1,4 @@
-"""How the plan grows: a pure decision from what the sources say, made well before the trainer gets there."""
+"""Decides how the plan grows: a pure decision from the state of the sources, well ahead of the trainer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 from stoker.plan.log import End, Entry, Passed, Plan, Segment, SetPair, segment_key, windows_of
 
-AHEAD_BATCHES = 32  # global batches kept planned beyond the trainer, unless the horizon is nearer
+AHEAD_BATCHES = 32  # global batches to plan ahead of the trainer, up to the run's end
 ENOUGH = "far enough ahead"
-MISSING = "missing"  # why a source is passed over that did not come within the hold
+MISSING = "missing"  # the reason to pass over a source that did not come within the hold
 
 SourceStanding = Literal["pending", "cold", "unproven", "ready", "quarantined", "duplicate"]
-_AWAY = frozenset(("cold", "unproven"))  # ready, but for where it lies or for its proof
+_AWAY = frozenset(("cold", "unproven"))  # ready, except for its disk or its proof
 _THERE = _AWAY | {"ready"}
 _STANDING: Mapping[str, SourceStanding] = {
     "proven": "ready",
@@ -26,11 +26,10 @@ _STANDING: Mapping[str, SourceStanding] = {
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A listed source as the plan sees it.
+    """A listed source and its shard set, for the plan.
 
-    A ready one has a proven shard set with that many train tokens on the hot disk; an unproven one has it
-    there and still to be proven; a cold one has it on warm only, or about to leave. `arrived` says in which
-    order sets became ready (any unit; read for arrival order only, ties go by the listing).
+    The set of a ready source is proven on hot; of an unproven source, on hot and not yet proven; of a cold
+    source, on warm only or about to leave hot.
     """
 
     path: str
@@ -38,7 +37,7 @@ class PlanSource:
     key: str = ""
     manifest_sha256: str = ""
     train_tokens: int = 0
-    arrived: float = 0.0
+    arrived: float = 0.0  # orders sets by when they became ready (any unit); ties keep the listing's order
 
     @staticmethod
     def of(
@@ -52,7 +51,7 @@ class PlanSource:
         proven: bool = True,
         arrived: float = 0.0,
     ) -> PlanSource:
-        """From a source record's state (None: no record yet) and what it says of its shard set."""
+        """Returns the source from the state in its record (None: no record yet) and its shard set."""
         standing = _STANDING.get(state or "", "pending")
         if standing == "ready":
             is_known = key and manifest_sha256
@@ -62,40 +61,38 @@ class PlanSource:
 
 @dataclass(frozen=True)
 class GrowthPolicy:
-    """What the configuration says of the plan; `epochs` None is without end.
-
-    `seq_len` counts for segments appended from now on; `run_id` is written into them.
-    """
+    """The settings of the plan, from the configuration."""
 
     seed: int
-    seq_len: int
+    seq_len: int  # of segments appended from now on
     global_batch: int
     segment_tokens: int
     order: Literal["listing", "arrival"] = "listing"
     hold_s: float = 1800.0
-    epochs: int | None = None
-    first_segment_tokens: int | None = None  # the start gate's, where it asks for less than a segment
-    run_id: str = ""
+    epochs: int | None = None  # None: no limit
+    first_segment_tokens: int | None = None  # the start gate's, where it needs less than a segment
+    run_id: str = ""  # written into new segments
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Entries to append now, why there are no more, and since when each missing source is waited for."""
+    """A decision about the plan."""
 
-    entries: tuple[Entry, ...]
-    why: str
-    waiting: Mapping[str, float] = field(default_factory=dict)
+    entries: tuple[Entry, ...]  # to append now
+    why: str  # no more entries can be appended
+    waiting: Mapping[str, float] = field(default_factory=dict)  # missing source -> start of the wait
 
     @property
     def sets(self) -> tuple[SetPair, ...]:
-        """The sets that the entries name, in order."""
+        """The sets of the entries, in order."""
         return tuple(pair for entry in self.entries if isinstance(entry, Segment) for pair in entry.sets)
 
 
 class _Draft:
-    """Gathers `fresh` entries, and knows of the plan what has to be known for the next one.
+    """Collects the `fresh` entries, and keeps the facts of the plan that the next entry depends on.
 
-    `epoch` is the last segment's, `named` the keys of its sets so far, `spoken` the paths passed over.
+    `epoch` is the last segment's, `named` the keys of the epoch's sets so far, `spoken` the paths passed
+    over.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -111,14 +108,14 @@ class _Draft:
         self.epoch_windows = sum(segment.windows for segment in ours)
 
     def pass_over(self, found: Iterable[tuple[str, str]]) -> None:
-        """Say of sources, with their reasons, that they are passed over: of each once."""
+        """Adds an entry for each passed source with its reason, once per source."""
         for path, reason in found:
             if path not in self.spoken:
                 self.spoken.add(path)
                 self.add(Passed(self.length, path, reason))
 
     def add_segment(self, epoch: int, chosen: Sequence[PlanSource], policy: GrowthPolicy) -> None:
-        """Add a segment of these sources' sets."""
+        """Adds a segment of the sets of these sources."""
         if epoch != self.epoch:
             self.epoch, self.named, self.epoch_windows = epoch, set(), 0
         tokens, seq_len = sum(source.train_tokens for source in chosen), policy.seq_len
@@ -150,15 +147,19 @@ def decide(
     ahead: int | None = None,
     hopeful: bool = False,
 ) -> Growth:
-    """What to append so that the plan stays ahead of the trainer.
+    """Returns the entries to append so that the plan stays ahead of the trainer.
 
-    `sources` stand in listing order; `complete` says that no more will come and each of them is settled,
-    `whole` only that no more will be listed: then what was waited for long enough is missing for good, as far
-    as anybody can tell, and the other sets are all there is, but it is no reason to end the plan.
-    `consumed` are the plan's windows before the newest position, `horizon` those before the run's end; `now`
-    is monotonic seconds; `waiting` is what the last decision gave back. The plan is to reach `ahead` windows
-    beyond the trainer (see `residency.ahead_windows`), never fewer than 32 global batches. `hopeful` takes
-    cold and unproven sets for ready ones: what would be named if all were hot and proven, not to be appended.
+    - `sources` are in listing order.
+    - `complete`: the listing is final and each source is settled.
+    - `whole`: only the listing is final. Then a source that did not come within the hold counts as missing,
+    and an epoch may close without it; but the plan does not end, because the source may still come. -
+    `consumed`: the plan's windows before the trainer's newest position; `horizon`: those before the run's
+    end.
+    - `now`: monotonic seconds; `waiting`: that of the last decision.
+    - `ahead`: the windows to plan beyond the trainer (see `residency.ahead_windows`), at least 32 global
+    batches.
+    - `hopeful`: cold and unproven sets count as ready. Such entries show which sets are needed, and must not
+    be appended.
     """
     target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
     pending = [source.path for source in sources if source.standing == "pending"]
@@ -173,30 +174,29 @@ def decide(
     entries = tuple(draft.fresh)
     if not hopeful and any(source.standing in _AWAY for source in sources):
         beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
-        if len(draft.fresh) == len(entries):  # those that are away are not what is lacking
+        if len(draft.fresh) == len(entries):  # cold or unproven sets are not the reason
             why = beyond
     return Growth(entries, why, since)
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What holds for one decision: `held` are paths that were waited for long enough; `settled`: the plan has
-    nothing to wait for but those, if anything."""
+    """The facts that hold for one decision."""
 
     policy: GrowthPolicy
     complete: bool
-    settled: bool
-    held: frozenset[str]
+    settled: bool  # the plan waits for no source, except perhaps for `held` ones
+    held: frozenset[str]  # paths whose hold is over
     hopeful: bool
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """One pass over the sources: the sets of a next segment, whom it passes over, and who is in the way."""
+    """The result of one pass over the sources."""
 
-    chosen: tuple[PlanSource, ...]
-    passed: tuple[tuple[str, str], ...]
-    blocked: PlanSource | None
+    chosen: tuple[PlanSource, ...]  # for the next segment
+    passed: tuple[tuple[str, str], ...]  # path and reason
+    blocked: PlanSource | None  # the source to wait for
 
     @property
     def tokens(self) -> int:
@@ -204,7 +204,7 @@ class _Scan:
 
     @property
     def why(self) -> str:
-        """What there is to wait for."""
+        """The reason to wait, as a status text."""
         if self.blocked is None:
             return "waiting for more shard sets"
         if self.blocked.standing == "unproven":
@@ -214,7 +214,7 @@ class _Scan:
 
 
 def _extend(draft: _Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
-    """Add what the plan may have now until it reaches the target; why it has no more."""
+    """Adds entries until the plan reaches the target; returns why no more can be added."""
     why = ""
     while not why and draft.windows < target:
         why = _next(draft, sources, rules)
@@ -222,9 +222,9 @@ def _extend(draft: _Draft, target: int, sources: Sequence[PlanSource], rules: _R
 
 
 def _next(draft: _Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
-    """Add the entries up to and with the next segment; or the plan's end, or none, and why."""
+    """Adds the entries up to the next segment, and returns ""; or adds the end or none, and returns why."""
     policy, epoch = rules.policy, draft.epoch
-    full = wanted = max(policy.segment_tokens, policy.seq_len + 1)  # never so few that it has no window
+    full = wanted = max(policy.segment_tokens, policy.seq_len + 1)  # at least enough for one window
     if epoch == 0 and not draft.named and policy.first_segment_tokens is not None:
         wanted = min(full, max(policy.first_segment_tokens, policy.seq_len + 1))
     scan = _scan(sources, draft.named, wanted, rules, epoch)
@@ -240,7 +240,7 @@ def _next(draft: _Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
                 draft.add(End(draft.length))
             return "the data is used up"
         epoch, wanted = epoch + 1, full
-        behind = scan.passed  # those behind the last set: the next epoch's scan may not get to them
+        behind = scan.passed  # sources after the last set, which the next epoch's scan may not reach
         scan = _scan(sources, frozenset(), wanted, rules, epoch)
         scan = replace(scan, passed=behind + scan.passed)
     short = scan.tokens < wanted
@@ -254,17 +254,17 @@ def _next(draft: _Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
 def _scan(
     sources: Sequence[PlanSource], named: Collection[str], wanted: int, rules: _Rules, epoch: int
 ) -> _Scan:
-    """Go through the sources in order until a segment is full or one is met that must not be overtaken.
+    """Scans the sources in order until a segment is full, or until a source that the plan must wait for.
 
-    A source of which the epoch has the set is behind, whatever became of it since. In arrival order nobody
-    waits for a pending source, and in its first epoch for a cold or unproven one only to fill a segment.
+    A source whose set the epoch already has is done, in any state. In arrival order the plan waits for no
+    pending source; in the first epoch, it waits for a cold or unproven source only to fill a segment.
     """
     tokens, strict = 0, rules.policy.order == "listing"
     chosen: list[PlanSource] = []
     passed: list[tuple[str, str]] = []
     away: PlanSource | None = None
     taken = set(named)
-    if not strict and epoch == 0:  # a later epoch goes by the listing in either order
+    if not strict and epoch == 0:  # later epochs follow the listing with both settings
         sources = sorted(sources, key=lambda source: source.arrived)
     for source in sources:
         if tokens >= wanted:
@@ -297,10 +297,10 @@ def _missing(
     *,
     whole: bool,
 ) -> dict[str, float]:
-    """Since when the plan could go on without each missing source.
+    """Returns the start of the wait for each missing source that the plan could continue without.
 
-    It could once a shard set that comes later in the listing is there, or once only one source is missing of
-    all that will be listed. One that an entry has passed over already is not waited for again.
+    The plan can continue once a later source of the listing has its shard set, or once only one source is
+    missing of a final listing. The plan does not wait again for a source that an entry has passed over.
     """
     last = 0
     if policy.order == "listing":

@@ -1,9 +1,8 @@
-"""Worker: copies the run's held-out windows, once, out of the val streams of shard sets.
+"""Worker: copies the run's held-out windows, once, from the val streams of shard sets.
 
 Task: {"shards_root", "sets": [[key, manifest sha256], ...], "seq_len", "vocab_size", "tokens", "target"};
-`tokens` is how many to evaluate on. Result: {"sha256", "windows", "dtype", "tokens"}; `tokens` counts
-windows x seq_len. The file holds windows of seq_len + 1 tokens back to back, little-endian, in the dtype of
-the sets.
+`tokens` is the number to evaluate on. Result: {"sha256", "windows", "dtype", "tokens"}; `tokens` is windows x
+seq_len. The file holds windows of seq_len + 1 tokens without gaps, little-endian, in the sets' dtype.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from stoker.store.files import write_atomic
 
 
 def spread(available: int, wanted: int) -> list[int]:
-    """`wanted` of `available` windows, evenly spread, the same each time; all where there are fewer."""
+    """Returns `wanted` of `available` windows, evenly spread and always the same; all if fewer exist."""
     count = min(available, wanted)
     return [index * available // count for index in range(count)]
 
 
 def copy_heldout(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the windows durably to the task's target; val data shorter than a window gives 0 windows."""
+    """Writes the windows durably to the task's target; val data shorter than a window gives 0 windows."""
     seq_len = int(task["seq_len"])
     reader = WindowReader(
         [(key, digest) for key, digest in task["sets"]],

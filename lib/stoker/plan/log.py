@@ -1,4 +1,4 @@
-"""The plan log: which shard sets are trained on, in which order; the supervisor alone appends to it."""
+"""The plan log: the order in which shard sets are trained on. Only the supervisor appends to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ SetPair = tuple[str, str]  # set key, sha256 of its manifest.json
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Shard sets whose train streams, concatenated, are visited in one keyed permutation of windows.
+    """Shard sets whose concatenated train streams are trained on in one keyed permutation of windows.
 
-    Each of `sets` is two sha256 in hex, else ValueError. `run_id` names the run whose plan this is; lines of
-    old have none.
+    Raises ValueError unless each of `sets` is two sha256 in hex.
     """
 
     n: int
@@ -40,7 +39,7 @@ class Segment:
     tail_tokens: int
     key: str
     permutation: str = PERMUTATION
-    run_id: str = ""
+    run_id: str = ""  # of the plan's run; old lines have none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sets", tuple(map(_pair, self.sets)))
@@ -48,13 +47,13 @@ class Segment:
     def body(self) -> dict[str, Any]:
         body = {"v": 1, **asdict(self)}
         if not self.run_id:
-            del body["run_id"]  # an old line stays as it is, hash and all
+            del body["run_id"]  # an old line keeps its bytes and its hash
         return body
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A listed source that gives no shard set to the plan, and why; it has no windows."""
+    """A listed source without a shard set in the plan, and the reason; the entry has no windows."""
 
     n: int
     path: str
@@ -66,9 +65,10 @@ class Passed:
 
 @dataclass(frozen=True)
 class End:
-    """No more data will come: once the entries before it are used up the run is over; it has no windows.
+    """The end of the data: the run is over once the entries before are used up; the entry has no windows.
 
-    Only a last entry counts: a plan that goes on after one (the cap on epochs was raised) has not ended.
+    Only as the last entry: a plan that continues after an End (an operator raised the cap on epochs) has not
+    ended.
     """
 
     n: int
@@ -83,15 +83,15 @@ Entry = Segment | Passed | End
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan as read: entry i has n = i; `hashes[i]` is the chain hash of its line, `head` the last one."""
+    """The content of a plan log."""
 
-    entries: tuple[Entry, ...]
-    head: str
-    hashes: tuple[str, ...] = ()
+    entries: tuple[Entry, ...]  # entry i has n = i
+    head: str  # the chain hash of the last line
+    hashes: tuple[str, ...] = ()  # the chain hash of each line
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Windows before each entry, and as last element all windows of the plan."""
+        """The number of windows before each entry; the last element is the number of all windows."""
         return tuple(accumulate((windows_of(entry) for entry in self.entries), initial=0))
 
     @property
@@ -99,7 +99,7 @@ class Plan:
         return self.starts[-1]
 
     def followed_by(self, entry: Entry, digest: str) -> Plan:
-        """This plan with one more entry, whose line has that hash."""
+        """Returns this plan with one more entry, whose line has the hash `digest`."""
         plan = Plan((*self.entries, entry), digest, (*self.hashes, digest))
         plan.__dict__["starts"] = (*self.starts, self.windows + windows_of(entry))
         return plan
@@ -114,20 +114,20 @@ class Plan:
 
 
 def windows_of(entry: Entry) -> int:
-    """Windows of an entry; entries that are no segment have none."""
+    """Returns the number of windows of an entry; 0 unless it is a segment."""
     return entry.windows if isinstance(entry, Segment) else 0
 
 
 def segment_key(seed: int, n: int) -> str:
-    """The permutation key of entry n: sha256 of the canonical JSON of [run seed, n], in hex."""
+    """Returns the permutation key of entry n: sha256 of the canonical JSON of [run seed, n], in hex."""
     return hashlib.sha256(canonical_json([seed, n])).hexdigest()
 
 
 def read_plan(path: Path, run_id: str | None = None) -> Plan:
-    """The plan in a file (a missing file is the empty plan); a torn last line is not part of it yet.
+    """Returns the plan in a file (a missing file is the empty plan), without a torn last line.
 
-    Raises DataError naming the line where the log is damaged, an entry makes no sense or, when a `run_id` is
-    given, is another run's.
+    Raises DataError with the line of the damage, of an invalid entry, or of an entry of another run than
+    `run_id`.
     """
     scan = LogScan(path)
     entries: list[Entry] = []
@@ -153,9 +153,9 @@ def read_plan(path: Path, run_id: str | None = None) -> Plan:
 
 
 def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entry:
-    """One line's body as an entry; raises ValueError saying which field is wrong.
+    """Returns the entry of a line; raises ValueError for an invalid body.
 
-    Raises UnknownFormat, naming `where`, for a version that is not known here.
+    Raises UnknownFormat, with `where`, for an unknown version.
     """
     if "v" not in body:
         raise ValueError("it says no format version")
@@ -177,9 +177,9 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
 
 
 class PlanWriter:
-    """The one writer of a plan log: takes entries whose n continues it, durable when `append` returns.
+    """The only writer of a plan log: appends entries whose n continues it, durable when `append` returns.
 
-    With a `run_id` it refuses another run's file and entries.
+    With a `run_id`, refuses the file and the entries of another run.
     """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
@@ -192,7 +192,7 @@ class PlanWriter:
         return self._plan
 
     def append(self, entry: Entry) -> Plan:
-        """Append one entry and return the plan with it; raises DataError when it does not belong there."""
+        """Appends an entry and returns the new plan; raises DataError for an entry that does not fit."""
         try:
             _check(entry, len(self._plan.entries), self._run_id)
         except ValueError as problem:
@@ -202,7 +202,7 @@ class PlanWriter:
 
 
 def restore(writer: PlanWriter, copy: Plan) -> int:
-    """Append what the plan has lost against a checkpoint's copy, line for line; returns how many entries."""
+    """Appends the entries that the plan lacks and a checkpoint's copy has; returns how many."""
     return restore_lines(
         writer.path, writer.plan.hashes, copy.hashes, lambda n: writer.append(copy.entries[n]).head
     )

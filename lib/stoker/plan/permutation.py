@@ -1,10 +1,10 @@
-"""feistel8-v1: a keyed pseudo-random permutation of 0..n-1 that needs no table.
+"""feistel8-v1: a keyed pseudo-random permutation of 0..n-1 without a table.
 
-A balanced Feistel network of 8 rounds over the smallest domain of an even number of bits that holds n; a
-value that lands at n or above is sent through again until it lands below (cycle walking), fewer than 4 times
-on average, as the domain is smaller than 4n.
-Fewer rounds show in the differences of neighbours: 3 are off by up to 20 sigma (chi-square), 8 by 2.
-What it computes is on disk in every plan: any change needs another name.
+A balanced Feistel network of 8 rounds over the smallest domain of an even number of bits that holds n. A
+value that maps to n or above is mapped again until it is below n (cycle walking), fewer than 4 times on
+average, as the domain is smaller than 4n. Fewer rounds show in the differences of neighbours: 3 rounds are
+off by up to 20 sigma (chi-square), 8 rounds by 2. Every plan on disk depends on the result: any change needs
+another name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS = 8
-BLOCK = 1 << 15  # offsets worked on at a time: the temporaries stay in a core's cache
+BLOCK = 1 << 15  # offsets computed together: the temporaries stay in a core's cache
 MOST = 1 << 62
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -29,12 +29,12 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def permute(key: str, n: int, offsets: npt.ArrayLike) -> Offsets:
-    """The images of offsets (any shape, each in 0..n-1) under the permutation that `key` (hex) names."""
+    """Returns the images of offsets (any shape, each in 0..n-1) under the permutation of `key` (hex)."""
     return _mapped(key, n, offsets, back=False)
 
 
 def invert(key: str, n: int, windows: npt.ArrayLike) -> Offsets:
-    """The offsets whose images are `windows` (any shape, each in 0..n-1): permute's inverse."""
+    """Returns the offsets whose images are `windows` (any shape, each in 0..n-1): permute's inverse."""
     return _mapped(key, n, windows, back=True)
 
 
@@ -50,7 +50,7 @@ def _mapped(key: str, n: int, values: npt.ArrayLike, *, back: bool) -> Offsets:
     for start in range(0, images.size, BLOCK):
         images[start : start + BLOCK] = _network(images[start : start + BLOCK], keys, half, back=back)
     outside = np.flatnonzero(images >= n)
-    while outside.size:  # all of them a step at a time: a block's last few would cost as much as the block
+    while outside.size:  # all blocks together: the last values of a block would cost as much as a block
         for start in range(0, outside.size, BLOCK):
             block = outside[start : start + BLOCK]
             images[block] = _network(images[block], keys, half, back=back)
@@ -59,19 +59,19 @@ def _mapped(key: str, n: int, values: npt.ArrayLike, *, back: bool) -> Offsets:
 
 
 def _half_bits(n: int) -> int:
-    """Half the bits of the smallest domain with an even number of bits that holds n values."""
+    """Returns half the bits of the smallest domain with an even number of bits that holds n values."""
     return max(1, (max(n - 1, 1).bit_length() + 1) // 2)
 
 
 def _round_keys(key: str) -> _Keys:
-    """One 64-bit key a round: the first 8 bytes (little-endian) of sha256(key bytes + round number byte)."""
+    """Returns a 64-bit key per round: the first 8 bytes (little-endian) of sha256(key bytes + round byte)."""
     raw = bytes.fromhex(key)
     digests = (hashlib.sha256(raw + bytes([number])).digest() for number in range(ROUNDS))
     return tuple(np.uint64(int.from_bytes(digest[:8], "little")) for digest in digests)
 
 
 def _network(values: _Words, keys: _Keys, half: int, *, back: bool) -> _Words:
-    """The network's rounds; or undone, last first: walking on through them leads back along the cycle."""
+    """Applies the rounds; with `back`, undoes them, last first, which walks back along the cycle."""
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     mixed, spare = np.empty_like(values), np.empty_like(values)
@@ -85,7 +85,7 @@ def _network(values: _Words, keys: _Keys, half: int, *, back: bool) -> _Words:
 
 
 def _mix(words: _Words, key: np.uint64, mixed: _Words, spare: _Words) -> _Words:
-    """A keyed 64-bit hash, into `mixed`; multiplication wraps, as it should."""
+    """Writes a keyed 64-bit hash of words into `mixed`, and returns it; multiplication must wrap."""
     np.bitwise_xor(words, key, out=mixed)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         mixed ^= np.right_shift(mixed, np.uint64(shift), out=spare)

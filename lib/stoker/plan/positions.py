@@ -1,8 +1,8 @@
-"""Arithmetic of positions in the plan: where the next window is, and what lies before and after it.
+"""Arithmetic of positions in the plan: the next window, and the windows before and after a position.
 
-A position is (entry, offset of the next window in it). The one after a batch names the entry of the batch's
-last window, so (3, windows of 3) and (4, 0) are the same place; compare places by `linear`.
-`skips` are window ranges of the timeline's ancestry that training passes over.
+A position is (entry, offset of the next window in the entry). The position after a batch has the entry of the
+batch's last window, so (3, windows of 3) and (4, 0) are the same place; compare places by `linear`.
+`skips` are the window ranges that the timeline and its ancestors skip.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stoker.store.errors import DataError
 
 @dataclass(frozen=True)
 class Position:
-    """Offset of the next window inside an entry; 0 <= offset <= the entry's windows."""
+    """The offset of the next window in an entry; 0 <= offset <= the entry's windows."""
 
     entry: int
     offset: int
 
     @staticmethod
     def parse(value: object) -> Position:
-        """A position from its JSON form [entry, offset]; raises DataError."""
+        """Returns a position from its JSON form [entry, offset]; raises DataError."""
         if (
             isinstance(value, list | tuple)
             and len(value) == 2
@@ -39,12 +39,12 @@ class Position:
 
 
 START = Position(0, 0)
-Skip = tuple[Position, Position]  # from the first, up to but not with the second
+Skip = tuple[Position, Position]  # from the first to before the second
 
 
 @dataclass(frozen=True)
 class Books:
-    """Where every window of the plan stands: windows = applied + skipped + remainder + ahead."""
+    """The accounts of all windows of a plan: windows = applied + skipped + remainder + ahead."""
 
     windows: int
     applied: int
@@ -56,7 +56,7 @@ class Books:
 
 
 def linear(plan: Plan, position: Position) -> int:
-    """Windows of the plan before a position; raises DataError when the plan has no such place."""
+    """Returns the plan's windows before a position; raises DataError for a position beyond the plan."""
     if position.entry >= len(plan.entries):
         if position == START:
             return 0
@@ -68,7 +68,7 @@ def linear(plan: Plan, position: Position) -> int:
 
 
 def at(plan: Plan, windows: int) -> Position:
-    """The position with that many windows before it, in the entry of the last of them."""
+    """Returns the position after that many windows, in the entry of the last of them."""
     if not 0 <= windows <= plan.windows:
         raise DataError(f"window {windows} lies beyond the plan's {plan.windows} windows")
     if windows == 0:
@@ -80,7 +80,7 @@ def at(plan: Plan, windows: int) -> Position:
 def take(
     plan: Plan, position: Position, count: int, skips: Sequence[Skip] = ()
 ) -> list[tuple[int, range]] | None:
-    """The next `count` windows as (entry, range of offsets) in order; None while the plan has fewer."""
+    """Returns the next `count` windows as (entry, range of offsets); None while the plan has fewer."""
     pieces: list[tuple[int, range]] = []
     left = count
     for first, last in _open_ranges(plan, linear(plan, position), skips):
@@ -93,13 +93,13 @@ def take(
 
 
 def advance(plan: Plan, position: Position, count: int, skips: Sequence[Skip] = ()) -> Position | None:
-    """The position after the next `count` windows, or None while the plan has fewer."""
+    """Returns the position after the next `count` windows, or None while the plan has fewer."""
     pieces = take(plan, position, count, skips)
     return None if pieces is None else after(pieces, position)
 
 
 def after(pieces: Sequence[tuple[int, range]], position: Position) -> Position:
-    """The position after pieces taken from `position`."""
+    """Returns the position after pieces taken from `position`."""
     if not pieces:
         return position
     entry, offsets = pieces[-1]
@@ -107,12 +107,12 @@ def after(pieces: Sequence[tuple[int, range]], position: Position) -> Position:
 
 
 def left_after(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
-    """Windows that the plan still has to give from a position on."""
+    """Returns the number of windows from a position to the plan's end, without skipped ones."""
     return sum(last - first for first, last in _open_ranges(plan, linear(plan, position), skips))
 
 
 class Accounts:
-    """What training did before a position; made once for a plan, each answer takes a few comparisons."""
+    """Counts the windows and tokens trained on before a position, with few comparisons per call."""
 
     def __init__(self, plan: Plan, skips: Sequence[Skip] = ()) -> None:
         self._plan = plan
@@ -123,19 +123,19 @@ class Accounts:
         self._tokens = tuple(accumulate(per_entry, initial=0))
 
     def applied(self, position: Position) -> int:
-        """Windows trained on: all before the position but the skipped."""
+        """Returns the windows trained on: all before the position, without skipped ones."""
         end = linear(self._plan, position)
         return end - _covered(0, end, self._skipped)
 
     def tokens(self, position: Position) -> int:
-        """Tokens trained on: applied windows x the sequence length of their entry."""
+        """Returns the tokens trained on: applied windows x the sequence length of their entry."""
         linear(self._plan, position)
         if not self._plan.entries:
             return 0
         return self._tokens[position.entry] + self._tokens_in(position.entry, position.offset)
 
     def _tokens_in(self, number: int, offset: int) -> int:
-        """Tokens of the first `offset` windows of an entry."""
+        """Returns the tokens of an entry's first `offset` windows, without skipped ones."""
         entry, start = self._plan.entries[number], self._plan.starts[number]
         if not isinstance(entry, Segment):
             return 0
@@ -143,12 +143,12 @@ class Accounts:
 
 
 def tokens_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
-    """Tokens trained on before a position."""
+    """Returns the tokens trained on before a position."""
     return Accounts(plan, skips).tokens(position)
 
 
 def books(plan: Plan, position: Position, skips: Sequence[Skip] = (), *, exhausted: bool = False) -> Books:
-    """The accounts at a position; `exhausted`: the run ended for want of data, what is left is remainder."""
+    """Returns the accounts at a position; `exhausted`: the data ended the run, the rest is remainder."""
     accounts = Accounts(plan, skips)
     applied = accounts.applied(position)
     left = left_after(plan, position, skips)
@@ -164,7 +164,7 @@ def books(plan: Plan, position: Position, skips: Sequence[Skip] = (), *, exhaust
 
 
 def _skip_ranges(plan: Plan, skips: Iterable[Skip]) -> list[tuple[int, int]]:
-    """Skips as sorted, disjoint linear ranges; the part beyond a shorter copy of the plan is left out."""
+    """Returns skips as sorted, disjoint linear ranges, cut at the end of a shorter copy of the plan."""
     spans = sorted((_clipped(plan, first), _clipped(plan, last)) for first, last in skips)
     merged: list[tuple[int, int]] = []
     for first, last in spans:
@@ -182,7 +182,7 @@ def _clipped(plan: Plan, position: Position) -> int:
 
 
 def _open_ranges(plan: Plan, start: int, skips: Iterable[Skip]) -> Iterable[tuple[int, int]]:
-    """Linear ranges from `start` to the plan's end that are not skipped."""
+    """Yields the linear ranges from `start` to the plan's end that are not skipped."""
     for first, last in _skip_ranges(plan, skips):
         if start < first:
             yield start, first

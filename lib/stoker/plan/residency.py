@@ -1,8 +1,8 @@
-"""What lies on the hot disk: which shard sets may leave it, in which order, and which come back when.
+"""Decides which shard sets are on the hot disk: which may leave, in which order, and which come back when.
 
-Pure decisions over what the runs hold (`plan.consumption`) and what there is. Bytes are those of whole set
-directories. A run holds two things: the sets of planned entries that reach beyond its low-water mark, which
-never leave, and its wants, of which the less urgent give way to a more urgent one that is not there.
+Pure decisions over the runs' holdings (`plan.consumption`) and the existing sets. Bytes are those of whole
+set directories. A run holds the sets of planned entries beyond its low-water mark, which never leave, and its
+wants, of which a less urgent one leaves for a more urgent one that is not on hot.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from stoker.store.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """A published shard set. `hot`: it lies there, to stay for now; `warm`: its copy there is proven."""
+    """A published shard set."""
 
     key: str
     bytes: int
     train_tokens: int
-    hot: bool
-    warm: bool
+    hot: bool  # is on hot, and is not leaving
+    warm: bool  # has a proven copy on warm
 
 
 @dataclass(frozen=True)
 class Floors:
-    """What stays hot whatever the need: so many sets, and sets with so many train tokens."""
+    """The least number of sets, and of train tokens, that always stays on hot."""
 
     keep_hot_sets: int = 0
     min_active_tokens: int = 0
 
 
 def reaching(plan: Plan, position: Position) -> Iterator[Segment]:
-    """Planned segments with windows beyond a position, in order; DataError when it is not in the plan.
+    """Returns the planned segments with windows beyond a position; raises DataError for a wrong position.
 
-    A segment too small for a window is not among them: nobody ever reads it.
+    Leaves out segments too small for a window, which no trainer reads.
     """
     begun = linear(plan, position)
     return (
@@ -60,8 +60,11 @@ def reach_from(
     least_windows: int,
     skips: Sequence[Skip] = (),
 ) -> Position | None:
-    """How far a run may train from a position where hot cannot hold all that is planned: to the end of the
-    segments that give `least_windows`, and on as long as all are on hot. None: to the plan's end."""
+    """Returns how far a run may train while hot cannot hold all planned sets; None: to the plan's end.
+
+    The run may train through the segments that give `least_windows`, and further while all segments are on
+    hot.
+    """
     left, all_hot = left_after(plan, position, skips), True
     for segment in reaching(plan, position):
         begins = Position(segment.n, 0)
@@ -74,10 +77,9 @@ def reach_from(
 
 
 def planned(holdings: Iterable[Holdings]) -> frozenset[str]:
-    """Keys of the sets that planned entries of unfinished runs name from their low-water marks on to where
-    they reach.
+    """Returns the keys of the sets that unfinished runs have planned between low-water mark and reach.
 
-    Where the plan has lost the place of the mark, which the next start restores, all it names counts.
+    Returns all sets of a plan that has lost the entries around its mark, until the next start restores them.
     """
     return frozenset(
         key
@@ -90,22 +92,22 @@ def planned(holdings: Iterable[Holdings]) -> frozenset[str]:
 
 
 def held(holdings: Iterable[Holdings]) -> frozenset[str]:
-    """Keys that a run holds on hot, planned or wanted; a finished run holds nothing."""
+    """Returns the keys that runs hold on hot, planned or wanted; a finished run holds none."""
     runs = list(holdings)
     return planned(runs) | frozenset(key for run in runs if not run.finished for key in run.wants)
 
 
 def urgency(holdings: Iterable[Holdings]) -> list[str]:
-    """All wanted keys, most urgent first: the runs' first wants in the order of runs, their second, ..."""
+    """Returns all wanted keys, most urgent first: each run's first want, each run's second, ..."""
     turns = zip_longest(*(run.wants for run in holdings if not run.finished))
     return list(dict.fromkeys(key for turn in turns for key in turn if key is not None))
 
 
 def next_use(holdings: Iterable[Holdings], listing_keys: Sequence[str]) -> dict[str, int]:
-    """The rank of each set's coming use, 0 the soonest, least over the unfinished runs.
+    """Returns the rank of each set's next use: 0 is the soonest; the least rank of all unfinished runs.
 
-    A run will use its wants, its planned entries beyond the mark, the rest of its epoch in listing order and
-    then the next epoch; after its plan's end nothing. A set that is not in the result is never used again.
+    A run uses its wants, its planned entries beyond the mark, the rest of its epoch in listing order, and
+    then the next epoch; a plan that has ended adds no use. A set without a rank is never used again.
     """
     ranks: dict[str, int] = {}
     for run in holdings:
@@ -126,13 +128,15 @@ def to_evict(
     reserve_bytes: int = 0,
     busy: Collection[str] = (),
 ) -> tuple[list[str], str]:
-    """Keys to evict so that `wanted_free_bytes` are free, in order; and why no more can ("" = enough).
+    """Returns the keys to evict, in order, for `wanted_free_bytes` of free room; and why not enough, or "".
 
-    Never used again first, then furthest next use first; what breaks a floor stays and the next one is
-    tried. `sets` are all published ones, `rank` is `next_use`'s, `free_bytes` are what is free less what is
-    claimed, with the bytes of sets that are leaving already. A wanted set goes, least urgent first, only
-    while more urgent ones that are cold and not being brought back (`busy`) lack room: while fewer bytes are
-    free than `reserve_bytes` (stage.free_floor) and theirs.
+    Evicts sets without further use first, then by furthest next use; skips a set whose loss would break a
+    floor. A wanted set leaves, least urgent first, only while more urgent cold sets that are not `busy`
+    (being brought back) lack room: while fewer bytes are free than theirs and `reserve_bytes`
+    (stage.free_floor).
+
+    `sets` are all published sets, `rank` comes from `next_use`; `free_bytes` are the free bytes less claims,
+    with the bytes of sets that are already leaving.
     """
     known, runs = {one.key: one for one in sets}, list(holdings)
     kept, wants = planned(runs), _wants(known, urgency(runs), busy)
@@ -143,7 +147,7 @@ def to_evict(
     leaving: list[str] = []
 
     def offer(one: ShardSet) -> None:
-        """Let this one go unless a floor keeps it."""
+        """Evicts a set unless a floor keeps it."""
         nonlocal spare_sets, spare_tokens, free_bytes
         if spare_sets >= 1 and one.train_tokens <= max(0, spare_tokens):
             spare_sets, spare_tokens = spare_sets - 1, spare_tokens - one.train_tokens
@@ -175,11 +179,11 @@ def to_hydrate(
     at_once: int,
     busy: Collection[str],
 ) -> tuple[list[str], int]:
-    """Keys to bring back now, most urgent first; and the bytes of wanted cold sets that are not begun yet.
+    """Returns the keys to bring back now, most urgent first; and the bytes of the other wanted cold sets.
 
-    `room_bytes` is what may be given out (claims for the `busy` ones, under way already, are taken off);
-    at most `at_once` are under way. Strictly in order: one that does not fit is not overtaken, or it would
-    starve. What has no proven warm copy cannot come back and is left out.
+    `room_bytes` excludes the claims of the `busy` sets, which are already coming back; at most `at_once` come
+    back at a time. Strictly in order: no set overtakes one that does not fit, which would starve. A set
+    without a proven warm copy cannot come back and is left out.
     """
     known = {one.key: one for one in sets}
     found = (known[key] for key in urgency(holdings) if key in known and key not in busy)
@@ -194,22 +198,25 @@ def to_hydrate(
 
 
 def low_water(plan: Plan, positions: Iterable[Position]) -> Position:
-    """The least of the positions; START for none. DataError when the plan has no such place."""
+    """Returns the least of the positions, START for none; raises DataError for one beyond the plan."""
     return min(positions, key=lambda position: linear(plan, position), default=START)
 
 
 def ahead_windows(*, global_batch: int, windows_per_s: float | None, lead_s: float) -> int:
-    """Windows that the plan must reach beyond the trainer, so that within `lead_s`, the time it takes to
-    bring back the sets of a next entry, it does not get to the plan's end; never under 32 global batches."""
+    """Returns how many windows the plan must reach beyond the trainer, at least 32 global batches.
+
+    The trainer must not reach the plan's end within `lead_s`, the time to bring back the sets of the next
+    entry.
+    """
     return max(AHEAD_BATCHES * global_batch, math.ceil((windows_per_s or 0.0) * lead_s))
 
 
 def due_s(
     plan: Plan, position: Position, entry: int, windows_per_s: float | None, skips: Sequence[Skip] = ()
 ) -> float | None:
-    """Seconds until a trainer at `position` gets to an entry (0.0: it is there or past it).
+    """Returns the seconds until a trainer at `position` reaches an entry; 0.0: it has reached it already.
 
-    The number of entries names the one to be planned next. None while the rate is not known.
+    `entry` may be the number of entries, for the entry that is planned next. None while the rate is unknown.
     """
     if not windows_per_s:
         return None
@@ -219,7 +226,7 @@ def due_s(
 
 
 def _wants(known: Mapping[str, ShardSet], keys: Iterable[str], busy: Collection[str]) -> dict[str, int]:
-    """Wanted sets, most urgent first, with the bytes of more urgent cold ones that wait to come back."""
+    """Returns wanted sets, most urgent first, each with the bytes of more urgent cold sets not yet busy."""
     wants: dict[str, int] = {}
     lacking = 0
     for key in keys:

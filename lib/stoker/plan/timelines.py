@@ -1,4 +1,4 @@
-"""Timelines: which history a run stands on after rollbacks; timeline 0, the first, has no line."""
+"""Timelines: the histories of a run, of which a rollback begins a new one; timeline 0 has no line."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Timeline:
-    """A fork: steps of `parent` after `from_step` are given up, and the `skip` ranges passed over.
-
-    `request` is the id of the request that asked for it, empty where nobody did; `lost` the key of the shard
-    set that it gives up, if any.
-    """
+    """A fork: the run gives up the steps of `parent` after `from_step`, and skips the ranges of `skip`."""
 
     number: int
     parent: int
     from_step: int
     skip: tuple[Skip, ...]
     reason: str
-    request: str = ""
-    lost: str = ""
+    request: str = ""  # the id of the operator's request, if any
+    lost: str = ""  # the key of the shard set that the fork gives up, if any
 
     def body(self) -> dict[str, Any]:
         told = {"request": self.request, "lost": self.lost}
@@ -47,31 +43,31 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Timelines:
-    """All forks of a run in the order written, and the chain hash of each line."""
+    """All forks of a run in their order, and the chain hash of each line."""
 
     forks: tuple[Timeline, ...] = ()
     hashes: tuple[str, ...] = ()
 
     @property
     def current(self) -> int:
-        """The timeline the run is on: the newest."""
+        """The run's current timeline: the newest."""
         return self.forks[-1].number if self.forks else 0
 
 
 def read_timelines(path: Path) -> Timelines:
-    """The timelines in a file (missing: none but 0); raises DataError naming the line that is damaged."""
+    """Returns the timelines in a file (missing: only 0); raises DataError with the damaged line."""
     return parse_timelines(read_log(path), str(path))
 
 
 def restore_timelines(path: Path, copy: Timelines) -> int:
-    """Append the forks that the log lost against a copy; returns how many. DataError where they differ."""
+    """Appends the forks that the log lacks and a copy has; returns how many. DataError where they differ."""
     ours = read_timelines(path).hashes
     with contextlib.closing(ChainedLog(path)) as log:
         return restore_lines(path, ours, copy.hashes, lambda n: log.append(copy.forks[n].body()))
 
 
 def parse_timelines(reading: LogReading, path: str) -> Timelines:
-    """The timelines of a log that was read, `path` in words; raises DataError as read_timelines does."""
+    """Returns the timelines of a log's content; `path` names the log in errors, as in read_timelines."""
     if reading.damage:
         raise DataError(f"{path}: {reading.damage[0]}; put back the copy in the newest checkpoint")
     forks: list[Timeline] = []
@@ -90,9 +86,9 @@ def parse_timelines(reading: LogReading, path: str) -> Timelines:
 
 
 def ancestry(timelines: Timelines, current: int | None = None) -> list[tuple[int, int | None]]:
-    """The history of a timeline (default: the current), newest first: (timeline, last step that counts).
+    """Returns a timeline's history (default: the current), newest first: (timeline, last step that counts).
 
-    None as last step: no fork ends it. Raises DataError for a timeline that is not there.
+    None as last step: no fork ends the timeline. Raises DataError for an unknown timeline.
     """
     history: list[tuple[int, int | None]] = []
     upto: int | None = None
@@ -105,10 +101,10 @@ def ancestry(timelines: Timelines, current: int | None = None) -> list[tuple[int
 def committed(
     rows: Iterable[T], history: Sequence[tuple[int, int | None]], key: Callable[[T], tuple[int, int, bool]]
 ) -> list[T]:
-    """Those rows of a training log that are a history, by step; `key` gives (timeline, step, trained).
+    """Returns the rows of a training log in a history, by step; `key` gives (timeline, step, trained).
 
-    A step may have been trained on several timelines, by rollbacks, and on one that counts further back than
-    its fork, where the checkpoint forked from was lost: the newest timeline that trained it has its row.
+    Rollbacks can train a step on several timelines. A timeline can also have steps before its fork, where the
+    fork's checkpoint was lost. The row of the newest timeline that trained the step counts.
     """
     mine: dict[int, list[tuple[int, bool, T]]] = {number: [] for number, _ in history}
     for row in rows:
@@ -126,12 +122,12 @@ def committed(
 
 
 def skips(timelines: Timelines, current: int | None = None) -> tuple[Skip, ...]:
-    """All ranges that training on a timeline (default: the current) passes over, its ancestors' included."""
+    """Returns the ranges that a timeline (default: the current) and its ancestors skip."""
     return tuple(skip for fork in _path(timelines, current) for skip in fork.skip)
 
 
 def _path(timelines: Timelines, current: int | None) -> list[Timeline]:
-    """The forks from a timeline (default: the current) down to, and without, timeline 0."""
+    """Returns the forks from a timeline (default: the current) back to timeline 0, which has none."""
     number = timelines.current if current is None else current
     if not 0 <= number <= len(timelines.forks):
         raise DataError(f"timeline {number} is not in timelines.jsonl, which ends at {timelines.current}")

@@ -1,6 +1,6 @@
-"""Windows of tokens read from shard sets: the train (or val) streams of a segment's sets, end to end.
+"""Reads windows of tokens from shard sets: from the concatenated train (or val) streams of a segment's sets.
 
-Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, wherever files and sets end.
+Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _File:
 
 
 class WindowReader:
-    """Reads windows of (seq_len + 1) tokens from one stream of several shard sets, given in order.
+    """Reads windows of (seq_len + 1) tokens from one stream of several shard sets, in the given order.
 
-    At open it checks that each manifest has the sha256 the plan names and each token file its size; what the
-    files hold is proven elsewhere. Raises DataError where something disagrees, naming the file.
+    Checks at open the sha256 of each manifest and the size of each token file, and raises DataError with the
+    file's path. The supervisor proves the content of the files before a launch.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class WindowReader:
         self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
-        self._map = lru_cache(max(1, most_maps))(self._opened)  # the one used longest ago is closed
+        self._map = lru_cache(max(1, most_maps))(self._opened)  # closes the least recently used map
 
     @property
     def tokens(self) -> int:
-        """Length of the stream."""
+        """The length of the stream in tokens."""
         return int(self._starts[-1])
 
     @property
     def windows(self) -> int:
-        """Windows the stream gives; each reads one token into the next."""
+        """The number of windows in the stream; each shares its last token with the next."""
         return max(0, (self.tokens - 1) // self.seq_len)
 
     def read(self, windows: npt.ArrayLike) -> Windows:
-        """Tokens of windows (B,) as int64 (B, seq_len + 1), in the order asked for.
+        """Returns the tokens of windows (B,), in their order, as int64 (B, seq_len + 1).
 
-        Raises DataError for an id beyond the vocabulary, IndexError for a window that is not there.
+        Raises DataError for an id beyond the vocabulary, IndexError for a window beyond the stream.
         """
         wanted = np.asarray(windows, dtype=np.int64).reshape(-1)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.windows):
@@ -91,11 +91,11 @@ class WindowReader:
         return np.asarray(batch, dtype=np.int64)
 
     def close(self) -> None:
-        """Forget the open maps."""
+        """Closes the maps."""
         self._map.cache_clear()
 
     def _copy(self, row: _Tokens, start: int, number: int) -> None:
-        """Fill a row with the window at token `start` of the stream, which lies in file `number`."""
+        """Fills a row with the window at token `start` of the stream, which is in file `number`."""
         filled = 0
         while filled < len(row):
             inside = start + filled - self._bounds[number]
@@ -121,7 +121,7 @@ class WindowReader:
 
 
 class SegmentReader(WindowReader):
-    """The windows of one plan entry; `at_offsets` reads them in the plan's order."""
+    """Reads the windows of a plan entry in the plan's order."""
 
     def __init__(
         self, segment: Segment, shards_root: Path, *, vocab_size: int, most_maps: int = MOST_MAPS
@@ -138,7 +138,7 @@ class SegmentReader(WindowReader):
             )
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
-        """Tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""
+        """Returns the tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""
         return self.read(permute(self.segment.key, self.segment.windows, np.asarray(offsets, dtype=np.int64)))
 
 
