@@ -29,7 +29,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import RunAudit, audit_run
-from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
+from stoker.supervise.run.launch_record import SETTINGS, launched_body, note_launch
 from stoker.supervise.run.record import Heldout, Identity, RunRecord
 from support.books import books_of
 from support.checkpoint_data import seal

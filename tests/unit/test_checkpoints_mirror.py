@@ -16,8 +16,7 @@ from stoker.checkpoints.mirror.layout import (
     waiting,
 )
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.reading import reading, unread
-from stoker.checkpoints.retention import RetentionPolicy, remove_checkpoint
+from stoker.checkpoints.retention import RetentionPolicy, reading, remove_checkpoint, unread
 from support.checkpoint_data import seal
 
 HISTORY = [(1, None), (0, 300)]

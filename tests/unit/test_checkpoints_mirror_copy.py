@@ -16,8 +16,7 @@ from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file
 from stoker.checkpoints.mirror.layout import Mirrored, list_mirror, require_ours
 from stoker.checkpoints.mirror.mirror_worker import main
 from stoker.checkpoints.proof import Proof, prove_checkpoint
-from stoker.checkpoints.reading import reading
-from stoker.checkpoints.retention import sweep_leftovers
+from stoker.checkpoints.retention import reading, sweep_leftovers
 from stoker.store.errors import DataError, StorageError, UnavailableError
 from stoker.store.files import sweep_temporaries
 from stoker.store.layout import WarmLayout

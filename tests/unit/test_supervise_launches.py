@@ -9,7 +9,7 @@ import pytest
 
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines
-from stoker.supervise.run.launch_log import (
+from stoker.supervise.run.launch_record import (
     SETTINGS,
     Launched,
     Makers,

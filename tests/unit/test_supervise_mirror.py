@@ -8,8 +8,7 @@ import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.reading import reading
-from stoker.checkpoints.retention import RetentionPolicy
+from stoker.checkpoints.retention import RetentionPolicy, reading
 from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
 from stoker.supervise.decide import mirror_job
 from stoker.supervise.mirror.inventory import Checkpoints

@@ -11,10 +11,9 @@ import pytest
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.replay.replay import Phase, forbids, phase_of, phases
-from stoker.supervise.replay.replay_site import Site, link_sets
+from stoker.supervise.replay.replay_site import Phase, Site, forbids, link_sets, phase_of, phases
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
-from stoker.supervise.run.launch_log import Launched
+from stoker.supervise.run.launch_record import Launched
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
 

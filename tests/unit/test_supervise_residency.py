@@ -17,8 +17,7 @@ from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.supervise.run.horizon import last_step
-from stoker.supervise.run.low_water import mark
+from stoker.supervise.run.horizon import last_step, mark
 from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import WindowRate
 from support.books import books_of

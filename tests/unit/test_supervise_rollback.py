@@ -32,7 +32,7 @@ from stoker.supervise.rollback.decide import (
     require_lost,
     skipped_windows,
 )
-from stoker.supervise.run.launch_log import SETTINGS, launched_body, note_launch
+from stoker.supervise.run.launch_record import SETTINGS, launched_body, note_launch
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment
 

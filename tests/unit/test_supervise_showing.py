@@ -13,7 +13,7 @@ from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
-from stoker.supervise.run.data_wait import DataWait, waiting_words
+from stoker.supervise.run.gates import DataWait, waiting_words
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.rate import SOON_S, WindowRate
 from stoker.supervise.state import Trainer

@@ -16,10 +16,9 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_t
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.data_wait import DataWait
-from stoker.supervise.run.horizon import finished_at, last_step
-from stoker.supervise.run.launch_log import read_launches
-from stoker.supervise.run.low_water import mark
+from stoker.supervise.run.gates import DataWait
+from stoker.supervise.run.horizon import finished_at, last_step, mark
+from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import SOON_S, WindowRate
 from stokerd.supervision.run_store import RunStore

@@ -25,9 +25,7 @@ from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import CopyHeldout, ProveSets
 from stoker.supervise.rollback.decide import by_key, why_lost
-from stoker.supervise.run.data_wait import waiting_words
-from stoker.supervise.run.gates import Gate, start_gate
-from stoker.supervise.run.plan_settings import gate_wants, growth_policy
+from stoker.supervise.run.gates import Gate, gate_wants, growth_policy, start_gate, waiting_words
 from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
 
 SETS_AT_ONCE = 8

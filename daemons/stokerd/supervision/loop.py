@@ -17,7 +17,7 @@ from stoker.supervise.actions import CopyToMirror, Enter, Pause, Wait
 from stoker.supervise.decide import decide
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
-from stoker.supervise.run.data_wait import waiting_words
+from stoker.supervise.run.gates import waiting_words
 from stoker.supervise.state import Phase
 from stokerd.common.alerts import Alerts
 from stokerd.supervision.effects import Effects

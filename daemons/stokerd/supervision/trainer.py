@@ -19,8 +19,14 @@ from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.run.launch_log import launched_body, note_launch
-from stoker.supervise.run.launch_record import TRAINER, Launch, launch_body, trainer_environment
+from stoker.supervise.run.launch_record import (
+    TRAINER,
+    Launch,
+    launch_body,
+    launched_body,
+    note_launch,
+    trainer_environment,
+)
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 

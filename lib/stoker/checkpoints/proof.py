@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, mark_of, read_body, read_sums, step_of
-from stoker.checkpoints.reading import reading
+from stoker.checkpoints.retention import reading
 from stoker.store.errors import DataError, StorageError
 from stoker.store.hashing import hash_file
 

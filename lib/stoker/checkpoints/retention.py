@@ -1,16 +1,22 @@
-"""Which checkpoints may go: a pure decision, and the removal that never leaves half a checkpoint behind."""
+"""Which checkpoints may go: a pure decision, and a removal that never leaves half a checkpoint behind.
+
+A reader holds a shared flock on the directory; a removal looks for one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.format import PRUNED, TEMPORARY
-from stoker.checkpoints.reading import unread
+from stoker.kit.lock import still_named
 from stoker.store.errors import storage_errors
-from stoker.store.files import move_durably, remove_tree
+from stoker.store.files import move_durably, opened, remove_tree
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,42 @@ def sweep_leftovers(checkpoints_dir: Path) -> list[str]:
 
 def _best_first(one: Kept) -> tuple[float, int]:
     return (one.val_loss if one.val_loss is not None else float("inf"), -one.step)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)  # some network mounts
+_GONE = "{} was moved away while it was being opened"
+
+
+@contextlib.contextmanager
+def reading(directory: Path) -> Iterator[None]:
+    """Keep a checkpoint from being pruned while the block reads it; raises OSError where it cannot be opened.
+
+    On a file system without locks the block reads all the same: what it finds is proven by its hashes.
+    """
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        _lock(descriptor, fcntl.LOCK_SH)  # whoever holds it alone does so for one rename
+        if not still_named(directory, descriptor):
+            raise FileNotFoundError(errno.ENOENT, _GONE.format(directory), str(directory))
+        yield
+
+
+@contextlib.contextmanager
+def unread(directory: Path) -> Iterator[bool]:
+    """Whether nobody reads a checkpoint now; if so nobody can begin to for the length of the block."""
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _lock(descriptor: int, how: int) -> None:
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.checkpoints.format import BODY, SUMS, TEMPORARY, checkpoint_name, mark_of, read_body, step_of
 from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
-from stoker.checkpoints.reading import reading, unread
+from stoker.checkpoints.retention import reading, unread
 from stoker.store.durable_copy import copy, insist_on_room
 from stoker.store.errors import DataError, StorageError, storage_errors
 from stoker.store.files import (

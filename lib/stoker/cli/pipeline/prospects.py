@@ -14,8 +14,7 @@ from stoker.config.checks import Fault
 from stoker.config.disk import vocabulary
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
-from stoker.supervise.run.gates import DataInView, start_gate
-from stoker.supervise.run.plan_settings import gate_wants
+from stoker.supervise.run.gates import DataInView, gate_wants, start_gate
 
 CORE_FLOPS, GPU_FLOPS = 30e9, 100e12  # sustained while training: 32-bit on a core, bfloat16 on a large GPU
 LONG_DAYS = 60

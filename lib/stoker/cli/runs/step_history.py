@@ -21,7 +21,7 @@ from stoker.store.errors import DataError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.audit.audit_rows import read_rows
-from stoker.supervise.run.launch_log import Makers, read_launches
+from stoker.supervise.run.launch_record import Makers, read_launches
 
 
 @dataclass(frozen=True)

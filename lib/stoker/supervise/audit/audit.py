@@ -27,11 +27,15 @@ from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
-from stoker.supervise.audit.audit_forks import launch_findings, unfinished_findings
-from stoker.supervise.audit.audit_identity import checkpoint_identity_findings, run_findings
+from stoker.supervise.audit.audit_identity import (
+    checkpoint_identity_findings,
+    launch_findings,
+    run_findings,
+    unfinished_findings,
+)
 from stoker.supervise.audit.audit_mirror import audit_mirror
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
-from stoker.supervise.run.launch_log import read_launches
+from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import RunRecord, parse_record
 
 LOOKS = 3  # at a run that keeps changing

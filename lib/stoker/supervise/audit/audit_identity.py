@@ -1,16 +1,19 @@
-"""What a run is, told in several places: run.json, the pin, checkpoints, heldout.bin, consumed.json."""
+"""A run's identity in run.json, pin, checkpoints and heldout.bin; its rollbacks and launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import CheckpointBody
+from stoker.checkpoints.select import counts
 from stoker.corpus.records.pin import DatasetPin
+from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.hashing import hash_file
 from stoker.store.layout import RunLayout
+from stoker.supervise.run.launch_record import Launched
 from stoker.supervise.run.record import Heldout, RunRecord
 
 TOKENIZER_COPY = "tokenizer.json"
@@ -60,3 +63,25 @@ def heldout_findings(file: Path, told: Heldout) -> Iterator[str]:
         return
     if found != told.sha256:
         yield f"{file}: sha256 {found[:16]}, the run's record says {told.sha256[:16]}"
+
+
+def unfinished_findings(
+    layout: RunLayout, proven: Mapping[str, CheckpointBody], timelines: Timelines
+) -> Iterator[str]:
+    """Checkpoints that a rollback gave up, and that were not moved away: it was interrupted."""
+    history = ancestry(timelines)
+    for name, body in proven.items():
+        if body.timeline <= timelines.current and not counts(body.timeline, body.step, history):
+            past = f"lies past the fork of timeline {timelines.current}"
+            yield f"{layout.checkpoints / name}: {past}; the next start of the supervisor finishes it"
+
+
+def launch_findings(
+    layout: RunLayout, timelines: Timelines, launches: Sequence[Launched], damage: Sequence[str]
+) -> Iterator[str]:
+    """The log of launches knows no timeline that is not there."""
+    yield from (f"{layout.launches}: {finding}" for finding in damage)
+    for one in launches:
+        if one.timeline > timelines.current:
+            ends = f"timelines.jsonl ends at {timelines.current}"
+            yield f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, {ends}"

@@ -21,8 +21,7 @@ from stoker.store.names import new_id
 from stoker.store.record import read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.replay.replay import Phase, phase_of
-from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints
+from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints, phase_of
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
 KEPT = 2  # checkpoints of the replay's own

@@ -14,8 +14,7 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
 from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.store.parsing import parse_json
-from stoker.supervise.replay.replay import forbids
-from stoker.supervise.replay.replay_site import Site
+from stoker.supervise.replay.replay_site import Site, forbids
 
 TRAINER, TENSORS = "trainer.json", ("model-", "optimizer-")
 MOST_TOLD = 10

@@ -12,7 +12,7 @@ from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
 from stoker.supervise.health.trainer_protocol import STEPPING
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.data_wait import DataWait
+from stoker.supervise.run.gates import DataWait
 from stoker.supervise.run.record import RunRecord
 from stoker.supervise.state import Trainer
 

@@ -29,7 +29,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.names import new_id
 from stoker.supervise.rollback.decide import Standing
-from stoker.supervise.run.launch_log import Makers, read_launches
+from stoker.supervise.run.launch_record import Makers, read_launches
 
 
 @dataclass(frozen=True)

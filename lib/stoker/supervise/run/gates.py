@@ -1,10 +1,15 @@
-"""The start gate: when there is enough proven data to begin a run, and when there never will be."""
+"""The data a run waits for: the start gate, what the pipeline file asks for, and the wait itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from stoker.config.schema import Pipeline
+from stoker.plan.growth import ENOUGH, GrowthPolicy
+from stoker.store.names import utc_now
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,67 @@ def start_gate(data: DataInView, wants: GateWants) -> Gate:
     if data.val_tokens < wants.heldout_tokens:
         return Gate("closed", f"{data.val_tokens:,} of {wants.heldout_tokens:,} held-out tokens are proven")
     return Gate("open", f"{data.sets} shard sets with {data.train_tokens:,} training tokens are proven")
+
+
+def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
+    """How the plan is to grow."""
+    train, plan = pipeline.train, pipeline.plan
+    return GrowthPolicy(
+        seed=train.seed,
+        seq_len=train.seq_len,
+        global_batch=train.global_batch,
+        segment_tokens=plan.segment_tokens,
+        order=plan.order,
+        hold_s=plan.hold,
+        epochs=plan.epochs,
+        first_segment_tokens=train.start_when.tokens,
+    )
+
+
+def gate_wants(pipeline: Pipeline) -> GateWants:
+    """What has to be there before a new run begins."""
+    train = pipeline.train
+    return GateWants(
+        sets=train.start_when.shard_sets,
+        train_tokens=train.start_when.tokens,
+        heldout_tokens=train.evaluate.tokens if pipeline.shard.val_ratio else 0,
+        seq_len=train.seq_len,
+    )
+
+
+_PREFIX = "waiting for data: "
+
+
+def waiting_words(why: str) -> str:
+    """What is going on, from the plan's reason for having no more entries."""
+    if why in ("", ENOUGH):
+        why = "shard sets to be proven"
+    return _PREFIX + why.removeprefix("waiting for ")
+
+
+class DataWait:
+    """The wait that goes on; `what` and `since` (UTC) are empty while there is none."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self.what = self.since = ""
+        self._began, self._due = 0.0, math.inf
+
+    def note(self, doing: str, now: float) -> bool:
+        """Take in what is waited for, "" when the run goes on; True once in a wait, after hold_s.
+
+        `now` is monotonic seconds.
+        """
+        if doing and not self.what:
+            self.since, self._began, self._due = utc_now(), now, now + self._hold_s
+        elif not doing:
+            self.since, self._due = "", math.inf
+        self.what = doing.removeprefix(_PREFIX)
+        if now < self._due:
+            return False
+        self._due = math.inf
+        return True
+
+    def lasted_s(self, now: float) -> float:
+        """How long it has lasted."""
+        return now - self._began if self.what else 0.0

@@ -1,13 +1,16 @@
-"""Where a run ends."""
+"""Where a run ends, and the least position that it may go back to by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from stoker.checkpoints.select import History, candidates, find_checkpoints
 from stoker.config.schema import Train
 from stoker.plan.log import Plan
-from stoker.plan.positions import Position, Skip, left_after, linear
-from stoker.plan.residency import reaching
+from stoker.plan.positions import START, Position, Skip, left_after, linear
+from stoker.plan.residency import low_water, reaching
+from stoker.store.errors import DataError
 
 
 def finished_at(
@@ -48,3 +51,19 @@ def last_step(
 def _open(plan: Plan, entry: int, windows: int, skips: Sequence[Skip]) -> int:
     """Windows the plan gives from so many on, which lie in that entry."""
     return left_after(plan, Position(entry, windows - plan.starts[entry]), skips)
+
+
+def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, newest: int) -> Position:
+    """Over the last `keep_last` checkpoints of a history; those sealed after the `newest` proven step may yet
+    be found bad, and are taken besides. START when there is none, or one of them does not tell.
+
+    The one a launch resumed from is the newest then; a milestone that stays for ever holds nothing for ever.
+    """
+    found = candidates(find_checkpoints(checkpoints_dir), history)
+    later = sum(one.step > newest for one in found)
+    bodies = [one.body for one in found[: later + keep_last]]
+    known = [Position(*body.position) for body in bodies if body is not None]
+    try:
+        return low_water(plan, known) if len(known) == len(bodies) else START
+    except DataError:
+        return START
