@@ -11,7 +11,7 @@ from stokerd.download.loop import run
 
 
 def main() -> int:
-    """The command `stoker-download-watchdog FILE [--once] [--files-list LIST]`."""
+    """Runs `stoker-download-watchdog FILE [--once] [--files-list LIST]`; returns the exit code."""
     about = "Bring every file of the pipeline's source, prove it by its sum, and keep a receipt for it."
     return daemon_main(DOWNLOAD_WATCHDOG, run, sys.argv[1:], [FILES_LIST], about=about)
 

@@ -11,7 +11,7 @@ from stokerd.sharding.loop import run
 
 
 def main() -> int:
-    """The command `stoker-stage-shard FILE [--once] [--files-list LIST]`."""
+    """Runs `stoker-stage-shard FILE [--once] [--files-list LIST]`; returns the exit code."""
     about = "Check and tokenize every verified file, publish its shard set, and keep the sets on their disks."
     return daemon_main(STAGE_SHARD, run, sys.argv[1:], [FILES_LIST], about=about)
 

@@ -10,7 +10,7 @@ from stokerd.supervision.loop import main as supervise
 
 
 def main() -> int:
-    """The command `stoker-train-supervisor FILE [--once]`."""
+    """Runs `stoker-train-supervisor FILE [--once]`; returns the exit code."""
     about = "Plan the data, launch and watch the trainer, prove its checkpoints, resume after every stop."
     return daemon_main(TRAIN_SUPERVISOR, supervise, sys.argv[1:], about=about)
 

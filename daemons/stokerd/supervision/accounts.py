@@ -1,4 +1,4 @@
-"""The run's progress: record, plan and timelines against the newest proven checkpoint; consumed.json."""
+"""Keeps a run's accounts: compares record and plan with the newest proven checkpoint; consumed.json."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from stoker.supervise.run.planner import Outlook, Planner
 from stoker.supervise.run.rate import SOON_S, WindowRate
 from stokerd.supervision.run_store import RunStore
 
-# The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk that
-# gives 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time for a
-# retry.
+# The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk of
+# 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time to retry.
 LEAD_S = 600.0
 SHORT_WAIT_S = 60.0  # a shorter wait for data counts as part of the run's speed
 RATE_CHANGE = 0.2  # a smaller relative change of the pace is not written

@@ -78,8 +78,7 @@ def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
 def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Position) -> Iterator[Job]:
     """Extends the plan ahead of the trainer, only from the dataset that the run began with.
 
-    Writes the sets needed from the newest checkpoint on into consumed.json before a gate looks for them on
-    hot.
+    Writes the sets needed from the newest checkpoint on into consumed.json before a gate looks for them.
     """
     skips, reach = run.accounts.skips(), run.accounts.reach
     if pin is not None:

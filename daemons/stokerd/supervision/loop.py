@@ -63,7 +63,7 @@ class Supervisor:
             self.context.waiter.wait(wait_s)
 
     def _cycle(self) -> float:
-        """Takes in news and acts on it; returns the longest time to wait, in seconds."""
+        """Takes in messages and results, and acts on them; returns the longest time to wait, in seconds."""
         try:
             for job, end in self.workers.ended():
                 self.effects.ended(job, end)

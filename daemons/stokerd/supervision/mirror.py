@@ -110,7 +110,7 @@ def _listed(run: Run, job: ListMirror, result: Result) -> None:
     if job.need == "no":
         return
     run.change(look="done", is_warm_awaited=False)
-    if result["timelines"] is not None:  # nothing trains now
+    if result["timelines"] is not None:  # no trainer runs now
         lines = read_log_data(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
             run.events.record("timelines_restored", "warning", forks=lost, source="mirror")

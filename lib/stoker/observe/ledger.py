@@ -1,8 +1,7 @@
 """The disk ledger: the bytes that each daemon claims of each file system, beyond the files already there.
 
 A claim reserves room for work that has begun or must not be refused: checkpoints first, then sets being built
-or brought back, then staging and landing. Free bytes less the claims of all daemons are the room for new
-work.
+or brought back, then staging and landing. New work has the free bytes less the claims of all daemons.
 """
 
 from __future__ import annotations

@@ -91,8 +91,7 @@ class Growth:
 class _Draft:
     """Collects the `fresh` entries, and keeps the facts of the plan that the next entry depends on.
 
-    `epoch` is the last segment's, `named` the keys of the epoch's sets so far, `spoken` the paths passed
-    over.
+    `epoch` is the last segment's, `named` the keys of its sets so far, `spoken` the paths passed over.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -152,14 +151,12 @@ def decide(
     - `sources` are in listing order.
     - `complete`: the listing is final and each source is settled.
     - `whole`: only the listing is final. Then a source that did not come within the hold counts as missing,
-    and an epoch may close without it; but the plan does not end, because the source may still come. -
-    `consumed`: the plan's windows before the trainer's newest position; `horizon`: those before the run's
-    end.
-    - `now`: monotonic seconds; `waiting`: that of the last decision.
-    - `ahead`: the windows to plan beyond the trainer (see `residency.ahead_windows`), at least 32 global
-    batches.
-    - `hopeful`: cold and unproven sets count as ready. Such entries show which sets are needed, and must not
-    be appended.
+      and an epoch may close without it; but the plan does not end, because the source may still come.
+    - `consumed`: the plan's windows before the trainer's newest position; `horizon`: before the run's end.
+    - `now`: monotonic seconds; `waiting`: the `Growth.waiting` of the last decision.
+    - `ahead`: the windows to plan beyond the trainer (see `residency.ahead_windows`), at least 32 batches.
+    - `hopeful`: cold and unproven sets count as ready. Such entries show which sets are needed; do not
+      append them.
     """
     target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
     pending = [source.path for source in sources if source.standing == "pending"]

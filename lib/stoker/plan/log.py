@@ -67,8 +67,7 @@ class Passed:
 class End:
     """The end of the data: the run is over once the entries before are used up; the entry has no windows.
 
-    Only as the last entry: a plan that continues after an End (an operator raised the cap on epochs) has not
-    ended.
+    Counts only as the last entry: a plan that continues after it (with a raised cap on epochs) has not ended.
     """
 
     n: int
@@ -126,8 +125,7 @@ def segment_key(seed: int, n: int) -> str:
 def read_plan(path: Path, run_id: str | None = None) -> Plan:
     """Returns the plan in a file (a missing file is the empty plan), without a torn last line.
 
-    Raises DataError with the line of the damage, of an invalid entry, or of an entry of another run than
-    `run_id`.
+    Raises DataError with the line that is damaged, invalid, or of another run than `run_id`.
     """
     scan = LogScan(path)
     entries: list[Entry] = []

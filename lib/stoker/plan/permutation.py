@@ -2,9 +2,10 @@
 
 A balanced Feistel network of 8 rounds over the smallest domain of an even number of bits that holds n. A
 value that maps to n or above is mapped again until it is below n (cycle walking), fewer than 4 times on
-average, as the domain is smaller than 4n. Fewer rounds show in the differences of neighbours: 3 rounds are
-off by up to 20 sigma (chi-square), 8 rounds by 2. Every plan on disk depends on the result: any change needs
-another name.
+average, as the domain is smaller than 4n.
+
+Fewer rounds show in the differences of neighbours: 3 rounds are off by up to 20 sigma (chi-square), 8 rounds
+by 2. Every plan on disk depends on the result: any change needs another name.
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ def reach_from(
 ) -> Position | None:
     """Returns how far a run may train while hot cannot hold all planned sets; None: to the plan's end.
 
-    The run may train through the segments that give `least_windows`, and further while all segments are on
-    hot.
+    The run may train through the segments that give `least_windows`, and further while all are on hot.
     """
     left, all_hot = left_after(plan, position, skips), True
     for segment in reaching(plan, position):
@@ -205,8 +204,7 @@ def low_water(plan: Plan, positions: Iterable[Position]) -> Position:
 def ahead_windows(*, global_batch: int, windows_per_s: float | None, lead_s: float) -> int:
     """Returns how many windows the plan must reach beyond the trainer, at least 32 global batches.
 
-    The trainer must not reach the plan's end within `lead_s`, the time to bring back the sets of the next
-    entry.
+    The trainer must not reach the plan's end within `lead_s`, the time to bring back the next entry's sets.
     """
     return max(AHEAD_BATCHES * global_batch, math.ceil((windows_per_s or 0.0) * lead_s))
 

@@ -22,9 +22,8 @@ from stoker.store.errors import storage_errors
 FILE_MODE = 0o640
 DIR_MODE = 0o750
 TEMPORARY = ".tmp-"
-_TEMPORARY = re.compile(
-    r"\.tmp-.+-([0-9]{1,7})-[^-]+", re.DOTALL
-)  # a pid has at most 7 digits: PID_MAX_LIMIT
+# A pid has at most 7 digits: PID_MAX_LIMIT.
+_TEMPORARY = re.compile(r"\.tmp-.+-([0-9]{1,7})-[^-]+", re.DOTALL)
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -84,8 +83,7 @@ def make_dir(path: Path, mode: int = DIR_MODE) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
-            # The maker may have died before the fsync. Another user made a directory whose parent is
-            # unreadable.
+            # The maker may have died before the fsync. An unreadable parent belongs to another user.
             with contextlib.suppress(PermissionError):
                 _fsync_path(path.parent)
             return

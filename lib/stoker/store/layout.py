@@ -18,10 +18,7 @@ STAGE_SHARD = "stage_shard"
 TRAIN_SUPERVISOR = "train_supervisor"
 DAEMONS = (DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR)
 
-DISK_LOCK, LANDING_LOCK = (
-    ".stoker-owner.lock",
-    ".owner.lock",
-)  # of hot and warm; of a landing
+DISK_LOCK, LANDING_LOCK = ".stoker-owner.lock", ".owner.lock"  # of a disk (hot, warm); of a landing
 OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
 
 _SHARED_MODE = 0o2770  # members of the group write requests, whose files belong to the group
@@ -42,10 +39,8 @@ class StateLayout:
         self.datasets = state / "datasets"
         self.quarantine = state / "quarantine"
         self.runs = state / "runs"
-        self.demand = (
-            state / "ledger" / "demand.json"
-        )  # files that the stage-shard loop misses or no longer needs
-        self.owner_lock = state / ".stoker-owner.lock"  # names the pipeline whose state this is
+        self.demand = state / "ledger" / "demand.json"  # files that the loop misses or no longer needs
+        self.owner_lock = state / ".stoker-owner.lock"  # names the pipeline that owns the state
 
     def create(self) -> None:
         """Makes the missing directories, durably."""
@@ -130,9 +125,7 @@ class RunLayout:
         self.abandoned = root / "abandoned"  # checkpoints past the fork of a rollback
         self.log = root / "log"
         self.metrics = self.log / "metrics.jsonl"
-        self.trainer_lock = (
-            root / "trainer.lock"
-        )  # held from before a launch until its last process has ended
+        self.trainer_lock = root / "trainer.lock"  # held until the last process of a launch has ended
         self.rank0_lock = root / "rank0.lock"  # opened by path and held by rank 0 itself
 
     def create(self) -> None:

@@ -1,7 +1,6 @@
 """Append-only logs: JSON lines, each chained to the last valid one by its hash.
 
-A line's hash is the sha256 of its bytes without the newline; each line holds the hash of the line before as
-`prev`.
+A line's hash is the sha256 of its bytes without the newline; `prev` in a line is the hash of the line before.
 
 A crash may leave part of a line, or zeros. The writer ends such a torn line with a newline before the next
 entry, which chains to the last valid line. An unparsable line that no later line chains past is damage, and

@@ -230,7 +230,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
 
 
 def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
-    """A trainer that shows no progress is suspected, and stopped once its silence is beyond its limit."""
+    """Suspects a trainer that shows no progress, and stops it once its silence exceeds the limit."""
     view = trainer.view
     verdict, why = judge(
         view.phase,

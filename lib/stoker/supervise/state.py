@@ -101,11 +101,11 @@ class RunState:
 
     # proving
     proofs: Mapping[str, str] = field(default_factory=dict)  # verdict by checkpoint, in this phase
-    look: Literal["", "done", "failed"] = ""  # at the mirror, in this phase
+    look: Literal["", "done", "failed"] = ""  # result of the mirror's listing, in this phase
     look_problem: str = ""
-    is_warm_awaited: bool = False  # a look or a fetch that must succeed has failed
+    is_warm_awaited: bool = False  # a listing or fetch that must succeed has failed
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
-    resume: str = ""  # its name, "" where the run begins
+    resume: str = ""  # the name of that checkpoint, "" at the run's beginning
 
     # waiting
     is_gate_open: bool = False

@@ -22,8 +22,7 @@ from stoker.training.state import Progress
 def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
     """Returns the training of a launch, restored from its checkpoint if the launch has one.
 
-    Raises ConfigError for a checkpoint of another configuration, DataError for a plan or data that do not
-    match.
+    Raises ConfigError for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
     """
     compute = device.set_up(
         launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed

@@ -1,7 +1,6 @@
 """The model: a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-Shapes in the comments: B sequences, T tokens, C width, H query heads, K key/value heads, D = C / H, V
-vocabulary.
+Shapes in comments: B sequences, T tokens, C width, H query heads, K key/value heads, D = C / H, V vocabulary.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
 
-STEP_INTERVAL_S = 0.1  # at most ten step datagrams a second
+STEP_INTERVAL_S = 0.1  # at most ten step datagrams per second
 MOST_KEPT = 32
 MOST_TEXT = 500
 

@@ -31,8 +31,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     stop.install()
     set_death_signal(signal.SIGTERM)  # the parent has died: save and end, as at any stop
     # torch reads it when loaded. Threads that spin at each barrier take the cores from other processes,
-    # mostly from the shard builders: on 2 busy cores a step took 13 s with spinning, 2 s with sleeping
-    # threads.
+    # mostly from the shard builders: on 2 busy cores a step took 13 s when they spun, 2 s when they slept.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     protocol = Protocol.from_environment(environ)
     try:

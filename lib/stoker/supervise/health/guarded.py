@@ -42,7 +42,7 @@ class GuardedTrainer:
         notify_socket: Path,
     ) -> None:
         notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        notify_socket.unlink(missing_ok=True)  # an earlier supervisor's
+        notify_socket.unlink(missing_ok=True)  # left by an earlier supervisor
         self._path = notify_socket
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(notify_socket))
