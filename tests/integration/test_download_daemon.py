@@ -258,7 +258,7 @@ def test_a_failing_listing_is_asked_for_again(hub: LoopbackHub, tmp_path: Path) 
     hub.fault("slow_head", on="api", path=repo)
     daemon = data.start(WATCHDOG)
     try:
-        status = wait_until(lambda: data.status(WATCHDOG).get("files") and data.status(WATCHDOG))
+        status = wait_until(lambda: "looked" in data.status(WATCHDOG) and data.status(WATCHDOG))
         assert status["text"].startswith("looking at the source") and not status["looked"]
         assert not [sample for sample in data.metrics(WATCHDOG) if sample[0] == "stoker_download_files"]
         lines = "\n".join(report_lines("data", read_status(data.pipeline.layout)))

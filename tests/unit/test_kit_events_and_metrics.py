@@ -95,7 +95,8 @@ def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
 
 def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:
     metrics.counter("build_bytes_total", "Bytes", ("result",)).labels("ok").inc(5)
-    metrics.gauge("queue_files", "Files waiting").set(3)
+    metrics.figures((Figure("queue_files", "Files waiting", "queue"),))
+    metrics.status = {"queue": 3}
     families = list(text_string_to_metric_families(metrics.text().decode()))
     samples = [sample for family in families for sample in family.samples]
     assert all(sample.labels["pipeline"] == "demo" for sample in samples)

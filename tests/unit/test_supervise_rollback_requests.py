@@ -45,7 +45,7 @@ class Case:
         context = SimpleNamespace(pipeline=pipeline, events=events)
         accounts.planner = SimpleNamespace(plan=plan_of(segment(0, 1000)))
         parts = cast(Any, (store, Checkpoints(pipeline), None, accounts, None))
-        self.run = Run(cast(Any, context), cast(Any, None), RunState(), *parts)
+        self.run = Run(cast(Any, context), RunState(), *parts)
         self.requests = Requests(self.run)
 
     def ask(self, to: int, timeline: int = 0) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,11 +13,13 @@ from stoker.plan.growth import ENOUGH
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.report.snapshot import run_progress, snapshot, status_text
 from stoker.supervise.run.gates import DataWait, waiting_words
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.rate import SOON_S, WindowRate
-from stoker.supervise.state import Trainer
+from stoker.supervise.state import Phase, RunState, Trainer
+from stokerd.supervision.run import Run
+from stokerd.supervision.status import run_progress, snapshot, status_text
+from support.plan_data import plan_of, segment
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
 PROVEN = Checkpoint(Path("step-000000040"), 40, BODY)
@@ -34,23 +37,23 @@ TRAINING = trainer(phase="train", step=50, loss=2.5, tokens_per_s=900.0)
 
 def shown(**changes: Any) -> dict[str, Any]:
     """A run at step 50 of 100, of which 2 windows a second are trained in batches of 4."""
-    usual: dict[str, Any] = {
-        "run": "main",
-        "steps": 100,
-        "global_batch": 4,
-        "windows_per_s": 2.0,
-        "doing": "training",
-        "wait": DataWait(60.0),
-        "ending": False,
-        "record": None,
-        "live": TRAINING,
-        "checkpoint": PROVEN,
-        "sealed": PROVEN,
-        "plan": None,
-        "why_no_more": "",
-        "at_rest": False,
-    }
-    return snapshot(**usual | changes)
+    planner = SimpleNamespace(plan=plan_of(segment(0, 100)), why="")
+    accounts = SimpleNamespace(
+        planner=planner,
+        last_step=100,
+        headway=SimpleNamespace(windows_per_s=changes.get("windows_per_s", 2.0)),
+        wait=changes.get("wait", DataWait(60.0)),
+        timeline=0,
+    )
+    checkpoints = SimpleNamespace(
+        newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
+    )
+    train = SimpleNamespace(run="main", global_batch=4)
+    context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
+    parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, None))
+    state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
+    run = Run(cast(Any, context), state, *parts)
+    return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
 
 
 def waiting() -> DataWait:

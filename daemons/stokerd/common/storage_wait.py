@@ -32,7 +32,7 @@ def wait_out(context: DaemonContext, problem: StorageError | WorkerNotStarted) -
     context.events.record("state_unwritable" if is_state else "worker_not_started", "error", reason=reason)
     until = math.inf if is_state else time.monotonic() + SHORTAGE_S
     while not context.stopping and time.monotonic() < until:
-        context.beat({"trouble": reason}, f"waiting: {reason}")
+        context.beat({**context.metrics.status, "trouble": reason}, f"waiting: {reason}")
         context.waiter.wait(0.0)  # for signals alone; the workers' messages wait in their pipes
         time.sleep(TRY_EVERY_S)
         if is_state and _takes_a_write(context.layout.state / ".tmp-probe"):

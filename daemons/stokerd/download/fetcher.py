@@ -16,7 +16,6 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import UnavailableError
 from stokerd.download.state import State
-from stokerd.download.status import Meters
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
@@ -33,10 +32,8 @@ def most_rss_bytes(files_at_once: int) -> int:
 class Fetcher:
     """The worker, if one is needed; what it has in hand is in the state's `transfers` and `removing`."""
 
-    def __init__(
-        self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any], meters: Meters
-    ) -> None:
-        self._context, self._pool, self._state, self._meters = context, pool, state, meters
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any]) -> None:
+        self._context, self._pool, self._state = context, pool, state
         self._pipeline, self._events = context.pipeline, context.events
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
         self._fetch = replace(FETCH, silent_s=silent_s)
@@ -91,13 +88,10 @@ class Fetcher:
 
     def hear(self, said: Said) -> RemoteFile | None:
         """Count, and record what should be; what was asked for where the message ends it."""
-        state, meters, transfers = self._state, self._meters, self._state.transfers
-        durable, received = transfers.durable, transfers.received
-        transfers.hear(said, time.monotonic())
-        meters.durable.inc(transfers.durable - durable)
-        meters.fetched.inc(transfers.received - received)
+        state = self._state
+        state.transfers.hear(said, time.monotonic())
         if said.kind in ("done", "progress", "hashing"):
-            meters.progress.set_to_current_time()
+            state.progress_at = time.time()
         if said.kind in ("done", "progress", "removed"):
             state.retries.succeeded(FETCHER)
         match said.kind:
@@ -106,19 +100,19 @@ class Fetcher:
             case "removed" | "not_removed":
                 state.removing.discard(said.path)
             case "retry":
-                meters.retries.labels(said.cause if said.cause in meters.retry_causes else "other").inc()
+                state.failed_tries[said.cause if said.cause in state.failed_tries else "other"] += 1
                 wait_s, info = round(said.wait_s, 1), self._context.log.info
                 info("download_retry", path=said.path, reason=said.reason, retry_in_s=wait_s)
             case "anew":
-                meters.refetched.inc(said.dropped)
+                state.counted["refetched_bytes"] += said.dropped
                 told = {"path": said.path, "bytes": said.dropped, "reason": said.reason}
                 self._events.record("download_anew", level="warning", **told)
             case "mismatch":
-                meters.mismatches.inc()
+                state.counted["mismatches"] += 1
                 names = ("path", "expected", "found", "count", "evidence", "landed")
                 told = {name: getattr(said, name) for name in names}
                 self._events.record("download_mismatch", level="warning", **told)
-        return transfers.end(said.path) if said.kind in ("done", "failed", "dropped") else None
+        return state.transfers.end(said.path) if said.kind in ("done", "failed", "dropped") else None
 
     def ended(self, ended: WorkerExit) -> str:
         """Forget what it had in hand; returns why the landing cannot be used, or ""."""
@@ -131,7 +125,7 @@ class Fetcher:
         wait_s = self._state.retries.failed(FETCHER)
         if ended.code == UnavailableError.exit_code:
             return ended.reason()
-        self._meters.restarts.inc()
+        self._state.counted["restarts"] += 1
         if is_stalled and ended.stderr_tail:
             self._context.log.write("warning", "fetcher_stacks", "\n".join(ended.stderr_tail), {})
         self._events.record(

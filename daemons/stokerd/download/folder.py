@@ -106,7 +106,7 @@ class FolderSource(Source[Watched]):
                 self.take_look(Look.of(message, found))
             case "hashed":
                 self.state.transfers.moved(job.subject, int(message["bytes"]), 0)
-                self.meters.progress.set_to_current_time()
+                self.state.progress_at = time.time()
 
     def take_look(self, look: Look) -> None:
         """A look is over: what changed, what vanished, what was refused."""
@@ -192,7 +192,6 @@ class FolderSource(Source[Watched]):
             self.state.transfers.moved(file.path, file.size, 0)
         self.state.transfers.end(file.path)
         if is_hashed:
-            self.meters.hashed.inc(file.size)
             self.try_again(file.path)
             place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
             cached, sha256 = bool(result["cached"]), str(result["sha256"])
@@ -245,7 +244,9 @@ class FolderSource(Source[Watched]):
         return {
             **self.state.transfers.how_far(work.bytes, work.bytes_left, now),
             "waits": self._waits(now),
+            "hashed_bytes": self.state.transfers.durable,
             "polling": self.last.polling,
+            "watched": not self.last.polling and not self.trouble,
             "foreign_files": self.last.foreign_in_all,
         }
 

@@ -47,7 +47,7 @@ class RemoteSource(Source[RemoteFile]):
         self.origin, self.revision = origin, head.revision if head else ""
         self.pinned = head.revision or None if head and head.origin == origin else None
         self.lister = RemoteLister(self.pipeline, pool, self.state.retries, self.pinned)
-        self.fetcher = Fetcher(context, pool, self.state, self.meters)
+        self.fetcher = Fetcher(context, pool, self.state)
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
         self.ahead = StretchReader(self.pipeline)
         self.foreign: tuple[str, ...] = ()
@@ -260,15 +260,6 @@ class RemoteSource(Source[RemoteFile]):
         how_far = transfers.how_far(work.bytes, work.bytes_left, now)
         self.failures.look_at_waits(now)
         self.effects.claim(self.root, self.fetcher.device, transfers.to_come_bytes())
-        self.meters.rate.set(how_far["rate_bytes_per_second"])
-        self.meters.given_up.set(work.counts["given_up"])
-        for reason, why in (
-            ("disk", pauses.reason("disk", "landing")),
-            ("source", pauses.reason("access", "listing")),
-            ("state", self.context.reserve.spent),
-            ("server", self.failures.waits),
-        ):
-            self.meters.paused.labels(reason).set(bool(why))
         return {
             "revision": self.revision,
             "landing": self.root,
@@ -276,6 +267,14 @@ class RemoteSource(Source[RemoteFile]):
             "transfers": transfers.shown(SHOWN_FILES),
             "paused": self.failures.paused,
             "waits": self.failures.waits,
+            "is_paused": {
+                "disk": bool(pauses.reason("disk", "landing")),
+                "source": bool(pauses.reason("access", "listing")),
+                "state": self.context.reserve.spent,
+                "server": bool(self.failures.waits),
+            },
+            "fetched_bytes": transfers.received,
+            "durable_bytes": transfers.durable,
             "foreign_files": len(self.foreign),
         }
 

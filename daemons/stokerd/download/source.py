@@ -15,7 +15,6 @@ from stoker.store.errors import DataError
 from stokerd.common.files_list import FilesList
 from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.state import Pauses, State
-from stokerd.download.status import Meters
 
 L = TypeVar("L", bound=Listed)
 LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
@@ -30,7 +29,7 @@ class Source(Generic[L]):
     """
 
     def __init__(self, context: DaemonContext, rules: Rules[L], *, shown: str) -> None:
-        self.context, self.meters, self.shown = context, Meters(context.metrics), shown
+        self.context, self.shown = context, shown
         self.pipeline, self.events = context.pipeline, context.events
         self.dataset = self.pipeline.dataset.name
         only = FilesList(context).names

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
 from stoker.kit.events import Events
@@ -94,7 +95,8 @@ class State(Generic[L]):
 
     `work` are the files listed, selected and pending, `transfers` those with a worker, `removing` the paths
     that it is to unlink. `only` are the paths to work on, None for all; `given_up` those that --once does not
-    try again. `changes` counts the receipts written.
+    try again. `changes` counts the receipts written, `failed_tries` attempts by cause, `counted` others;
+    `progress_at` is when a file was last read from (time.time).
     """
 
     def __init__(
@@ -114,6 +116,9 @@ class State(Generic[L]):
         self.pauses = pauses
         self.only = only
         self.given_up: set[str] = set()
+        self.counted = Counter(refetched_bytes=0, mismatches=0, restarts=0)
+        self.failed_tries = Counter(dict.fromkeys((*TRANSIENT, *COUNTED), 0))
+        self.progress_at = 0.0
         for _, receipt in receipts:
             self._enter(receipt)
 

@@ -60,7 +60,6 @@ class Status:
         }
         standing = _standing(state)
         status["trouble"] = state.hot.trouble or standing
-        self._context.metrics.status = status
         self._teller.tell(status)
         text = _text(status)
         self._context.beat(status, state.hot.trouble or (f"{text}; {standing}" if standing else text))

@@ -78,7 +78,7 @@ def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -
 def _failed(run: Run, job: MirrorJob, reason: str) -> None:
     """Records that warm cannot be used now; a job with need "wait" is repeated, a "try" is given up."""
     mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
-    run.meters.mirror_failures.inc()
+    run.counted.mirror_failures += 1
     if mirror.failed(job.kind, reason, now):
         message = "training goes on; it is tried again until it succeeds"
         run.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)

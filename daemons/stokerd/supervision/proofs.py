@@ -33,7 +33,7 @@ def checkpoint_proved(run: Run, job: ProveCheckpoint, result: Result | None, rea
             run.events.record("checkpoint_proven", path=path, step=proof["body"]["step"])
     elif proof["verdict"] == "invalid":
         moved = run.checkpoints.reject(name, proof["reason"])
-        run.meters.quarantined.inc()
+        run.counted.quarantined += 1
         run.events.record(
             "checkpoint_quarantined",
             "warning",

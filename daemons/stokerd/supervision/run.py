@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -13,7 +14,6 @@ from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints
 from stoker.supervise.mirror.state import MirrorState
-from stoker.supervise.report.metrics import Meters
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
 from stokerd.supervision.accounts import Accounts
@@ -22,17 +22,27 @@ from stokerd.supervision.run_store import RunStore
 
 
 @dataclass
+class Counted:
+    """What has happened since the supervisor started, for the metrics; `restarts` by class of end."""
+
+    restarts: Counter[str] = field(default_factory=Counter)
+    mirror_failures: int = 0
+    quarantined: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass
 class Run:
     """The objects of one run; `Effects` and the results of jobs change `state`, the supervisor's position."""
 
     context: DaemonContext
-    meters: Meters
     state: RunState
     store: RunStore
     checkpoints: Checkpoints
     mirror: MirrorState | None  # None where checkpoints are not mirrored
     accounts: Accounts
     data: DataReadiness
+    counted: Counted = field(default_factory=Counted)
 
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -87,7 +97,6 @@ def load_run(context: DaemonContext) -> Run:
     is_mirrored = pipeline.warm_layout is not None and pipeline.train.checkpoint.mirror
     return Run(
         context,
-        Meters(context.metrics),
         RunState(),
         store,
         Checkpoints(pipeline),

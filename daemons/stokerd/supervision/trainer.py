@@ -130,7 +130,7 @@ class TrainerControl:
         run, exit_, (trainer, _) = self.run, action.exit, self._running()
         self.close()
         run.accounts.interrupted()
-        run.meters.restarts.labels(exit_.kind).inc()
+        run.counted.restarts[exit_.kind] += 1
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
         words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind)}
         run.events.record("trainer_exited", level, message=exit_.detail, step=trainer.step, **words)

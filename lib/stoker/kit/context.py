@@ -83,9 +83,11 @@ class DaemonContext:
     def beat(self, status: dict[str, Any], text: str) -> None:
         """Show how the work stands and feed the watchdog; after each round, acts at most each second.
 
-        `status` goes into the snapshot that `stoker status` reads, `text` to `systemctl status`.
+        `status` goes into the snapshot that `stoker status` reads, and into the metrics, `text` to
+        `systemctl status`.
         """
         self._last = (status, text)
+        self.metrics.status = status
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s

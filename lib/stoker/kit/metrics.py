@@ -20,7 +20,7 @@ from importlib import metadata
 from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.kit.process.sampler import sample_process
@@ -64,10 +64,6 @@ class Metrics:
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
         """A counter that starts at zero with the daemon."""
         return Counter(PREFIX + name, doc, labels, registry=self._registry)
-
-    def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
-        """A value that goes up and down; also a sum over what is on disk, which may shrink."""
-        return Gauge(PREFIX + name, doc, labels, registry=self._registry)
 
     def text(self) -> bytes:
         """The exposition, as a scrape sees it."""

@@ -1,0 +1,195 @@
+"""What the supervisor shows of its run: the one source of `stoker status`, STATUS= and the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.config.units import format_count, format_duration
+from stoker.kit.metrics import Figure
+from stoker.plan.growth import ENOUGH
+from stoker.plan.log import Plan
+from stoker.plan.positions import START, Position, left_after
+from stoker.store.errors import DataError
+from stoker.supervise.actions import CopyToMirror, Job
+from stoker.supervise.health.trainer_protocol import STEPPING
+from stoker.supervise.run.gates import waiting_words
+from stoker.supervise.state import Phase
+from stokerd.supervision.run import Run
+
+PROGRESS_EVERY_S = 3600.0  # between two run_progress events
+RUN_STATES = ("waiting", "running", "finished", "failed")
+FIGURES = (
+    Figure("train_step", "Last step the trainer reported or a proven checkpoint holds.", "step"),
+    Figure("train_horizon_steps", "Last step of the run.", "steps"),
+    Figure("train_loss", "Training loss of the last step.", "loss"),
+    Figure("train_val_loss", "Last held-out loss.", "val_loss"),
+    Figure("train_learning_rate", "Learning rate of the last step.", "lr"),
+    Figure("train_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
+    Figure("trainer_rss_bytes", "Memory of the trainer and what it started.", "trainer_rss_bytes"),
+    Figure("plan_ahead_windows", "Windows planned beyond the trainer's position.", "plan_windows_ahead"),
+    Figure("train_launches", "Launches of the run so far.", "launches"),
+    Figure("train_history_tokens", "Tokens in the run's history; falls at a rollback.", "figures.tokens"),
+    Figure(
+        "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
+    ),
+    Figure("train_tokens_per_second", "Speed; 0 while nothing is trained.", "figures.tokens_per_s"),
+    Figure("train_state", "1 for the state the run is in.", "figures.state.*", "state"),
+    Figure("train_restarts_total", "Ends of launches by class.", "figures.restarts.*", "class"),
+    Figure("train_checkpoint_step", "Step of the newest proven checkpoint.", "figures.proven_step"),
+    Figure("train_checkpoint_age_seconds", "Time since its proof.", "figures.proven_age_s"),
+    Figure("checkpoint_mirrored_step", "Step of the newest checkpoint on the mirror.", "mirror.step"),
+    Figure("checkpoint_mirror_waiting", "Proven checkpoints still to be mirrored.", "mirror.waiting"),
+    Figure("checkpoint_mirror_failures_total", "Failed tries at the mirror.", "figures.mirror_failures"),
+    Figure("checkpoints_quarantined_total", "Checkpoints that were not whole.", "figures.quarantined"),
+)
+
+
+class Status:
+    """Shows the run once a cycle, and notes a wait for data."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._report_at = time.monotonic() + PROGRESS_EVERY_S
+        self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
+        run.context.metrics.figures(FIGURES)
+
+    def show(self, mirror_job: Job | None) -> None:
+        """Writes status, metrics and heartbeat; measures a wait for data."""
+        run, state, live, now = self._run, self._run.state, self._run.state.live, time.monotonic()
+        is_stopping = run.context.stopping or bool(state.rollbacks)
+        is_ending = live is not None and (live.stop_asked_at is not None or is_stopping)
+        waits, doing = state.phase is Phase.WAITING, state.doing
+        if is_ending:
+            doing = "waiting for the trainer to save and end"
+        elif live is not None:
+            waits = live.view.waits
+            doing = waiting_words(run.planner.why) if waits else "training"
+        wait = run.accounts.wait
+        if wait.note(doing if waits else "", now):
+            message = "no step is made until it is there; stoker status shows what download and shards do"
+            words = {"waiting_for": wait.what, "since": wait.since, "message": message}
+            run.events.record("data_wait", "warning", **words)
+        copying = mirror_job.copy.step if isinstance(mirror_job, CopyToMirror) else None
+        shown = snapshot(run, doing, is_ending=is_ending, copying=copying)
+        self._count_tokens(shown["launch"], shown["tokens"] or 0)
+        if now >= self._report_at and (fields := run_progress(shown)):
+            self._report_at = now + PROGRESS_EVERY_S
+            run.events.record("run_progress", **fields)
+        run.context.beat(shown | {"figures": figures(run, shown)}, status_text(shown))
+
+    def _count_tokens(self, launch: str | None, tokens: int) -> None:
+        # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.
+        if launch is not None and launch == self._last[0]:
+            self._run.counted.trained_tokens += max(0, tokens - self._last[1])
+        self._last = (launch, tokens)
+
+
+def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what only the metrics show."""
+    proven_at = run.checkpoints.proven_at
+    return {
+        **vars(run.counted),
+        "restarts": dict(run.counted.restarts),
+        "tokens": shown["tokens"] or 0,
+        "tokens_per_s": shown["tokens_per_s"] or 0,
+        "state": {state: shown["run_state"] == state for state in RUN_STATES},
+        "proven_step": run.newest.step if run.newest else None,
+        "proven_age_s": None if proven_at is None else time.monotonic() - proven_at,
+    }
+
+
+def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:
+    """Returns the run as it is now; steps and losses are the last words of a trainer that runs, else the
+    newest checkpoint's.
+
+    Speed and time left are shown only of a trainer that trains and is not ending. `copying` is the step that
+    is being mirrored.
+    """
+    record, live, train = run.store.record, run.state.live, run.pipeline.train
+    accounts, plan, wait = run.accounts, run.planner.plan, run.accounts.wait
+    view = live.view if live is not None else None
+    proven, newest = run.newest, run.checkpoints.sealed
+    if newest is None or (proven is not None and newest.step <= proven.step):
+        newest = proven
+    said: dict[str, Any] = {
+        name: getattr(view, name, None)
+        for name in ("step", "tokens", "loss", "lr", "grad_norm", "val_loss", "phase", "position")
+    }
+    if newest is not None:
+        for name in ("step", "tokens", "loss", "val_loss", "position"):
+            if said[name] is None:
+                said[name] = newest.body.get(name)
+    trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
+    windows_left = max(0, accounts.last_step - (said["step"] or 0)) * train.global_batch
+    windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
+    return {
+        **said,
+        "run": train.run,
+        "timeline": accounts.timeline,
+        "run_state": record.state if record and not wait.what else "waiting",
+        "at_rest": run.state.is_at_rest,
+        "finished": record.finished if record else None,
+        "reason": record.reason if record else None,
+        "doing": f"{doing}, since {wait.since}" if wait.what else doing,
+        "waiting_for": wait.what or None,
+        "waiting_since": wait.since or None,
+        "steps": accounts.last_step,
+        "tokens_per_s": view.tokens_per_s if view and trains else None,
+        "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
+        "launch": view.launch if view else None,
+        "launches": record.launches if record else 0,
+        "trainer_pid": live.pid if live else None,
+        "trainer_rss_bytes": live.rss_bytes if live else 0,
+        "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
+        "mirror": run.mirror and run.mirror.status(copying),
+        "plan_entries": len(plan.entries),
+        "plan_windows": plan.windows,
+        "plan_windows_ahead": _ahead(plan, said["position"]),
+        "plan_waits_for": None if why in ("", ENOUGH) else why.removeprefix("waiting for "),
+    }
+
+
+# What a trainer that trains does where it makes no steps, by the phase it tells.
+_PHASES = {
+    "load": "loading the trainer",
+    "compile": "compiling the model",
+    "eval": "evaluating the held-out loss",
+    "checkpoint": "saving a checkpoint",
+}
+
+
+def status_text(shown: dict[str, Any]) -> str:
+    """One line for systemd's STATUS: what it does, how far, how fast."""
+    doing = str(shown["doing"])
+    if doing == "training":
+        doing = _PHASES.get(shown["phase"], doing)
+    if shown["launch"] is None or shown["step"] is None:
+        return doing
+    parts = [f"{doing}: step {shown['step']} of {shown['steps']}"]
+    if shown["loss"] is not None:
+        parts.append(f"loss {shown['loss']:.4f}")
+    if shown["tokens_per_s"]:
+        parts.append(f"{format_count(int(shown['tokens_per_s']))} tokens/s")
+    if shown["eta_s"] is not None:
+        parts.append(f"{format_duration(shown['eta_s'])} left")
+    if shown["checkpoint"] is not None:
+        parts.append(f"checkpoint {shown['checkpoint']['step']}")
+    return ", ".join(parts)
+
+
+def run_progress(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the hourly event run_progress; {} while no step is made."""
+    if not shown["tokens_per_s"]:
+        return {}
+    told = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
+    left_s = None if shown["eta_s"] is None else round(shown["eta_s"])
+    return {**told, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
+
+
+def _ahead(plan: Plan, position: Sequence[int] | None) -> int | None:
+    try:
+        return left_after(plan, Position.parse(list(position)) if position else START)
+    except DataError:  # the trainer's word is a moment ahead of what was read here
+        return None
