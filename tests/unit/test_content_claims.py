@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.actions import Duplicate, Start
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.state import Limits, Situation, WarmContents
+from stoker.corpus.schedule.state import Action, Limits, Situation, WarmContents
 
 LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
 ONE, OTHER = (Source("d", path, 100, "a" * 64) for path in ("one", "other"))
@@ -24,8 +23,8 @@ def situation(**changes: object) -> Situation:
 
 
 def test_a_set_without_a_record_is_proven_for_one_of_its_files() -> None:
-    assert decide(situation(), 0.0) == (Start("prove", "one"),)
-    assert decide(situation(not_before={"one": 5.0}), 0.0) == (Start("prove", "other"),)
+    assert decide(situation(), 0.0) == (Action("prove", "one"),)
+    assert decide(situation(not_before={"one": 5.0}), 0.0) == (Action("prove", "other"),)
 
 
 def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
@@ -37,7 +36,7 @@ def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
 def test_nor_is_it_taken_from_warm_for_both() -> None:
     away = situation(published=frozenset())
     away = replace(away, warm=WarmContents(answers=True), recallable={"one", "other"})
-    assert decide(away, 0.0) == (Start("recall", "one"),)
+    assert decide(away, 0.0) == (Action("recall", "one"),)
     assert decide(replace(away, busy={"one": "recall"}), 0.0) == ()
 
 
@@ -47,6 +46,6 @@ def test_what_was_begun_for_the_other_is_given_up_once_the_set_is_there() -> Non
     for state in ("seen", "staged", "building"):
         other = replace(OTHER, state=state, key=KEY)
         begun = situation(sources=Catalog({"one": proven, "other": other}))
-        assert decide(begun, 0.0) == (Duplicate("other", "one"),), state
+        assert decide(begun, 0.0) == (Action("duplicate", "other", "one"),), state
         assert decide(replace(begun, busy={"other": "build"}), 0.0) == (), state
         assert other.moved("duplicate").state == "duplicate"  # a step that there is

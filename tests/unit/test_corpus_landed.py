@@ -15,10 +15,9 @@ from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.records.tokenizer_files import choose
-from stoker.corpus.schedule.actions import Action, Duplicate, GiveUp, Restart, Start
 from stoker.corpus.schedule.decide import decide, differs
 from stoker.corpus.schedule.landing import demand_of, may_be_demanded
-from stoker.corpus.schedule.state import Limits, Room, Situation
+from stoker.corpus.schedule.state import Action, Limits, Room, Situation
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 
@@ -69,27 +68,29 @@ def missed(now: Situation) -> list[str]:
 class TestGivingUp:
     def test_a_file_that_was_given_up_before_it_came_is_quarantined(self) -> None:
         nothing_known = replace(receipt("a", "given_up"), sha256="", size=0)
-        assert actions(situation(nothing_known)) == (GiveUp("a"),)
-        assert actions(situation(source("a"), nothing_known)) == (GiveUp("a"),)
-        assert actions(situation(source("a"), receipt("a", "given_up"))) == (GiveUp("a"),)
+        assert actions(situation(nothing_known)) == (Action("give_up", "a"),)
+        assert actions(situation(source("a"), nothing_known)) == (Action("give_up", "a"),)
+        assert actions(situation(source("a"), receipt("a", "given_up"))) == (Action("give_up", "a"),)
 
     def test_where_its_content_is_known_its_set_is_looked_for_first(self) -> None:
-        assert actions(situation(receipt("a", "given_up"))) == (Restart("a"),), "a record to look with"
+        assert actions(situation(receipt("a", "given_up"))) == (Action("restart", "a"),), (
+            "a record to look with"
+        )
         lost = situation(source("a"), receipt("a", "given_up"))
-        assert actions(replace(lost, published={key_of(sha("a"))[:16]})) == (Start("prove", "a"),)
+        assert actions(replace(lost, published={key_of(sha("a"))[:16]})) == (Action("prove", "a"),)
         assert actions(replace(lost, recallable={"a"})) == ()
         assert actions(replace(lost, uncertain=True)) == (), "warm may have it"
         twin = situation(
             source("a"), receipt("a", "given_up"), source("b", "released", "a"), receipt("b", "released", "a")
         )
-        assert actions(twin) == (Duplicate("a", "b"),)
+        assert actions(twin) == (Action("duplicate", "a", "b"),)
 
     @pytest.mark.parametrize(
         "state", ["staged", "building", "proven", "synced", "released", "quarantined", "duplicate"]
     )
     def test_what_is_further_on_its_way_goes_on(self, state: str) -> None:
         here = situation(source("a", state, reason="x"), source("b", "proven", "a"), receipt("a", "given_up"))
-        assert GiveUp("a") not in actions(here)
+        assert Action("give_up", "a") not in actions(here)
 
     def test_one_beyond_the_slice_is_left_alone_and_one_that_is_worked_on_too(self) -> None:
         known, unknown = receipt("a", "given_up"), replace(receipt("a", "given_up"), sha256="")
@@ -99,8 +100,8 @@ class TestGivingUp:
         assert actions(situation(source("a"), known, busy={"a": "prove"})) == ()
 
     def test_it_begins_anew_when_its_file_comes_after_all(self) -> None:
-        assert actions(situation(never_came("a"), receipt("a"))) == (Restart("a"),)
-        assert actions(situation(never_came("a", ""), receipt("a"))) == (Restart("a"),)
+        assert actions(situation(never_came("a"), receipt("a"))) == (Action("restart", "a"),)
+        assert actions(situation(never_came("a", ""), receipt("a"))) == (Action("restart", "a"),)
         for state in ("given_up", "disputed"):
             assert actions(situation(never_came("a"), receipt("a", state))) == (), "still on its way, or not"
         convicted = source("a", "quarantined", reason="page_corrupt")
@@ -108,17 +109,17 @@ class TestGivingUp:
 
     def test_a_file_that_rotted_is_given_up_only_where_there_is_no_set_of_what_it_was(self) -> None:
         rotten = replace(receipt("a", "disputed"), found="f" * 64)
-        assert actions(situation(source("a"), rotten)) == (GiveUp("a"),)
-        assert actions(situation(rotten)) == (Restart("a"),), "a record to look with"
+        assert actions(situation(source("a"), rotten)) == (Action("give_up", "a"),)
+        assert actions(situation(rotten)) == (Action("restart", "a"),), "a record to look with"
         for state in ("staged", "proven", "synced", "released"):
-            assert GiveUp("a") not in actions(situation(source("a", state), rotten))
+            assert Action("give_up", "a") not in actions(situation(source("a", state), rotten))
         waits = source("a", "quarantined", reason=SOURCE_ROTTEN)
         assert actions(situation(waits, rotten)) == ()
-        assert actions(situation(waits, receipt("a"))) == (Restart("a"),)
+        assert actions(situation(waits, receipt("a"))) == (Action("restart", "a"),)
 
     @pytest.mark.parametrize("state", ["verified", "unproven"])
     def test_what_is_here_is_staged_and_given_back_whether_proven_or_not(self, state: str) -> None:
-        assert Start("stage", "a") in actions(situation(source("a"), receipt("a", state)))
+        assert Action("stage", "a") in actions(situation(source("a"), receipt("a", state)))
         assert unneeded(situation(source("a", "released"), receipt("a", state))) == {
             "a": Unneeded(sha("a"), "a")
         }
@@ -263,8 +264,9 @@ class TestMissing:
 
 def test_the_first_link_is_staged_whatever_the_room_where_it_takes_none() -> None:
     now = situation(source("a"), receipt("a"), source("b"), receipt("b"), limits=replace(LIMITS, stagers=2))
-    room = Room(stage=-1, build=0, stage_needs=lambda one: 10, build_needs=lambda one: 10)
-    assert actions(replace(now, room=room)) == ()
-    first = replace(now, room=replace(room, one_stage=True))
-    assert actions(first) == (Start("stage", "a"),)
-    assert actions(replace(first, room=replace(room, stage=None, one_stage=True))) == (), "hot is not known"
+    room = Room(-1, lambda one: 10)
+    assert actions(replace(now, rooms={"stage": room})) == ()
+    first = replace(now, rooms={"stage": replace(room, first_goes=True)})
+    assert actions(first) == (Action("stage", "a"),)
+    unknown = replace(room, left=None, first_goes=True)
+    assert actions(replace(first, rooms={"stage": unknown})) == (), "hot is not known"

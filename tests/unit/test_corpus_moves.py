@@ -12,13 +12,12 @@ import pytest
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.actions import KeepHot, Start
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.moves import decide_moves, recallable
-from stoker.corpus.schedule.state import Limits, Room, Situation, WarmContents
+from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import OwnerMark, Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
-from stoker.corpus.staging.size_estimate import Estimate, Workload, ratio_of, set_bytes
+from stoker.corpus.staging.size_estimate import ratio_of, set_bytes
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 from support.books import books_of
@@ -56,7 +55,12 @@ def situation(*sources: Source, **changes: object) -> Situation:
 
 
 def contents(**changes: object) -> WarmContents:
-    return WarmContents(answers=True, writable=True, sync_room=10**9, **changes)
+    return WarmContents(answers=True, writable=True, **changes)
+
+
+def room_of(left: int | None) -> Room:
+    """Room of so many bytes, of which each file takes its size."""
+    return Room(left, lambda one: one.size)
 
 
 def moves(situation: Situation, contents: WarmContents) -> tuple[object, ...]:
@@ -71,46 +75,50 @@ def recalls(now: Situation, contents: WarmContents) -> frozenset[str]:
 class TestCopies:
     def test_what_has_no_proven_copy_is_copied_a_few_at_a_time(self) -> None:
         sources = [source(path, "proven") for path in "abc"]
-        assert moves(situation(*sources), contents()) == (Start("sync", "a"), Start("sync", "b"))
-        assert moves(situation(*sources, busy={"a": "sync"}), contents()) == (Start("sync", "b"),)
+        assert moves(situation(*sources), contents()) == (Action("sync", "a"), Action("sync", "b"))
+        assert moves(situation(*sources, busy={"a": "sync"}), contents()) == (Action("sync", "b"),)
         assert moves(situation(source("a")), contents()) == ()
         later_warm = source(
             "a",
             "released",
         ).moved("proven", on_warm=False)
-        assert moves(situation(later_warm), contents()) == (Start("sync", "a"),)
+        assert moves(situation(later_warm), contents()) == (Action("sync", "a"),)
 
     @pytest.mark.parametrize(
         "trouble",
-        [{"answers": False}, {"writable": False}, {"sync_room": None}, {"sync_room": 50}],
+        [{"answers": False}, {"writable": False}],
     )
     def test_nothing_is_copied_to_a_disk_that_takes_nothing(self, trouble: dict[str, object]) -> None:
-        now = situation(source("a", "proven"))
-        assert moves(now, replace(contents(), **trouble)) == ()
+        assert moves(situation(source("a", "proven")), replace(contents(), **trouble)) == ()
+
+    @pytest.mark.parametrize(("left", "copied"), [(None, 0), (50, 0), (150, 1), (200, 2)])
+    def test_as_much_is_copied_as_there_is_room_for(self, left: int | None, copied: int) -> None:
+        now = situation(source("a", "proven"), source("b", "proven"), rooms={"sync": room_of(left)})
+        assert len(moves(now, contents())) == copied
 
     def test_a_failure_holds_its_own_path_and_for_a_moment_all_of_its_kind(self) -> None:
         both = situation(source("a", "proven"), source("b", "proven"))
-        assert moves(replace(both, not_before={"a": 101.0}), contents()) == (Start("sync", "b"),)
+        assert moves(replace(both, not_before={"a": 101.0}), contents()) == (Action("sync", "b"),)
         assert moves(replace(both, paused_until={"sync": 101.0}), contents()) == ()
 
     def test_parquet_goes_after_its_set_was_copied_not_before(self) -> None:
         assert decide(situation(source("a", "proven")), 100.0) == ()
-        assert decide(situation(source("a", "synced")), 100.0) == (Start("release", "a"),)
+        assert decide(situation(source("a", "synced")), 100.0) == (Action("release", "a"),)
 
 
 class TestLeaving:
     def test_an_intent_is_carried_out_and_taken_back_while_warm_is_away(self) -> None:
         leaving = situation(source("a", evicting=True), source("b"))
-        assert moves(leaving, contents()) == (Start("evict", "a"),)
-        assert moves(leaving, WarmContents()) == (KeepHot("a"),)
+        assert moves(leaving, contents()) == (Action("evict", "a"),)
+        assert moves(leaving, WarmContents()) == (Action("keep_hot", "a"),)
         renamed = replace(leaving, published=frozenset())
         assert moves(renamed, WarmContents()) == ()
-        assert moves(renamed, contents()) == (Start("evict", "a"),)
+        assert moves(renamed, contents()) == (Action("evict", "a"),)
 
     def test_what_lies_on_hot_against_its_record_goes_unless_somebody_wants_it(self) -> None:
         left = replace(situation(source("a", evicted=True)), published=frozenset({key16("a")}))
-        assert moves(left, contents()) == (Start("evict", "a"),)
-        assert moves(left, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Start("hydrate", "a"),)
+        assert moves(left, contents()) == (Action("evict", "a"),)
+        assert moves(left, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Action("hydrate", "a"),)
 
     def test_a_set_that_waits_for_quarantine_is_not_moved(self) -> None:
         wrong = situation(source("a", evicted=True), convicted={"a"})
@@ -120,18 +128,18 @@ class TestLeaving:
 class TestComingBack:
     def test_what_is_wanted_comes_back_in_order(self) -> None:
         cold = situation(*(source(path, evicted=True) for path in "abc"))
-        assert moves(cold, contents(hydrate=("c", "a"))) == (Start("hydrate", "c"), Start("hydrate", "a"))
+        assert moves(cold, contents(hydrate=("c", "a"))) == (Action("hydrate", "c"), Action("hydrate", "a"))
         assert moves(replace(cold, busy={"b": "hydrate"}), contents(hydrate=("c", "a"))) == (
-            Start("hydrate", "c"),
+            Action("hydrate", "c"),
         )
         assert moves(cold, WarmContents(hydrate=("c",))) == ()
         read_only = replace(contents(hydrate=("c",)), writable=False)
-        assert moves(cold, read_only) == (Start("hydrate", "c"),)
+        assert moves(cold, read_only) == (Action("hydrate", "c"),)
 
     def test_a_set_without_a_record_is_proven_where_it_lies_and_not_built_again(self) -> None:
         there = contents(published=frozenset({key16("a"), key16("b")}))
         seen = situation(source("a", "seen"), source("b"), source("c", "seen"))
-        assert moves(seen, there) == (Start("recall", "a"),)
+        assert moves(seen, there) == (Action("recall", "a"),)
         assert recalls(seen, there) == {"a"}
         assert recalls(seen, replace(there, rotten=frozenset({key_of(sha("a"))}))) == set()
         assert recalls(replace(seen, published=frozenset({key16("a")})), there) == set()
@@ -176,14 +184,6 @@ class TestLooks:
 
 
 class TestRoom:
-    ESTIMATE = Estimate(2, 0.5)
-
-    def room(self, **changes: object) -> Room:
-        plain = Room(
-            stage=10**6, build=10**6, stage_needs=lambda each: each.size, build_needs=lambda each: each.size
-        )
-        return replace(plain, **changes)
-
     def seen(self, **sizes: int) -> Situation:
         sources = [replace(source(path, "seen"), size=size) for path, size in sizes.items()]
         receipts = {
@@ -194,37 +194,18 @@ class TestRoom:
 
     def test_nothing_is_staged_that_does_not_fit_and_nothing_overtakes_it(self) -> None:
         now = self.seen(a=100, b=500, c=10)
-        assert decide(replace(now, room=self.room(stage=300)), 100.0) == (Start("stage", "a"),)
-        assert decide(replace(now, room=self.room(stage=None)), 100.0) == ()
+        assert decide(replace(now, rooms={"stage": room_of(300)}), 100.0) == (Action("stage", "a"),)
+        assert decide(replace(now, rooms={"stage": room_of(None)}), 100.0) == ()
 
     def test_a_build_begins_where_its_set_fits_and_the_first_of_all_wherever(self) -> None:
         staged = situation(source("a", "staged"), source("b", "staged"))
-        assert decide(replace(staged, room=self.room(build=150)), 100.0) == (Start("build", "a"),)
-        assert decide(replace(staged, room=self.room(build=50)), 100.0) == ()
-        assert decide(replace(staged, room=self.room(build=50, one_build=True)), 100.0) == (
-            Start("build", "a"),
-        )
+        assert decide(replace(staged, rooms={"build": room_of(150)}), 100.0) == (Action("build", "a"),)
+        assert decide(replace(staged, rooms={"build": room_of(50)}), 100.0) == ()
+        first = replace(room_of(50), first_goes=True)
+        assert decide(replace(staged, rooms={"build": first}), 100.0) == (Action("build", "a"),)
 
     def test_a_set_takes_its_tokens_and_what_finds_its_documents(self) -> None:
         assert set_bytes(BOOKS, 2) - set_bytes(None, 2) == 2000 + 160
         assert ratio_of(Catalog({"a": source("a", "staged")}).sums.measured, 2) is None
         big = replace(source("a"), size=10**6, books=books_of(250_000, documents=10))
         assert math.isclose(ratio_of(Catalog({"a": big}).sums.measured, 2) or 0, 0.54, abs_tol=0.01)
-
-    def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self) -> None:
-        size = 8_000_000
-        one = replace(source("a", "building"), size=size)
-        whole = self.ESTIMATE.built(one)
-        work = Workload(unbuilt=[one], committed={"a": whole // 2})
-        assert self.ESTIMATE.hot_claims(Workload(unbuilt=[one]))["sets"] == whole
-        assert whole // 2 <= self.ESTIMATE.hot_claims(work)["sets"] <= whole * 5 // 8
-        staging = self.ESTIMATE.hot_claims(Workload(staging=[one]))
-        assert staging == {"sets": whole, "staging": size}
-        assert self.ESTIMATE.hot_claims(Workload(staging=[one], linked=True))["staging"] == 0
-        assert self.ESTIMATE.hot_claims(Workload(hydrating=[source("b")]))["sets"] == set_bytes(BOOKS, 2)
-        assert self.ESTIMATE.warm_claims(Workload(syncing=[source("b")])) == {"sets": set_bytes(BOOKS, 2)}
-
-    def test_before_there_is_a_tokenizer_one_set_is_reckoned_with_not_all(self) -> None:
-        three = [replace(source(path, "staged"), size=10**6) for path in "abc"]
-        alone = self.ESTIMATE.hot_claims(Workload(unbuilt=three[:1]))["sets"]
-        assert self.ESTIMATE.hot_claims(Workload(unbuilt=three, pinned=False))["sets"] == alone

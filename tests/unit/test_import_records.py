@@ -16,10 +16,9 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.sources import Source, write_source
-from stoker.corpus.schedule.actions import GiveUpContent
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.schedule.state import Limits, Situation
+from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
@@ -121,7 +120,7 @@ def test_all_that_is_done_for_an_import_is_to_give_up_a_set_that_is_nowhere() ->
     situation = Situation(
         receipts={}, sources=sources, limits=limits, key_of=lambda sha256: f"{sha256[::-1]}"
     )
-    assert decide(situation, 0.0) == (GiveUpContent("import/lost"),)
+    assert decide(situation, 0.0) == (Action("give_up_content", "import/lost"),)
 
 
 def test_sums_count_what_is_known_and_say_how_much_is_not() -> None:

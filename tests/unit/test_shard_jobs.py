@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.listing import Listing
-from stoker.corpus.schedule.actions import Duplicate, GiveUp, GiveUpContent, Replace, Restart
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.schedule.state import Action
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
@@ -313,33 +313,39 @@ class TestTokenizer:
 class TestRecordActions:
     def test_a_new_receipt_begins_a_record_and_other_content_starts_one_over(self, shard: Shard) -> None:
         shard.receipt()
-        assert shard.apply(take(shard.state, Restart("a"))) == ["write seen"]
+        assert shard.apply(take(shard.state, Action("restart", "a"))) == ["write seen"]
         shard.receipt(sha256="f" * 64)
         shard.state.records.convicted["a"] = Finding("page_corrupt")
-        assert shard.apply(take(shard.state, Restart("a"))) == ["start over"]
+        assert shard.apply(take(shard.state, Action("restart", "a"))) == ["start over"]
         assert shard.on_disk().sha256 == "f" * 64 and not shard.state.records.convicted
 
     def test_the_set_of_a_content_that_was_replaced_stays_under_another_name(self, shard: Shard) -> None:
         proven = shard.source(state="proven")
         shard.receipt(sha256="f" * 64)
         effects = ["write proven", "source_changed_after_build", "start over"]
-        assert shard.apply(take(shard.state, Replace("a"))) == effects
+        assert shard.apply(take(shard.state, Action("replace", "a"))) == effects
         (former,) = shard.state.sources.formers
         assert shard.on_disk(former).key == proven.key
         assert shard.on_disk().formers == ((proven.sha256, proven.size),)
 
     def test_a_duplicates_own_file_goes(self, shard: Shard) -> None:
         source = shard.source(state="staged")
-        assert shard.apply(take(shard.state, Duplicate("a", "b"))) == ["write duplicate", "source_duplicate"]
+        assert shard.apply(take(shard.state, Action("duplicate", "a", "b"))) == [
+            "write duplicate",
+            "source_duplicate",
+        ]
         assert shard.state.hot.litter == [shard.state.parquet(source)]
 
     def test_what_cannot_be_had_is_quarantined_with_a_finding(self, shard: Shard) -> None:
         shard.receipt(state="given_up")
-        assert shard.apply(take(shard.state, GiveUp("a"))) == ["write quarantined", "OpenFinding"]
+        assert shard.apply(take(shard.state, Action("give_up", "a"))) == ["write quarantined", "OpenFinding"]
         assert shard.data.reasons()["a"]["reason"] == "download_failed"
         assert shard.events.words == ["source_quarantined"]
         shard.source("b", "seen", former="x")
-        assert shard.apply(take(shard.state, GiveUpContent("b"))) == ["write quarantined", "content_gone"]
+        assert shard.apply(take(shard.state, Action("give_up_content", "b"))) == [
+            "write quarantined",
+            "content_gone",
+        ]
 
 
 def test_what_the_schedule_begins_is_a_job_with_the_disk_it_is_meant_for(shard: Shard) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.schedule.actions import KeepHot
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.schedule.state import Action
 from stoker.store.errors import LockHeld, StorageError, UnavailableError
 from stokerd.sharding.activities import lister
 from stokerd.sharding.activities.moves import DOUBTS
@@ -130,7 +130,7 @@ class TestMoves:
 
     def test_a_set_stays_hot_where_its_copy_cannot_be_read_now(self, warm_shard: Shard) -> None:
         warm_shard.source(**LEAVING)
-        assert warm_shard.apply(take(warm_shard.state, KeepHot("a"))) == [
+        assert warm_shard.apply(take(warm_shard.state, Action("keep_hot", "a"))) == [
             "write synced",
             "eviction_cancelled",
         ]

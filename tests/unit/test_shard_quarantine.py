@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.corpus.quarantine.directory import mark
-from stoker.corpus.schedule.actions import Restart
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.schedule.state import Action
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stokerd.sharding.facts import quarantine
 from stokerd.sharding.facts.quarantine import RECHECK, next_look
@@ -70,7 +70,7 @@ class TestLook:
 
     def test_a_file_that_came_after_all_is_a_release_too(self, shard: Shard) -> None:
         shard.source(state="quarantined", reason="download_failed")
-        assert shard.apply(take(shard.state, Restart("a"))) == ["mark released", "start over"]
+        assert shard.apply(take(shard.state, Action("restart", "a"))) == ["mark released", "start over"]
         assert act(shard) == ["source_released_from_quarantine", "mark released"]
 
     @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.sources import EXCEEDS_DISK
-from stoker.corpus.schedule.actions import Start
 from stoker.corpus.schedule.decide import buildable, decide
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.schedule.state import Limits, Room
+from stoker.corpus.schedule.state import Action, Limits, Room
+from stoker.corpus.staging.reconcile import parquet_name
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
@@ -63,7 +63,7 @@ class Growing:
         """Whether its build may begin with so much of hot free."""
         self.measured(free)
         self.shard.state.placement.choose(self.shard.state)
-        return Start("build", "a") in decide(self.shard.state.situation(), time.monotonic())
+        return Action("build", "a") in decide(self.shard.state.situation(), time.monotonic())
 
     @property
     def claimed(self) -> int:
@@ -133,7 +133,7 @@ class TestLandingOnHot:
         shard.state.is_linked = linked
         shard.measure(free=100 * MIB)
         shard.state.space.refresh(shard.state)
-        return shard.state.space.schedule_room(shard.state, frozenset(), 0)
+        return shard.state.space.rooms(shard.state, frozenset(), 0)["stage"]
 
     @staticmethod
     def claim(shard: Shard, daemon: str, purpose: Any, size: int) -> None:
@@ -144,11 +144,11 @@ class TestLandingOnHot:
     ) -> None:
         shard = self.shard(make_shard, "hub")
         self.claim(shard, DOWNLOAD_WATCHDOG, "landing", 90 * MIB)
-        assert self.room(shard).stage == 100 * MIB, "neither the floor nor what is still to land counts"
+        assert self.room(shard).left == 100 * MIB, "neither the floor nor what is still to land counts"
         self.claim(shard, TRAIN_SUPERVISOR, "checkpoints", 30 * MIB)
-        assert self.room(shard).stage == 70 * MIB
+        assert self.room(shard).left == 70 * MIB
         shard.source(state="staged", size=10 * MIB)
-        less = self.room(shard).stage
+        less = self.room(shard).left
         assert less is not None and less < 60 * MIB, "the set of what is staged comes first"
 
     @pytest.mark.parametrize(("kind", "warm"), [("folder", None), ("hub", Path("/warm"))])
@@ -158,18 +158,69 @@ class TestLandingOnHot:
         shard = self.shard(make_shard, kind, warm)
         for linked in (True, False):
             room = self.room(shard, linked=linked)
-            assert (room.stage, room.one_stage) == (100 * MIB - FLOOR, False)
+            assert (room.left, room.first_goes) == (100 * MIB - FLOOR, False)
 
     def test_where_links_are_refused_the_floor_holds_again(self, make_shard: MakeShard) -> None:
         room = self.room(self.shard(make_shard, "hub"), linked=False)
-        assert (room.stage, room.one_stage) == (100 * MIB - FLOOR, False)
+        assert (room.left, room.first_goes) == (100 * MIB - FLOOR, False)
 
     def test_only_the_first_file_is_staged_whatever_the_room(self, make_shard: MakeShard) -> None:
         shard = self.shard(make_shard, "hub")
-        assert self.room(shard).one_stage
+        assert self.room(shard).first_goes
         shard.source()
         shard.receipt()
         shard.job("stage")
-        assert not self.room(shard).one_stage
+        assert not self.room(shard).first_goes
         shard.done(status="staged", how="link", xxh3="x")
-        assert not self.room(shard).one_stage
+        assert not self.room(shard).first_goes
+
+
+class TestClaims:
+    """What work that began will still take of hot and warm, as the other daemons read it."""
+
+    @staticmethod
+    def claimed(shard: Shard) -> dict[str, int]:
+        shard.state.space.refresh(shard.state)
+        return {claim.purpose: claim.bytes for claim in read_claims(shard.layout, STAGE_SHARD)}
+
+    def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self, make_shard: MakeShard) -> None:
+        shard = make_shard(stage=STAGE)
+        shard.pin()
+        shard.look()
+        source = shard.source(state="building", size=8 * MIB)
+        whole = shard.state.space.estimate.built(source)
+        assert self.claimed(shard) == {"sets": whole}
+        shard.state.hot.building_bytes[str(source.key)[:16]] = whole // 2
+        assert whole // 2 <= self.claimed(shard)["sets"] <= whole * 5 // 8
+
+    @pytest.mark.parametrize(("copied", "claimed"), [(0, MIB), (MIB - 1, 1), (2 * MIB, None)])
+    def test_of_a_file_that_is_brought_what_is_not_there_yet_is_claimed(
+        self, make_shard: MakeShard, copied: int, claimed: int | None
+    ) -> None:
+        shard = make_shard(stage=STAGE)
+        shard.look()
+        source = shard.source()
+        shard.receipt()
+        shard.job("stage")
+        shard.state.hot.partial = {parquet_name(source): copied}
+        assert self.claimed(shard).get("staging") == claimed
+        shard.state.is_linked = True
+        assert "staging" not in self.claimed(shard), "a link takes no room"
+
+    def test_a_set_on_its_way_is_claimed_where_it_comes(self, make_shard: MakeShard) -> None:
+        shard = make_shard(stage=STAGE, warm="/warm")
+        shard.look()
+        shard.source(state="proven")
+        shard.job("hydrate")
+        assert self.claimed(shard) == {"sets": shard.state.space.estimate.published(shard.state.sources["a"])}
+
+    def test_before_there_is_a_tokenizer_one_set_is_reckoned_with_not_all(
+        self, make_shard: MakeShard
+    ) -> None:
+        shard = make_shard(stage=STAGE)
+        shard.look()
+        sources = [shard.source(path, "staged") for path in "abc"]
+        alone = shard.state.space.estimate.built(sources[0])
+        assert self.claimed(shard) == {"sets": alone}
+        shard.pin()
+        assert self.claimed(shard) == {"sets": 3 * alone}

@@ -9,7 +9,6 @@ from typing import Any
 from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.staging.disk_contents import Seen, look_at
 from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
-from stoker.corpus.staging.size_estimate import Estimate, Workload
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.pressure import Pressure, PressureGauge
 from stoker.store.layout import HotLayout
@@ -99,13 +98,6 @@ def test_an_idle_loop_is_not_woken_to_measure(make_shard: MakeShard, clock: Cloc
 
 class TestPartialCopies:
     SOURCE = Source("d", "a.parquet", 1000, "a" * 64)
-
-    def test_what_is_copied_already_is_not_claimed_once_more(self) -> None:
-        estimate = Estimate(2, 1.0)
-        for copied, claimed in (({}, 1000), ({"a.parquet": 400}, 600), ({"a.parquet": 2000}, 0)):
-            work = Workload(staging=[self.SOURCE], copied=copied)
-            assert estimate.hot_claims(work)["staging"] == claimed
-        assert estimate.hot_claims(Workload(staging=[self.SOURCE], linked=True))["staging"] == 0
 
     def test_a_look_finds_them_and_only_those_of_files_to_come_are_kept(self, tmp_path: Path) -> None:
         hot = HotLayout(tmp_path)

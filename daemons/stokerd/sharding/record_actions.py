@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
-from stoker.corpus.schedule.actions import (
-    Action,
-    Duplicate,
-    GiveUp,
-    GiveUpContent,
-    KeepHot,
-    Replace,
-    Restart,
-    Start,
-)
+from stoker.corpus.schedule.state import Action
 from stoker.corpus.staging.finding import Finding
 from stoker.store.names import record_name, utc_now
 from stokerd.sharding.activities.moves import keep_hot
@@ -38,30 +29,28 @@ _NOTHING_COMES = {
 
 def take(state: State, action: Action) -> Iterator[Effect]:
     """The effects of one action of the schedule's."""
-    match action:
-        case Start(kind, path):
-            yield from state.start(kind, path)
-        case Restart(path):
-            yield from _restart(state, path)
-        case Replace(path):
-            yield from _keep_former(state, state.sources[path])
-            yield from _restart(state, path)
-        case GiveUp(path):
-            yield from _give_up(state, state.records.receipts[path])
-        case GiveUpContent(path):
-            source = state.sources[path]
-            word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
-            yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
-            yield event(word, "error", path=path, reason=why)
-        case Duplicate(path, other):
-            source = state.sources[path]
-            yield Write(source.moved("duplicate", reason=f"same content as {other}"))
-            if source.state in ("staged", "building"):
-                state.discard_parquet(source)
-            state.discard_build(source)  # begun before it was known whose the set is
-            yield event("source_duplicate", path=path, of=other)
-        case KeepHot(path):
-            yield from keep_hot(state.sources[path], "the warm disk is away")
+    path, source = action.path, state.sources.get(action.path)
+    if action.kind in state.activities:
+        yield from state.start(action.kind, path)
+    elif action.kind == "give_up":
+        yield from _give_up(state, state.records.receipts[path])
+    elif action.kind == "restart" or source is None:
+        yield from _restart(state, path)
+    elif action.kind == "replace":
+        yield from _keep_former(state, source)
+        yield from _restart(state, path)
+    elif action.kind == "give_up_content":
+        word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
+        yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
+        yield event(word, "error", path=path, reason=why)
+    elif action.kind == "duplicate":
+        yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
+        if source.state in ("staged", "building"):
+            state.discard_parquet(source)
+        state.discard_build(source)  # begun before it was known whose the set is
+        yield event("source_duplicate", path=path, of=action.of)
+    elif action.kind == "keep_hot":
+        yield from keep_hot(source, "the warm disk is away")
 
 
 def _restart(state: State, path: str) -> Iterator[Effect]:

@@ -307,7 +307,7 @@ class State:
             not_before=self.retries.not_before,
             paused_until={kind: self.pauses.until(kind, self) for kind in PAUSABLE},
             outgrown=self.space.outgrown.keys(),
-            room=self.space.schedule_room(self, wanted, self.placement.wants.cold_bytes),
+            rooms=self.space.rooms(self, wanted, self.placement.wants.cold_bytes),
             recallable=recallable(self.sources, key_of, self.hot.published, warm),
             urgent=urgent,
             warm=warm,
@@ -342,8 +342,6 @@ class State:
             hydrate=self.placement.wants.hydrate,
             wanted=self.placement.wants.wanted,
             rotten=self.records.rotten,
-            sync_room=self.space.free(self.warm),
-            bytes_of=self.space.estimate.published,
         )
 
     @property

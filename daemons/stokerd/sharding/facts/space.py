@@ -12,8 +12,9 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
 from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.state import Room, Situation
+from stoker.corpus.staging.disk_full import Place
 from stoker.corpus.staging.reconcile import parquet_name, partial_copy
-from stoker.corpus.staging.size_estimate import Estimate, Workload, amount_bytes, claims_of, ratio_of
+from stoker.corpus.staging.size_estimate import Estimate, amount_bytes, ratio_of
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.observe.ledger import Disk as DiskSize
@@ -58,39 +59,38 @@ class Space:
         pin, sums = state.records.pinning.pin, state.sources.sums
         token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
         self.estimate = Estimate(token_bytes, ratio_of(sums.measured, token_bytes))
-        work = self._workload(state)
-        claims = {"hot": self.estimate.hot_claims(work), "warm": self.estimate.warm_claims(work)}
+        claims = self._claims(state)
         self._mine = []
         for disk in state.disks:
             if disk.size is not None:
-                self._mine += claims_of(disk.size.device, str(disk.root), claims[disk.place])
+                place, mine = (disk.size.device, str(disk.root)), claims[disk.place].items()
+                self._mine += [Claim(*place, purpose, size) for purpose, size in mine if size]
         if self._mine != self._written:
             write_claims(self._layout, STAGE_SHARD, self._mine)
             self._written = self._mine
         self._others = others_claims(self._layout, STAGE_SHARD)
 
-    def _workload(self, state: State) -> Workload:
-        sources = state.sources
+    def _claims(self, state: State) -> dict[Place, dict[Purpose, int]]:
+        """What work that began will still take. Before there is a tokenizer no two sets are built at once."""
+        sources, estimate = state.sources, self.estimate
         for job in state.builds():
             if job.facts.tokens is not None:
                 key = str(sources[job.subject].key)[:KEY16]
-                state.hot.building_bytes[key] = job.facts.tokens * self.estimate.token_bytes
+                state.hot.building_bytes[key] = job.facts.tokens * estimate.token_bytes
         unbuilt = sources.in_state("staged", "building")
         building = {one.path for one in unbuilt if one.state == "building"}
         self.granted = {path: size for path, size in self.granted.items() if path in building}
         self.outgrown = {path: size for path, size in self.outgrown.items() if path in building}
-        staging = [sources[path] for path in state.doing("stage")]
-        return Workload(
-            staging=staging,
-            unbuilt=unbuilt,
-            hydrating=[sources[path] for path in state.doing("hydrate")],
-            syncing=[sources[path] for path in state.doing("sync")],
-            committed={one.path: _committed(state, one) for one in unbuilt},
-            copied={one.path: _copied(state, one) for one in staging},
-            granted=self.granted,
-            linked=state.is_linked,
-            pinned=state.records.pinning.pin is not None,
+        staging, hydrating, syncing = (
+            [sources[path] for path in state.doing(kind)] for kind in ("stage", "hydrate", "sync")
         )
+        rests = [self._rest(state, one) for one in unbuilt]
+        sets = max(rests, default=0)
+        if state.records.pinning.pin is not None:
+            sets = sum(rests) + sum(map(estimate.built, staging))
+        copies = sum(self.stage_needs(state, one, with_set=False) for one in staging)
+        hot: dict[Purpose, int] = {"sets": sets + sum(map(estimate.published, hydrating)), "staging": copies}
+        return {"hot": hot, "warm": {"sets": sum(map(estimate.published, syncing))}}
 
     def claimed(self, disk: DiskSize) -> int:
         """What all daemons claim of a disk."""
@@ -142,8 +142,8 @@ class Space:
             return None
         return room(disk.measure, (*self._mine, *self._others), floor_bytes=floor_bytes, purpose=purpose)
 
-    def schedule_room(self, state: State, wanted: frozenset[str], cold_bytes: int) -> Room:
-        """What staging and building may take; `cold_bytes` of sets that are waited for come first.
+    def rooms(self, state: State, wanted: frozenset[str], cold_bytes: int) -> dict[str, Room]:
+        """What staging, building and copying to warm may take; `cold_bytes` of sets waited for come first.
 
         `wanted` are paths the tokenizer waits for: their sets are built when their files are all here. Where
         downloads land on hot and are staged by links, those take no room themselves, and sets come before
@@ -154,14 +154,19 @@ class Space:
         is_unmeasured = self.estimate.ratio is None
         is_on_its_way = bool(state.sources.count("staged", "building") or state.doing("stage"))
         checkpoints = 0 if size is None else claimed_bytes(self._others, size.device, "checkpoints")
-        return Room(
-            stage=None if free is None else free - cold_bytes,
-            build=None if size is None else size.free_bytes - checkpoints - self._begun(state),
-            stage_needs=lambda one: self.stage_needs(state, one, with_set=one.path not in wanted),
-            build_needs=lambda one: self.build_needs(state, one),
-            one_build=is_unmeasured and not self.outgrown and not state.doing("build"),
-            one_stage=is_linked and is_unmeasured and not is_on_its_way,
-        )
+        return {
+            "stage": Room(
+                None if free is None else free - cold_bytes,
+                lambda one: self.stage_needs(state, one, with_set=one.path not in wanted),
+                first_goes=is_linked and is_unmeasured and not is_on_its_way,
+            ),
+            "build": Room(
+                None if size is None else size.free_bytes - checkpoints - self._begun(state),
+                lambda one: self.build_needs(state, one),
+                first_goes=is_unmeasured and not self.outgrown and not state.doing("build"),
+            ),
+            "sync": Room(self.free(state.warm), self.estimate.published),
+        }
 
     def stage_needs(self, state: State, source: Source, *, with_set: bool = True) -> int:
         """Bytes that staging a source takes, with the set that is built of it."""

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
-from typing import Literal
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from stoker.corpus.records.index import OPEN
 from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
-from stoker.corpus.schedule.actions import (
-    Action,
-    Duplicate,
-    GiveUp,
-    GiveUpContent,
-    Replace,
-    Restart,
-    Start,
-)
+from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.moves import decide_moves
-from stoker.corpus.schedule.state import Situation, in_hand, is_free, slots
+from stoker.corpus.schedule.state import Action, Situation
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -38,13 +28,13 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
         *_lost_contents(situation),
         *_quarantines(situation, now),
         *_proofs(situation, now),
-        *_starts("stage", stageable(situation, now), situation),
-        *_starts("build", buildable(situation, now), situation),
+        *situation.starts("stage", stageable(situation, now), now),
+        *situation.starts("build", buildable(situation, now), now),
         *_releases(situation, now),
     )
 
 
-def stale(situation: Situation) -> Iterator[Restart | Replace | GiveUp]:
+def stale(situation: Situation) -> Iterator[Action]:
     """What to do about the records that speak of other content than their receipt, or of a file that could
     not be fetched, or came after all.
 
@@ -62,17 +52,17 @@ def stale(situation: Situation) -> Iterator[Restart | Replace | GiveUp]:
             continue
         elif source is None:
             if path not in situation.beyond:
-                yield Restart(path)
+                yield Action("restart", path)
         elif _is_unrecorded(situation, source):
             continue  # its set is proven first, and kept as a former content then
         elif source.sha256 != receipt.sha256 or source.never_came:
-            yield Replace(path) if source.state in PUBLISHED else Restart(path)
+            yield Action("replace" if source.state in PUBLISHED else "restart", path)
     for path in chain.from_iterable(catalog.unsettled):
         source, receipt = catalog[path], receipts.get(path)
         if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
             continue
         if receipt is not None and receipt.usable and receipt.sha256 == source.sha256:
-            yield Restart(path)
+            yield Action("restart", path)
 
 
 def _is_unrecorded(situation: Situation, source: Source) -> bool:
@@ -93,28 +83,28 @@ def differs(source: Source | None, receipt: Receipt | None) -> bool:
     return source.state == "seen" if receipt.unobtainable else source.never_came
 
 
-def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Restart | GiveUp]:
+def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Action]:
     """A file that could not be fetched, or rotted, is missed only where no shard set has its content."""
     path = receipt.path
     if source is None and path not in situation.beyond:
         # What is known of its content may tell that its set is there.
-        yield Restart(path) if receipt.sha256 else GiveUp(path)
+        yield Action("restart" if receipt.sha256 else "give_up", path)
     elif source is not None and source.state == "seen" and path not in situation.beyond:
         found = situation.uncertain or path in situation.recallable or situation.is_published(source)
         if not found and situation.sources.owner(source.sha256) is None:
-            yield GiveUp(path)
+            yield Action("give_up", path)
 
 
-def _duplicates(situation: Situation) -> Iterator[Duplicate]:
+def _duplicates(situation: Situation) -> Iterator[Action]:
     catalog = situation.sources
     for paths in catalog.unsettled:
         owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
         for path in paths if owner is not None else ():
             if catalog[path].state in OPEN and path not in situation.busy:
-                yield Duplicate(path, str(owner))
+                yield Action("duplicate", path, str(owner))
 
 
-def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
+def _lost_contents(situation: Situation) -> Iterator[Action]:
     """Former and imported contents without a set, when none is to be found and no other file has them."""
     catalog = situation.sources
     if situation.uncertain or situation.key_of is None:
@@ -126,36 +116,22 @@ def _lost_contents(situation: Situation) -> Iterator[GiveUpContent]:
             continue
         others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
         if all(_has_no_file_any_more(other) for other in others):
-            yield GiveUpContent(path)
+            yield Action("give_up_content", path)
 
 
 def _has_no_file_any_more(source: Source) -> bool:
     return not source.has_file or (source.state == "quarantined" and not source.never_came)
 
 
-def _open(situation: Situation, path: str, activity: str, now: float) -> bool:
-    return (
-        is_free(situation, path, now)
-        and path not in situation.convicted
-        and now >= situation.paused_until.get(activity, now)
-    )
-
-
-def _proofs(situation: Situation, now: float) -> tuple[Start, ...]:
+def _proofs(situation: Situation, now: float) -> Iterator[Action]:
     """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
     catalog, key_of = situation.sources, situation.key_of
-    if key_of is None:
-        return ()
-    asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
-    unowned = catalog.open_with(situation.published, key_of)
-    claimed = in_hand(situation)  # by a path that has the same content: two would own one set
-    unowned = [path for path in unowned if catalog[path].sha256 not in claimed]
-    chosen: dict[str, str] = {}
-    for path in (*unowned, *sorted(asked)):
-        if situation.is_published(catalog[path]) and _open(situation, path, "prove", now):
-            chosen.setdefault(catalog[path].sha256, path)
-    slots_left = slots(situation, "prove", situation.limits.provers)
-    return tuple(Start("prove", path) for path in [*chosen.values()][:slots_left])
+    if key_of is not None:
+        asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
+        paths = (*catalog.open_with(situation.published, key_of), *sorted(asked))
+        there = (path for path in paths if situation.is_published(catalog[path]))
+        free = (path for path in there if situation.allows("prove", path, now))
+        yield from situation.starts("prove", situation.unclaimed(free), now)
 
 
 def stageable(situation: Situation, now: float) -> list[str]:
@@ -163,7 +139,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
     limits, catalog = situation.limits, situation.sources
     if now < situation.paused_until.get("stage", now):
         return []
-    most = slots(situation, "stage", limits.stagers)
+    most = situation.slots("stage")
     here = catalog.in_state("staged", "building")
     waiting = (source.path for source in here if source.path not in situation.shelved)
     ahead = {path for path in waiting if situation.busy.get(path) != "build"}
@@ -196,7 +172,7 @@ def _may_stage(situation: Situation, source: Source, now: float) -> bool:
         return False
     if path in situation.recallable or path in situation.beyond:
         return False
-    if not _open(situation, path, "stage", now) or situation.sources.owner(source.sha256) is not None:
+    if not situation.allows("stage", path, now) or situation.sources.owner(source.sha256) is not None:
         return False
     return not situation.is_published(source)
 
@@ -205,55 +181,28 @@ def buildable(situation: Situation, now: float) -> list[str]:
     """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
     if situation.key_of is None:
         return []
-    ready = [
-        source
-        for source in situation.sources.in_state("staged", "building")
-        if not situation.is_published(source) and _open(situation, source.path, "build", now)
-    ]
-    urgent, last, claimed = situation.urgent, situation.outgrown, in_hand(situation)
-    chosen: list[str] = []
-    most = slots(situation, "build", situation.limits.builders)
-    order = {
-        one.path: (one.path in last, one.path not in urgent, one.state != "building", one.path)
-        for one in ready
-    }
-    for source in sorted(ready, key=lambda one: order[one.path]):
-        if len(chosen) == most:
-            break
-        if source.sha256 not in claimed:
-            chosen.append(source.path)
-            claimed.add(source.sha256)
-    return chosen
+    here = situation.sources.in_state("staged", "building")
+    ready = [one for one in here if not situation.is_published(one)]
+    ready = [one for one in ready if situation.allows("build", one.path, now)]
+
+    def order(one: Source) -> tuple[object, ...]:
+        is_outgrown, is_urgent = one.path in situation.outgrown, one.path in situation.urgent
+        return is_outgrown, not is_urgent, one.state != "building", one.path
+
+    paths = (one.path for one in sorted(ready, key=order))
+    return list(islice(situation.unclaimed(paths), situation.slots("build")))
 
 
-def _starts(kind: Literal["stage", "build"], paths: list[str], situation: Situation) -> Iterator[Start]:
-    """The starts that the room is enough for; none overtakes another, or a big file would wait for ever."""
-    room = situation.room
-    if room is None:
-        yield from (Start(kind, path) for path in paths)
-        return
-    if kind == "stage":
-        left, needs, first_goes = room.stage, room.stage_needs, room.one_stage
-    else:
-        left, needs, first_goes = room.build, room.build_needs, room.one_build
-    for number, path in enumerate(paths if left is not None else ()):
-        left = (left or 0) - needs(situation.sources[path])
-        if left < 0 and not (number == 0 and first_goes):
-            return
-        yield Start(kind, path)
-
-
-def _quarantines(situation: Situation, now: float) -> Iterator[Start]:
+def _quarantines(situation: Situation, now: float) -> Iterator[Action]:
     for path in sorted(situation.convicted):
-        if is_free(situation, path, now):
-            yield Start("quarantine", path)
+        if situation.allows("quarantine", path, now):
+            yield Action("quarantine", path)
 
 
-def _releases(situation: Situation, now: float) -> Iterator[Start]:
-    ready: SourceState | None = _READY.get(situation.limits.release)
-    for source in situation.sources.in_state(ready) if ready is not None else ():
-        if not source.imported and _open(situation, source.path, "release", now):
-            yield Start("release", source.path)
-
-
-_READY: Mapping[str, SourceState] = {"after_proof": "proven", "after_sync": "synced"}
+def _releases(situation: Situation, now: float) -> Iterator[Action]:
+    when, sources = situation.limits.release, situation.sources
+    if when == "never":
+        return
+    for source in sources.in_state("proven" if when == "after_proof" else "synced"):
+        if not source.imported and situation.allows("release", source.path, now):
+            yield Action("release", source.path)

@@ -6,29 +6,24 @@ disks allow and what goes on already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
-from itertools import islice
+from collections.abc import Callable, Iterator, Set
 
 from stoker.corpus.records.index import KEY16, Catalog
-from stoker.corpus.schedule.actions import KeepHot, Start
-from stoker.corpus.schedule.state import Situation, WarmContents, in_hand, is_free, slots
-
-AT_ONCE = 2  # of each kind
+from stoker.corpus.schedule.state import Action, Situation, WarmContents
 
 
-def decide_moves(situation: Situation, now: float) -> tuple[Start | KeepHot, ...]:
+def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
     """The moves to begin now, within the limits; at most one for a path."""
-    warm = situation.warm
+    warm, catalog = situation.warm, situation.sources
     if not warm.answers:
         return tuple(_kept_hot(situation, now))
-    catalog = situation.sources
     left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
     return (
         # Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted.
-        *_starts(situation, "evict", dict.fromkeys((*catalog.evicting, *left)), now),
-        *_starts(situation, "hydrate", warm.hydrate, now),
-        *_starts(situation, "sync", _copies(situation, now) if warm.writable else (), now),
-        *_starts(situation, "recall", _recalls(situation), now),
+        *situation.starts("evict", dict.fromkeys((*catalog.evicting, *left)), now),
+        *situation.starts("hydrate", warm.hydrate, now),
+        *situation.starts("sync", catalog.unsynced if warm.writable else (), now),
+        *situation.starts("recall", situation.unclaimed(sorted(situation.recallable)), now),
     )
 
 
@@ -46,39 +41,8 @@ def recallable(
     )
 
 
-def _starts(situation: Situation, kind: str, paths: Iterable[str], now: float) -> Iterator[Start]:
-    if now >= situation.paused_until.get(kind, now):
-        free = (path for path in paths if _movable(situation, path, now))
-        for path in islice(free, slots(situation, kind, AT_ONCE)):
-            yield Start(kind, path)
-
-
-def _movable(situation: Situation, path: str, now: float) -> bool:
-    return is_free(situation, path, now) and path not in situation.convicted
-
-
-def _kept_hot(situation: Situation, now: float) -> Iterator[KeepHot]:
+def _kept_hot(situation: Situation, now: float) -> Iterator[Action]:
     for path in situation.sources.evicting:
         is_there = str(situation.sources[path].key)[:KEY16] in situation.published
-        if is_there and _movable(situation, path, now):
-            yield KeepHot(path)
-
-
-def _copies(situation: Situation, now: float) -> Iterator[str]:
-    """The sets without a proven copy on warm that there is room for; none overtakes another."""
-    room = situation.warm.sync_room
-    for path in situation.sources.unsynced if room is not None else ():
-        if _movable(situation, path, now):
-            room = (room or 0) - situation.warm.bytes_of(situation.sources[path])
-            if room < 0:
-                return
-            yield path
-
-
-def _recalls(situation: Situation) -> Iterator[str]:
-    """One path of each content whose set is to be proven on warm."""
-    claimed = in_hand(situation)
-    for path in sorted(situation.recallable):
-        if (sha256 := situation.sources[path].sha256) not in claimed:
-            claimed.add(sha256)
-            yield path
+        if is_there and situation.allows("evict", path, now):
+            yield Action("keep_hot", path)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
+
+MOVES = 2  # at once, of each kind
 
 
 @dataclass(frozen=True)
@@ -25,20 +28,32 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that may be given out: for staging a file and building its set, for going on to build one.
+class Action:
+    """One step: a job of this kind on the path, or a change of its records alone, which is one of these:
 
-    `stage_needs` and `build_needs` tell the bytes that it takes. None for a room that is not known yet.
-    `one_build`: the first may begin whatever the estimate says, which nothing was measured for yet;
-    `one_stage`: the same of staging, where that takes no room and nothing is staged.
+    restart: the path begins anew, with the content that its receipt names.
+    replace: its file has other content since its set was proven; the set stays, under the path's former name.
+    give_up: its file could not be fetched; the others go on without it, until it comes after all.
+    give_up_content: the set of a former or imported content is gone, and no file has the content.
+    duplicate: its content is that of `of`, which has a shard set.
+    keep_hot: the intent to evict is taken back; the set is on hot still, and warm cannot be read now.
     """
 
-    stage: int | None
-    build: int | None
-    stage_needs: Callable[[Source], int]
-    build_needs: Callable[[Source], int]
-    one_build: bool = False
-    one_stage: bool = False
+    kind: str
+    path: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a disk that jobs of one kind may take, and how many bytes a job on a source `needs`.
+
+    `left` is None while the disk's room is not known. `first_goes`: the first may begin whatever it needs.
+    """
+
+    left: int | None
+    needs: Callable[[Source], int]
+    first_goes: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +61,7 @@ class WarmContents:
     """What the moves depend on.
 
     `published` are the keys' first 16 digits of what lies on warm, `hydrate` the paths to bring back now,
-    `wanted` all paths that a run waits for. `sync_room` is in bytes, None where it is not known; `bytes_of`
-    gives a set's size. `rotten` are the keys whose copy on warm turned out wrong.
+    `wanted` all paths that a run waits for. `rotten` are the keys whose copy on warm turned out wrong.
     """
 
     published: Set[str] = frozenset()
@@ -56,8 +70,6 @@ class WarmContents:
     hydrate: Sequence[str] = ()
     wanted: frozenset[str] = frozenset()
     rotten: Collection[str] = frozenset()
-    sync_room: int | None = None
-    bytes_of: Callable[[Source], int] = field(default=lambda source: source.size)
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,7 @@ class Situation:
     on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
     out. `differing` are the only paths whose receipt and record may disagree; None means check all.
     `uncertain`: what lies on warm is not known now. `outgrown` are those whose build was set back for want
-    of room, and goes after all others. `room` tells what the disk has room for, None where that
-    does not matter.
+    of room, and goes after all others. `rooms` bound the kinds of jobs that take room on a disk.
     """
 
     receipts: Mapping[str, Receipt]
@@ -95,28 +106,49 @@ class Situation:
     paused_until: Mapping[str, float] = field(default_factory=dict)
     outgrown: Collection[str] = ()
     warm: WarmContents = field(default_factory=WarmContents)
-    room: Room | None = None
+    rooms: Mapping[str, Room] = field(default_factory=dict)
 
     def is_published(self, source: Source) -> bool:
         """Whether a set of the source's content lies on hot, whoever's it is."""
         return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
 
+    def allows(self, kind: str, path: str, now: float) -> bool:
+        """Whether a job of a kind may begin on the path: nothing is done with it, it waits for nothing."""
+        return (
+            path not in self.busy
+            and path not in self.shelved
+            and now >= self.not_before.get(path, now)
+            and now >= self.paused_until.get(kind, now)
+            and (kind == "quarantine" or path not in self.convicted)
+        )
 
-def is_free(situation: Situation, path: str, now: float) -> bool:
-    """Whether work on the path may begin: nothing goes on with it, and it does not wait after a failure."""
-    return (
-        path not in situation.busy
-        and path not in situation.shelved
-        and now >= situation.not_before.get(path, now)
-    )
+    def slots(self, kind: str) -> int:
+        """How many more jobs of a kind may begin."""
+        limits = self.limits
+        most = {"stage": limits.stagers, "build": limits.builders, "prove": limits.provers}.get(kind, MOVES)
+        return max(0, most - sum(1 for each in self.busy.values() if each == kind))
 
+    def starts(self, kind: str, paths: Iterable[str], now: float) -> Iterator[Action]:
+        """The jobs to begin on the first of these, as far as slots and room go.
 
-def slots(situation: Situation, kind: str, most: int) -> int:
-    """How many more jobs of a kind may begin."""
-    return max(0, most - sum(1 for each in situation.busy.values() if each == kind))
+        None overtakes another, or a big one would wait for ever.
+        """
+        room = self.rooms.get(kind)
+        left = 0 if room is None else room.left
+        if left is None:
+            return
+        free = (path for path in paths if self.allows(kind, path, now))
+        for number, path in enumerate(islice(free, self.slots(kind))):
+            if room is not None:
+                left -= room.needs(self.sources[path])
+                if left < 0 and not (number == 0 and room.first_goes):
+                    return
+            yield Action(kind, path)
 
-
-def in_hand(situation: Situation) -> set[str]:
-    """The contents that something is being done with, under whichever path."""
-    sources = situation.sources
-    return {sources[path].sha256 for path in situation.busy if path in sources}
+    def unclaimed(self, paths: Iterable[str]) -> Iterator[str]:
+        """The first of these paths of each content that nothing is being done with, under whichever path."""
+        claimed = {self.sources[path].sha256 for path in self.busy if path in self.sources}
+        for path in paths:
+            if (sha256 := self.sources[path].sha256) not in claimed:
+                claimed.add(sha256)
+                yield path

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stoker.corpus.records.books import Books
 from stoker.corpus.records.sources import Source
 from stoker.corpus.records.sums import Amount
-from stoker.observe.ledger import Claim, Purpose
 
 UNMEASURED_RATIO = 1.5  # set bytes a parquet byte before any set was built; text mostly gives less than 1
 SPARE = 1.1  # files differ
@@ -36,27 +34,6 @@ def ratio_of(measured: Amount, token_bytes: int) -> float | None:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What takes room now. `committed` are bytes that a build has written, by path; `copied` those of a file
-    that is being brought which are on hot already.
-
-    `staging` are being brought to hot, `unbuilt` wait for their build or are in it, `hydrating` are being
-    brought back, `syncing` being copied to warm. `linked`: staging takes no room, for it only links.
-    `granted` is what builds were given beyond that estimate, by path.
-    """
-
-    staging: Collection[Source] = ()
-    unbuilt: Collection[Source] = ()
-    hydrating: Collection[Source] = ()
-    syncing: Collection[Source] = ()
-    committed: Mapping[str, int] = field(default_factory=dict)
-    copied: Mapping[str, int] = field(default_factory=dict)
-    granted: Mapping[str, int] = field(default_factory=dict)
-    linked: bool = False
-    pinned: bool = True
-
-
-@dataclass(frozen=True)
 class Estimate:
     """How large things are, or will be."""
 
@@ -77,26 +54,3 @@ class Estimate:
         whole = granted or self.built(source)
         step = max(1, whole // _STEPS)
         return max(0, whole - committed // step * step)
-
-    def hot_claims(self, work: Workload) -> dict[Purpose, int]:
-        """Bytes claimed of hot by purpose. Before the tokenizer is there no set is built beside another."""
-        committed, granted = work.committed, work.granted
-        rests = [
-            self.rest(source, committed.get(source.path, 0), granted.get(source.path, 0))
-            for source in work.unbuilt
-        ]
-        sets = sum(rests) if work.pinned else max(rests, default=0)
-        coming = [self.built(source) for source in work.staging] if work.pinned else []
-        back = sum(self.published(source) for source in work.hydrating)
-        left = [max(0, source.size - work.copied.get(source.path, 0)) for source in work.staging]
-        staging = 0 if work.linked else sum(left)
-        return {"sets": sets + sum(coming) + back, "staging": staging}
-
-    def warm_claims(self, work: Workload) -> dict[Purpose, int]:
-        """Bytes claimed of warm by purpose."""
-        return {"sets": sum(self.published(source) for source in work.syncing)}
-
-
-def claims_of(device: int, path: str, claimed: Mapping[Purpose, int]) -> list[Claim]:
-    """Claims of one file system, without those of nothing."""
-    return [Claim(device, path, purpose, size) for purpose, size in claimed.items() if size]
