@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from stoker.corpus.quarantine.directory import Kept
-from stoker.corpus.quarantine.move import open_folder
+from stoker.corpus.quarantine.directory import Kept, open_folder
 from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from crash import Crash, check_crashes
-from stoker.corpus.quarantine import move as quarantine_room
+from stoker.corpus.quarantine import directory as quarantine_directory
+from stoker.corpus.quarantine import quarantine_worker
 from stoker.corpus.quarantine.directory import mark
-from stoker.corpus.quarantine.move import NO_ROOM, TOO_LARGE, quarantine
+from stoker.corpus.quarantine.quarantine_worker import NO_ROOM, TOO_LARGE, quarantine
 from stoker.corpus.records.listing import Listing, read_listing, write_listing
 from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
@@ -191,7 +192,7 @@ class TestQuarantine:
             target.with_name(f".tmp-{target.name}").write_bytes(b"some of it")
             raise DiskFullError(str(target))
 
-        monkeypatch.setattr(quarantine_room, "move", full)
+        monkeypatch.setattr(quarantine_worker, "move", full)
         folder = self.put(tmp_path)
         assert _names(folder) == ["reason.json"]
         assert not (tmp_path / "hot" / "a-1.parquet").exists()
@@ -238,7 +239,7 @@ class TestQuarantine:
             real(source, target)
 
         monkeypatch.setattr(transfer, "move_durably", move_durably)
-        monkeypatch.setattr(quarantine_room, "utc_now", lambda: "2026-11-20T12:00:00Z")
+        monkeypatch.setattr(quarantine_directory, "utc_now", lambda: "2026-11-20T12:00:00Z")
 
         def prepare(root: Path) -> None:
             (root / "quarantine").mkdir()

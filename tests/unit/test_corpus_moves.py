@@ -12,8 +12,7 @@ import pytest
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.moves import decide_moves, recallable
+from stoker.corpus.schedule.decide import decide, decide_moves, recallable
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import OwnerMark, Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm

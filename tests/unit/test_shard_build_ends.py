@@ -10,7 +10,7 @@ from stoker.corpus.schedule.memory_steps import ALONE, SMALLEST, Attempt
 from stoker.corpus.schedule.outcome import Kind, Outcome
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.observe.headroom import MemoryFacts
-from stokerd.sharding.activities.transitions import FOOTER
+from stokerd.sharding.activities.base import FOOTER
 from stokerd.sharding.effects import StartOver, Write, event
 from stokerd.sharding.state import BuildWork, SourceWork
 from support.shard_state import BOOKS, MANIFEST, Shard

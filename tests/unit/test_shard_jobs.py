@@ -14,8 +14,8 @@ from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
 from stokerd.sharding.activities import prove, tokenizer
+from stokerd.sharding.activities.base import FOOTER
 from stokerd.sharding.activities.prove import PROVE_SET
-from stokerd.sharding.activities.transitions import FOOTER
 from stokerd.sharding.record_actions import take
 from stokerd.sharding.state import SourceWork
 from support.shard_state import BOOKS, MANIFEST, MakeShard, Shard

@@ -17,7 +17,7 @@ from stoker.corpus.staging.reconcile import parquet_name
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
-from stokerd.sharding.facts import growth
+from stokerd.sharding.activities import build
 from support.shard_state import MIB, MakeShard, Shard
 
 FLOOR = 200 * MIB
@@ -43,11 +43,11 @@ class Growing:
         """What it is told, once hot was measured."""
         message = {"kind": "room", "written": written - FILES_BYTES, "needed": needed - FILES_BYTES}
         self.shard.hear("a", message)
-        assert self.shard.apply(growth.answer(self.shard.state)) == [], (
+        assert self.shard.apply(build.answer_growth(self.shard.state)) == [], (
             "not by a measure from before it asked"
         )
         self.measured(free)
-        self.shard.apply(growth.answer(self.shard.state))
+        self.shard.apply(build.answer_growth(self.shard.state))
         return int(self.shard.sent("a")[-1]["room"])
 
     def measured(self, free: int) -> None:

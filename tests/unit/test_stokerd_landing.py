@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.demand import Demand, Unneeded, read_demand
-from stokerd.sharding.facts import landing as demands
-from stokerd.sharding.facts.landing import LEAST_MISSED
+from stokerd.sharding.record_actions import LEAST_MISSED, keep_demand
 from support.shard_state import MakeShard, Shard
 
 
@@ -31,7 +30,7 @@ class Landing:
         """The demand after one turn of the loop."""
         state = self.shard.state
         situation = replace(state.situation(), **{"published": frozenset(), "uncertain": False, **changes})
-        self.shard.apply(demands.act(state, situation))
+        self.shard.apply(keep_demand(state, situation))
         return read_demand(self.shard.layout, "prose")
 
     def unneeded(self, path: str, owner: str = "") -> dict[str, Unneeded]:
@@ -39,7 +38,8 @@ class Landing:
 
     @property
     def shown(self) -> Any:
-        return demands.show(self.shard.state)
+        status = self.shard.status()
+        return {"landing": status["landing"]} if "landing" in status else {}
 
 
 @pytest.fixture
@@ -103,5 +103,5 @@ def test_a_duplicates_file_goes_when_only_the_owners_record_changes(landing: Lan
 def test_the_demand_is_durable_before_the_event_that_speaks_of_it(landing: Landing) -> None:
     landing.put("a", "seen", "released")
     state = landing.shard.state
-    effects = demands.act(state, state.situation())
+    effects = keep_demand(state, state.situation())
     assert landing.shard.apply(effects) == ["SetDemand", "source_wanted_again"]

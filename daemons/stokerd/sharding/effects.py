@@ -10,8 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.corpus.quarantine.directory import Kept, mark
-from stoker.corpus.quarantine.move import open_folder
+from stoker.corpus.quarantine.directory import Kept, mark, open_folder
 from stoker.corpus.records.demand import Demand, write_demand
 from stoker.corpus.records.pin import DatasetPin, write_pin
 from stoker.corpus.records.sources import Source, write_source

@@ -18,12 +18,12 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stokerd.common.storage_wait import wait_out
 from stokerd.sharding import once
-from stokerd.sharding.activities import ACTIVITIES, lister, prove, tokenizer
+from stokerd.sharding.activities import ACTIVITIES, build, lister, prove, tokenizer
 from stokerd.sharding.effects import Effects
-from stokerd.sharding.facts import growth, landing, quarantine
+from stokerd.sharding.facts import quarantine
 from stokerd.sharding.facts.parallelism import Parallelism
 from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.record_actions import take
+from stokerd.sharding.record_actions import keep_demand, take
 from stokerd.sharding.startup import bring_in_line, read_records
 from stokerd.sharding.state import State, Work
 from stokerd.sharding.status import Status
@@ -125,7 +125,7 @@ class StageShard:
         self.effects.apply(self.parallelism.look(state))
         self.effects.apply(lister.tend(state))
         state.space.refresh(state)
-        self.effects.apply(growth.answer(state))
+        self.effects.apply(build.answer_growth(state))
 
     def act(self) -> None:
         """Do what is to be done; where that changed nothing, what needs settled records."""
@@ -150,7 +150,7 @@ class StageShard:
         """Write what other daemons wait for: the demand and the pin's listing."""
         state = self.state
         self.settle_due = time.monotonic() + LONGEST_WAIT_S
-        self.effects.apply(landing.act(state, situation))
+        self.effects.apply(keep_demand(state, situation))
         self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
 
     def hear(self) -> None:

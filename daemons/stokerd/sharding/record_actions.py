@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
-from stoker.corpus.schedule.state import Action
+from stoker.corpus.schedule.landing import demand_of
+from stoker.corpus.schedule.state import Action, Situation
 from stoker.corpus.staging.finding import Finding
 from stoker.store.names import record_name, utc_now
 from stokerd.sharding.activities.moves import keep_hot
-from stokerd.sharding.effects import Effect, MarkFinding, OpenFinding, StartOver, Write, event
+from stokerd.sharding.effects import Effect, MarkFinding, OpenFinding, SetDemand, StartOver, Write, event
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
+LEAST_MISSED = 16  # at once, ahead of the builders as stage.queue_files is
 IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
 NO_FILE = "its shard set is gone, and no file has this content any more"
 
@@ -101,3 +103,17 @@ def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
     finding = Finding(reason, _NOTHING_COMES[reason])
     body = {"path": path, "sha256": source.sha256, **finding.fields()}
     yield OpenFinding(record_name(dataset, path), body)
+
+
+def keep_demand(state: State, situation: Situation) -> Iterator[Effect]:
+    """Write the demand where it changed."""
+    records = state.records
+    most_missed = max(LEAST_MISSED, state.pipeline.stage.queue_files)
+    before, demand = records.demand, demand_of(situation, records.demandable, most_missed=most_missed)
+    if demand == before:
+        return
+    yield SetDemand(demand)
+    missed = [path for path in demand.missed if path not in before.missed]
+    for path in missed:
+        reason = "its shard set is to be made again, and its file was removed after the last time"
+        yield event("source_wanted_again", path=path, reason=reason)

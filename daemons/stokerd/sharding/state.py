@@ -15,11 +15,10 @@ from stoker.corpus.records.index import KEY16, Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import differs
+from stoker.corpus.schedule.decide import differs, recallable
 from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.landing import may_be_demanded
 from stoker.corpus.schedule.memory_steps import Attempt
-from stoker.corpus.schedule.moves import recallable
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name

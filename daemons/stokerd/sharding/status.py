@@ -19,7 +19,6 @@ from stokerd.common.progress import ProgressTeller
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.recheck import VERDICTS
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
-from stokerd.sharding.facts import landing
 from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.facts.pauses import WRITERS
 from stokerd.sharding.metrics import FIGURES
@@ -55,7 +54,7 @@ class Status:
             **self._sample(state),
             **_disks(state),
             **_machine(state),
-            **landing.show(state),
+            **_landing(state),
             "quarantine": _quarantine(state),
         }
         standing = _standing(state)
@@ -175,6 +174,16 @@ def _machine(state: State) -> dict[str, Any]:
         "recycled": sum(counts["recycled"] for counts in ends.values()),
         "parallelism": {"builders": state.limits.builders, "copies": state.limits.stagers},
     }
+
+
+def _landing(state: State) -> dict[str, Any]:
+    """What is wanted of the landing; a folder's files nothing removes or fetches."""
+    records = state.records
+    if not records.is_fetched:
+        return {}
+    here = (path for path in records.demandable if records.receipts[path].usable)
+    asked = {"release": len(records.demand.unneeded), "fetch": len(records.demand.missed)}
+    return {"landing": {"unneeded_bytes": sum(state.sources[path].size for path in here), "asked": asked}}
 
 
 def _quarantine(state: State) -> dict[str, Any]:

@@ -6,28 +6,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from stoker.config.units import format_bytes
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.pin import DatasetPin
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import EXCEEDS_DISK, Source
+from stoker.corpus.schedule.growth import AGAIN, decide_growth
 from stoker.corpus.schedule.memory_steps import READ_ROWS, SMALLEST
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
-from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, marks
-from stokerd.sharding.activities.transitions import (
+from stokerd.sharding.activities.base import (
     HF_TOKENIZERS,
     RETRY_S,
+    STALL_S,
+    Message,
+    ShardActivity,
     blame,
     engine_refused,
     failed,
+    marks,
     proven,
     reject_set,
     try_again,
     uses_fast_engine,
 )
-from stokerd.sharding.effects import Begin, Effect, Write, event
-from stokerd.sharding.facts import growth
+from stokerd.sharding.effects import Begin, Effect, Event, Send, Write, event
 from stokerd.sharding.state import BuildWork, State
 
 
@@ -41,7 +45,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
     attempt = state.pauses.memory.attempt(path, others=bool(state.builds()))
     task = _task(state, building, pin)
     task["read_rows"] = READ_ROWS[attempt.rows]
-    task["room"] = growth.begin(state, building)
+    task["room"] = state.space.grant(state, building) - FILES_BYTES
     yield Begin(BUILD, path, task, BuildWork(attempt=attempt))
 
 
@@ -117,7 +121,7 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
         case "outgrown":
             state.hot.look_soon()  # its partial set is gone
             state.records.reached.pop((source.path, source.sha256), None)
-            end = growth.refused(state, job, source)
+            end = _refused(state, job, source)
             if isinstance(end, Finding):
                 state.records.convicted[source.path] = end
             else:
@@ -144,6 +148,48 @@ def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
         reached[content] = job.facts.reached
         state.retries.succeeded(source.path)
     return is_further
+
+
+def answer_growth(state: State) -> Iterator[Effect]:
+    """Answer the builds that ask for room; what is granted is in the ledger first."""
+    for job in state.builds():
+        work, source = job.facts, state.sources[job.subject]
+        if work.asks is None:
+            continue
+        growth = state.space.growth(state, source, written=work.asks[0], needed=work.asks[1])
+        if growth is None:
+            continue
+        granted = decide_growth(growth)
+        if granted is None:
+            work.asks, work.refused = None, growth
+            yield Send(job.subject, {"room": 0})
+        else:
+            state.space.granted[source.path] = granted
+            state.space.refresh(state)
+            work.asks = None  # not before: where the ledger cannot be written it is answered later
+            yield Send(job.subject, {"room": granted - FILES_BYTES})
+
+
+def _refused(state: State, job: Job[BuildWork], source: Source) -> Finding | Event:
+    """What the end of a build that got no room means: a finding against its file, or that it waits."""
+    growth = job.facts.refused
+    assert growth is not None  # it ended because of that
+    is_hopeless = growth.is_hopeless
+    state.space.set_back(state, source, None if is_hopeless else int(growth.needed * AGAIN))
+    figures = {"needed_bytes": growth.needed, "expected_bytes": growth.expected}
+    if is_hopeless:
+        detail = (
+            f"its shard set took {format_bytes(growth.needed)} and was not done, where "
+            f"{format_bytes(growth.expected)} were expected; hot has {format_bytes(growth.most)} for it"
+        )
+        figures["room_bytes"] = growth.most
+        return Finding(EXCEEDS_DISK, detail, job.facts.row_group, figures=figures)
+    reason = (
+        f"its shard set needs more than the {format_bytes(growth.limit)} it may have on hot now; "
+        "it begins again once there is more room"
+    )
+    about = {**figures, "room_bytes": growth.limit}
+    return event("build_set_back", "warning", path=source.path, reason=reason, **about)
 
 
 BUILD = ShardActivity(

@@ -13,8 +13,7 @@ from stoker.corpus.staging.disk_contents import Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import LockHeld, UnavailableError
-from stokerd.sharding.activities.base import Message, ShardActivity
-from stokerd.sharding.activities.transitions import copy_lost, set_gone
+from stokerd.sharding.activities.base import Message, ShardActivity, copy_lost, set_gone
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, Send, StartOver
 from stokerd.sharding.facts.disks import ANSWERS_WITHIN_S, Disk
 from stokerd.sharding.state import TRIES_ONCE, State, Work

@@ -16,8 +16,7 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stoker.store.files import TEMPORARY
 from stoker.store.names import new_id
-from stokerd.sharding.activities.base import Message, ShardActivity, marks
-from stokerd.sharding.activities.transitions import RETRY_S, copy_lost, reject_set
+from stokerd.sharding.activities.base import RETRY_S, Message, ShardActivity, copy_lost, marks, reject_set
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State
 

@@ -9,8 +9,7 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
-from stokerd.sharding.activities.base import Message, ShardActivity, marks
-from stokerd.sharding.activities.transitions import proven, reject_set, try_again
+from stokerd.sharding.activities.base import Message, ShardActivity, marks, proven, reject_set, try_again
 from stokerd.sharding.effects import Answer, Begin, Effect
 from stokerd.sharding.state import SourceWork, State
 

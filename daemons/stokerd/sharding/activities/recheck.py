@@ -11,8 +11,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, released, words_of
 from stoker.store.names import utc_now
-from stokerd.sharding.activities.base import ShardActivity, marks
-from stokerd.sharding.activities.transitions import dispute
+from stokerd.sharding.activities.base import ShardActivity, dispute, marks
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
 from stokerd.sharding.facts.quarantine import GONE, RECHECK, looked, next_look
 from stokerd.sharding.state import State, Work

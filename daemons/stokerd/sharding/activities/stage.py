@@ -6,8 +6,17 @@ from collections.abc import Iterator
 
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
-from stokerd.sharding.activities.base import STALL_S, Message, ShardActivity, columns, marks
-from stokerd.sharding.activities.transitions import FOOTER, dispute_receipt, failed, try_again
+from stokerd.sharding.activities.base import (
+    FOOTER,
+    STALL_S,
+    Message,
+    ShardActivity,
+    columns,
+    dispute_receipt,
+    failed,
+    marks,
+    try_again,
+)
 from stokerd.sharding.effects import Begin, Effect, Write, event
 from stokerd.sharding.state import SourceWork, State
 

@@ -9,8 +9,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import DataError, UnavailableError
-from stokerd.sharding.activities.base import Message, ShardActivity
-from stokerd.sharding.activities.transitions import dispute
+from stokerd.sharding.activities.base import Message, ShardActivity, dispute
 from stokerd.sharding.effects import Begin, Effect, event
 from stokerd.sharding.state import TRIES_ONCE, State, Work
 

@@ -13,10 +13,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from stoker.store.errors import storage_errors
+from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import make_dir
+from stoker.store.names import utc_now
 from stoker.store.record import RecordDamaged, read_record, write_record
 
 REASON = "reason.json"
@@ -101,6 +104,25 @@ def mark(folder: Path, **changes: Any) -> None:
     kept = {name: value for name, value in body.items() if name not in changes}
     marks = {name: value for name, value in changes.items() if value is not None}
     write_record(folder / REASON, kept | marks)
+
+
+def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]) -> Path:
+    """The folder of this finding, made now where there is none; what was released is another finding's."""
+    body = {"v": 1, "kind": kind, "path": None, "sha256": None, **reason}
+    for folder in sorted(directory.glob(f"{kind}-{name}-*"), reverse=True):
+        try:
+            known = read_record(folder / REASON)
+        except (FileNotFoundError, DataError):
+            continue
+        if "released" not in known and all(known.get(field) == value for field, value in body.items()):
+            return folder
+    time = utc_now()
+    stem = f"{kind}-{name}-{time.replace('-', '').replace(':', '')}"
+    names = chain((stem,), (f"{stem}-{number}" for number in count(2)))
+    folder = next(directory / each for each in names if not os.path.lexists(directory / each / REASON))
+    make_dir(folder)
+    write_record(folder / REASON, {**body, "time": time})
+    return folder
 
 
 def kind_of(name: str) -> str:

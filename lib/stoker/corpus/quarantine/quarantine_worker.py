@@ -1,4 +1,6 @@
-"""Worker: move a bad thing from hot into the state's quarantine.
+"""Worker: move a bad thing from hot into the state's quarantine, beside a record of why.
+
+What is kept of it later, and what goes back, is decided in rules.py.
 
 task: {"directory", "kind", "name", "thing": path, "reason": {...}, "budget_bytes"}
 result: {"folder"}
@@ -6,12 +8,65 @@ result: {"folder"}
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.quarantine.move import quarantine
+from stoker.corpus.quarantine.directory import REASON, bytes_of, mark, open_folder
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.kit.workers.child import Report, run_worker
+from stoker.store.durable_copy import Progress, move
+from stoker.store.errors import FULL, StorageError
+from stoker.store.files import make_dir, remove_durably
+
+TOO_LARGE = "it is larger than quarantine.keep_bytes"
+NO_ROOM = "the state disk had no room for it"
+
+
+def quarantine(
+    directory: Path,
+    kind: str,
+    name: str,
+    thing: Path,
+    reason: Mapping[str, Any],
+    *,
+    budget_bytes: int,
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Move `thing` into its own folder <kind>-<name>-<time> below `directory`, after the reason is durable.
+
+    Done twice for the same finding (an interrupted try), it completes the folder that is there. A thing that
+    alone is over the budget, or for which there is no room, is given up; its reason tells so.
+    """
+    folder = open_folder(directory, kind, name, reason)
+    if not os.path.lexists(thing):
+        return folder
+    size = bytes_of(thing)
+    why = TOO_LARGE if size > budget_bytes else ""
+    try:
+        if not why:
+            _keep(thing, folder, progress)
+    except StorageError as error:
+        if error.errno not in FULL:
+            raise
+        why = NO_ROOM
+    if why:  # said first, so that it is an event whatever happens
+        mark(folder, dropping={"why": why, "bytes": size})
+        for part in (*(part for part in folder.iterdir() if part.name != REASON), thing):
+            remove_durably(part)
+    return folder
+
+
+def _keep(thing: Path, folder: Path, progress: Progress) -> None:
+    """Move a file, or a folder file by file: it may lie on another file system."""
+    is_folder = thing.is_dir() and not thing.is_symlink()
+    for file in sorted(each for each in thing.rglob("*") if each.is_file()) if is_folder else (thing,):
+        target = folder / file.relative_to(thing.parent)
+        make_dir(target.parent)
+        if not target.exists():  # whole once it has its name: an earlier try only did not remove the file
+            move(file, target, progress)
+    remove_durably(thing)
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:

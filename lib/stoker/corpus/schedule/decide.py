@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from itertools import chain, islice
 
-from stoker.corpus.records.index import OPEN
+from stoker.corpus.records.index import KEY16, OPEN, Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
-from stoker.corpus.schedule.moves import decide_moves
-from stoker.corpus.schedule.state import Action, Situation
+from stoker.corpus.schedule.state import Action, Situation, WarmContents
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -206,3 +205,42 @@ def _releases(situation: Situation, now: float) -> Iterator[Action]:
     for source in sources.in_state("proven" if when == "after_proof" else "synced"):
         if not source.imported and situation.allows("release", source.path, now):
             yield Action("release", source.path)
+
+
+# Moves: which sets may leave and which are wanted back is plan.residency's to say
+
+
+def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
+    """The moves to begin now, within the limits; at most one for a path."""
+    warm, catalog = situation.warm, situation.sources
+    if not warm.answers:
+        return tuple(_kept_hot(situation, now))
+    left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
+    return (
+        # Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted.
+        *situation.starts("evict", dict.fromkeys((*catalog.evicting, *left)), now),
+        *situation.starts("hydrate", warm.hydrate, now),
+        *situation.starts("sync", catalog.unsynced if warm.writable else (), now),
+        *situation.starts("recall", situation.unclaimed(sorted(situation.recallable)), now),
+    )
+
+
+def recallable(
+    sources: Catalog, key_of: Callable[[str], str] | None, on_hot: Set[str], warm: WarmContents
+) -> frozenset[str]:
+    """The paths without a set on record whose set lies on warm, and not on hot."""
+    if key_of is None or not warm.answers:
+        return frozenset()
+    found = {path: key_of(sources[path].sha256) for path in sources.open_with(warm.published, key_of)}
+    return frozenset(
+        path
+        for path, key in found.items()
+        if sources[path].state == "seen" and key[:KEY16] not in on_hot and key not in warm.rotten
+    )
+
+
+def _kept_hot(situation: Situation, now: float) -> Iterator[Action]:
+    for path in situation.sources.evicting:
+        is_there = str(situation.sources[path].key)[:KEY16] in situation.published
+        if is_there and situation.allows("evict", path, now):
+            yield Action("keep_hot", path)
