@@ -94,9 +94,11 @@ def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
 
 
 def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:
-    metrics.counter("build_bytes_total", "Bytes", ("result",)).labels("ok").inc(5)
-    metrics.figures((Figure("queue_files", "Files waiting", "queue"),))
-    metrics.status = {"queue": 3}
+    metrics.figures = (
+        Figure("queue_files", "Files waiting", "queue"),
+        Figure("build_bytes_total", "Bytes", "built.*", "result"),
+    )
+    metrics.status = {"queue": 3, "built": {"ok": 5}}
     families = list(text_string_to_metric_families(metrics.text().decode()))
     samples = [sample for family in families for sample in family.samples]
     assert all(sample.labels["pipeline"] == "demo" for sample in samples)
@@ -112,13 +114,11 @@ def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: 
 
 
 def test_figures_are_read_from_the_status_as_it_is_at_the_scrape(metrics: Metrics) -> None:
-    metrics.figures(
-        (
-            Figure("queue_files", "Files waiting.", "queue"),
-            Figure("ends_total", "Ends.", "ends.*.*", "activity class"),
-            Figure("disk_free_bytes", "Room.", "disks.*.free", "disk"),
-            Figure("workers_stuck", "Stuck.", "stuck"),
-        )
+    metrics.figures = (
+        Figure("queue_files", "Files waiting.", "queue"),
+        Figure("ends_total", "Ends.", "ends.*.*", "activity class"),
+        Figure("disk_free_bytes", "Room.", "disks.*.free", "disk"),
+        Figure("workers_stuck", "Stuck.", "stuck"),
     )
     assert b"stoker_queue_files{" not in metrics.text()
     disks = {"hot": {"free": 9}, "warm": {"trouble": "gone"}}

@@ -46,7 +46,7 @@ class StatusBoard:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
-        context.metrics.figures(FIGURES)
+        context.metrics.figures = FIGURES
         self._progress = ProgressTeller(context, download_parts)
         self._shown_at, self._is_due = -SHOW_EVERY_S, False
 

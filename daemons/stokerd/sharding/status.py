@@ -37,7 +37,7 @@ class Status:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
-        context.metrics.figures(FIGURES)
+        context.metrics.figures = FIGURES
         self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
         self._shown_changes = -1

@@ -53,7 +53,7 @@ class Status:
         self._run = run
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.figures(FIGURES)
+        run.context.metrics.figures = FIGURES
 
     def show(self, mirror_job: Job | None) -> None:
         """Writes status, metrics and heartbeat; measures a wait for data."""

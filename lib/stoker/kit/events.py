@@ -21,7 +21,7 @@ class Events:
         self._path = layout.events(daemon)
         self._pipeline = pipeline
         self._log = log
-        self._counter = metrics.counter("events_total", "What happened, by event word", ("event",))
+        self._counted = metrics.events
         self._file: ChainedLog | None = None
         self._seq = 0
         self._failing = False
@@ -31,7 +31,7 @@ class Events:
         fields = {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = dict(fields)
         self._log.write(level, event, str(shown.pop("message", "")), shown)
-        self._counter.labels(event).inc()
+        self._counted[event] += 1
         entry = {**fields, "time": utc_now(), "event": event, "level": level, "pipeline": self._pipeline}
         try:
             self._append(entry)

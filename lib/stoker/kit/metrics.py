@@ -13,14 +13,15 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.kit.process.sampler import sample_process
@@ -30,12 +31,10 @@ PREFIX = "stoker_"
 PORT_KEYS = {"download_watchdog": "download", "stage_shard": "shard", "train_supervisor": "train"}
 CLIENT_TIMEOUT_S = 5.0
 
-prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
-
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric that stands in the daemon's status: at `path`, each `*` in it for the values of a label.
+    """A metric that is read from the daemon's status: at `path`, each `*` in it for the values of a label.
 
     A mapping counts as its length. A counter's name ends in `_total`.
     """
@@ -46,28 +45,50 @@ class Figure:
     labels: str = ""
 
 
+# Of every daemon: its own size and work, what it is, what happened.
+OWN = (
+    Figure("daemon_rss_bytes", "Resident memory of the daemon", "daemons.*.rss_bytes", "daemon"),
+    Figure("daemon_threads", "Threads of the daemon", "daemons.*.threads", "daemon"),
+    Figure("daemon_start_time_seconds", "When it started, Unix time", "daemons.*.started", "daemon"),
+    Figure("daemon_cpu_seconds_total", "CPU time the daemon used", "daemons.*.cpu_s", "daemon"),
+    Figure("build_info", "What runs here; always 1", "build.*.*", "version python"),
+    Figure("events_total", "What happened, by event word", "events.*", "event"),
+)
+
+
 class Metrics:
-    """A daemon's metrics and the little server that shows them. `status` is what it shows of itself now."""
+    """A daemon's metrics and the small server that shows them: the `figures` of `status`, which is what the
+    daemon shows of itself now, and those of every daemon; `events` are counted by event word."""
 
     def __init__(self, daemon: str, pipeline: str) -> None:
-        self.daemon = daemon
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._constant = {"pipeline": pipeline}
-        self._server: _Server | None = None
-        self._registry.register(_Process(daemon))
+        self.daemon, self._pipeline = daemon, pipeline
+        self.figures: Sequence[Figure] = ()
         self.status: Mapping[str, Any] = {}
+        self.events: Counter[str] = Counter()
+        self._started = time.time()
+        self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
+        self._server: _Server | None = None
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
-    def figures(self, figures: Sequence[Figure]) -> None:
-        """Show these figures of the status, as it is at each scrape."""
-        self._registry.register(_Figures(self, figures))
-
-    def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
-        """A counter that starts at zero with the daemon."""
-        return Counter(PREFIX + name, doc, labels, registry=self._registry)
+    def collect(self) -> Iterator[Metric]:
+        """The figures, for the registry."""
+        me = sample_process(os.getpid())
+        mine = {"rss_bytes": me.rss_bytes, "cpu_s": me.cpu_s, "started": self._started}
+        mine["threads"] = threading.active_count()
+        own = {"daemons": {self.daemon: mine}, "build": self._build, "events": self.events.copy()}
+        for figures, status in ((OWN, own), (self.figures, self.status)):
+            for figure in figures:
+                kind = CounterMetricFamily if figure.name.endswith("_total") else GaugeMetricFamily
+                labels = ("pipeline", *figure.labels.split())
+                family = kind(f"{PREFIX}{figure.name}", figure.doc, labels=labels)
+                for values, value in _found(status, figure.path.split(".")):
+                    family.add_metric((self._pipeline, *values), value)
+                yield family
 
     def text(self) -> bytes:
         """The exposition, as a scrape sees it."""
-        return generate_latest(_WithLabels(self._registry, self._constant))
+        return generate_latest(self._registry)
 
     def serve(self, address: str, port: int) -> int:
         """Serve /metrics from a thread; returns the bound port (0 asks for any free one).
@@ -97,37 +118,6 @@ class Metrics:
             self._server = None
 
 
-class _WithLabels(CollectorRegistry):
-    """A registry as seen by a scrape: every sample with the constant labels added."""
-
-    def __init__(self, registry: CollectorRegistry, constant: dict[str, str]) -> None:
-        super().__init__()
-        self._inner, self._constant = registry, constant
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._inner.collect():
-            family.samples = [
-                sample._replace(labels={**self._constant, **sample.labels}) for sample in family.samples
-            ]
-            yield family
-
-
-class _Figures:
-    """What is read from the status."""
-
-    def __init__(self, metrics: Metrics, figures: Sequence[Figure]) -> None:
-        self._metrics, self._figures = metrics, figures
-
-    def collect(self) -> Iterable[Metric]:
-        """For the registry."""
-        for figure in self._figures:
-            kind = CounterMetricFamily if figure.name.endswith("_total") else GaugeMetricFamily
-            family = kind(f"{PREFIX}{figure.name}", figure.doc, labels=figure.labels.split())
-            for labels, value in _found(self._metrics.status, figure.path.split(".")):
-                family.add_metric(labels, value)
-            yield family
-
-
 def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tuple[str, ...], float]]:
     """The values at a path of a status, each with its labels."""
     if not path:
@@ -137,33 +127,6 @@ def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tup
             yield from _found(inner, path[1:], *labels, label)
     elif status.get(path[0]) is not None:
         yield from _found(status[path[0]], path[1:], *labels)
-
-
-class _Process:
-    """The daemon's own size and work, and what it is."""
-
-    def __init__(self, daemon: str) -> None:
-        self._daemon = daemon
-        self._started = time.time()
-
-    def collect(self) -> Iterable[Metric]:
-        """For the registry."""
-        me = sample_process(os.getpid())
-        facts = (
-            (GaugeMetricFamily, "rss_bytes", "Resident memory of the daemon", float(me.rss_bytes)),
-            (GaugeMetricFamily, "threads", "Threads of the daemon", float(threading.active_count())),
-            (GaugeMetricFamily, "start_time_seconds", "When the daemon started, Unix time", self._started),
-            (CounterMetricFamily, "cpu_seconds_total", "CPU time the daemon used", me.cpu_s),
-        )
-        for kind, name, doc, value in facts:
-            family = kind(f"{PREFIX}daemon_{name}", doc, labels=("daemon",))
-            family.add_metric((self._daemon,), value)
-            yield family
-        build = GaugeMetricFamily(
-            f"{PREFIX}build_info", "What runs here; always 1", labels=("version", "python")
-        )
-        build.add_metric((metadata.version("stoker"), platform.python_version()), 1.0)
-        yield build
 
 
 class _Handler(BaseHTTPRequestHandler):
