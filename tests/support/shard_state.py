@@ -221,7 +221,7 @@ class Shard:
 
     def read(self) -> None:
         """Read what others wrote."""
-        self.apply(self.inputs.read(self.state))
+        self.inputs.read(self.state)
 
     def on_disk(self, path: str = "a") -> Source:
         return self.data.sources()[path]

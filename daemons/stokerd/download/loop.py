@@ -14,20 +14,17 @@ from typing import Any
 from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
 from stoker.corpus.records.demand import Demand, Unneeded, demand_reader
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.parent import WorkerNotStarted
 from stoker.kit.workers.pool import WorkerPool
-from stoker.store.errors import StokerError, StorageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
-from stokerd.common.request_box import RequestBox
-from stokerd.common.storage_wait import wait_out
+from stokerd.common.loop import repeat
+from stokerd.common.requests import RequestBox
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
 from stokerd.download.status import StatusBoard
 
 LONGEST_WAIT_S = 5.0
-EX_TEMPFAIL = 75
 
 
 def run(context: DaemonContext) -> int:
@@ -49,49 +46,43 @@ class DownloadWatch:
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
+        self.handlers = dict.fromkeys(("dispute", "accept", "release", "fetch"), self.answer)
         self.board = StatusBoard(context)
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
         self.reconciled = (Demand(), -1, False)  # the demand, and what of the source it was reconciled with
 
     def run(self) -> int:
         """The loop; returns the exit code."""
-        self.pool.end_leftovers()
+        unfinished = "not everything is here; start it again and it goes on"
+        try:
+            return repeat(self.context, self.pool, self.start, self.cycle, unfinished=unfinished)
+        finally:  # how far it came, and why no further, stays to be seen
+            self.board.show(self.source, at_once=True)
+            self.context.log.footer.clear()
+
+    def start(self) -> None:
+        """Watch what others write."""
         for folder in (self.layout.requests(DOWNLOAD_WATCHDOG), self.layout.demand.parent):
             self.context.waiter.watch(folder)
         self.context.ready(f"looking at {self.source.shown}")
-        try:
-            while not self.context.stopping:
-                try:
-                    if self.cycle():
-                        return self.end()
-                except (StorageError, WorkerNotStarted) as problem:
-                    wait_out(self.context, problem)
-        except StokerError:  # which ends us: how far it came, and why no further, stays to be seen
-            self.board.show(self.source, at_once=True)
-            raise
-        finally:
-            self.context.log.footer.clear()
-            self.pool.stop()
-        return self.stopped()
 
-    def cycle(self) -> bool:
-        """Observe, act, show, wait, hear; True when --once has nothing left to do."""
-        for request in self.requests.read():
-            self.requests.finish(request, self.answer(request))
+    def cycle(self) -> int | None:
+        """Observe, act, show, wait, hear; returns the exit code where --once has nothing left to do."""
+        self.requests.answer(self.handlers)
         self.reconcile()
         self.source.look()
         self.source.bring()
         self.source.keep_listing()
         self.board.show(self.source)
         if self.context.once and self.source.is_drained():
-            return True
+            return self.end()
         self.wait()
         for job, messages, ended in self.pool.hear():
             for message in messages:
                 self.source.hear(job, message)
             if ended is not None:
                 self.source.ended(job, ended)
-        return False
+        return None
 
     def answer(self, request: Request) -> Mapping[str, Any]:
         """Do what a person asks about a path."""
@@ -100,16 +91,16 @@ class DownloadWatch:
         source, receipt = self.source, self.source.state.receipts.get(path)
         match request.verb:
             case "dispute":
-                return source.effects.apply(disputed(receipt, path, sha256, by))
+                change = disputed(receipt, path, sha256, by)
             case "accept":
-                return source.effects.apply(accepted(receipt, path, sha256, by))
+                change = accepted(receipt, path, sha256, by)
             case "release":
-                unneeded = Unneeded(str(sha256), str(request.args.get("owner") or path))
-                return source.effects.apply(source.released(path, unneeded))
-            case "fetch":
+                owner = str(request.args.get("owner") or path)
+                change = source.released(path, Unneeded(str(sha256), owner))
+            case _:
                 source.try_again(path)
-                return source.effects.apply(source.fetched_again(path, sha256, by))
-        return {"refused": "unknown verb"}
+                change = source.fetched_again(path, sha256, by)
+        return source.effects.apply(change)
 
     def reconcile(self) -> None:
         """Remove from the landing what the stage-shard loop needs no more, bring back what it misses; nothing
@@ -139,18 +130,9 @@ class DownloadWatch:
         due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.board.due)
         self.pool.wait(max(0.0, due - now))
 
-    def stopped(self) -> int:
-        """The exit code after a stop; --once was to bring everything, and has not."""
-        self.board.show(self.source, at_once=True)
-        if not self.context.once:
-            return 0
-        self.context.log.info("interrupted", message="not everything is here; start it again and it goes on")
-        return EX_TEMPFAIL
-
     def end(self) -> int:
-        """The last word of --once, and its exit code."""
+        """Say what came of --once; returns its exit code."""
         self.source.keep_listing()
-        self.board.show(self.source, at_once=True)
         self.context.log.footer.clear()
         text, code = self.source.summary()
         self.context.log.info("drained", message=text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stoker.corpus.records.listing import listing_reader
@@ -10,15 +9,12 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import STAGE_SHARD
-from stokerd.common.request_box import RequestBox
+from stokerd.common.requests import RequestBox
 from stokerd.sharding.activities.prove import PROVE_SET
-from stokerd.sharding.effects import Answer, Effect
 from stokerd.sharding.facts.quarantine import VERBS
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
-
-KNOWN_VERBS = (PROVE_SET, *VERBS)
 
 
 class Inputs:
@@ -44,17 +40,15 @@ class Inputs:
         records.touched |= self._receipts.take_changed()
         records.is_behind = self._receipts.behind
 
-    def read(self, state: State) -> Iterator[Effect]:
-        """Read everything; a request that is not known is refused."""
+    def read(self, state: State) -> None:
+        """Read everything; refuse a request that is not known."""
         records = state.records
         self.read_receipts(state)
         records.listing = self._listing.read() or records.listing
         if not records.is_behind:
             records.files.check(records.listing, records.receipts, records.sources)
-        records.requests = self._box.read()
-        for request in list(records.requests):
-            if request.verb not in KNOWN_VERBS:
-                yield Answer(request, {"refused": f"unknown verb {request.verb}"})
+        records.requests = []
+        self._box.answer(dict.fromkeys((PROVE_SET, *VERBS), records.requests.append))
 
     @property
     def due(self) -> float:

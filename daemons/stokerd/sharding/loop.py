@@ -16,7 +16,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
-from stokerd.common.storage_wait import wait_out
+from stokerd.common.loop import repeat
 from stokerd.sharding import once
 from stokerd.sharding.activities import ACTIVITIES, build, lister, prove, tokenizer
 from stokerd.sharding.effects import Effects
@@ -55,33 +55,36 @@ class StageShard:
 
     def run(self) -> int:
         """Run until stopped; returns the exit code."""
-        context, state = self.context, self.state
-        state.pool.end_leftovers()
-        self.inputs.watch(context)
-        state.placement.watch()
+        state, unfinished = self.state, "not all is built; start it again and it goes on"
         try:
-            self.take_disks()
-            self.effects.apply(bring_in_line(state))
-            self.effects.apply(tokenizer.TOKENIZER.start_due(state))  # a given one waits for nothing
-            context.ready("looking at hot")
-            while not context.stopping:
-                try:
-                    self.turn()
-                    if context.once and not self.has_changed and once.is_over(state, self.situation):
-                        return once.end(state)
-                    self.wait()
-                    self.hear()
-                except (StorageError, WorkerNotStarted) as problem:
-                    self.has_news = True
-                    wait_out(context, problem)
-                    for disk in state.disks:
-                        disk.look_soon()
+            return repeat(self.context, state.pool, self.start, self.cycle, unfinished=unfinished)
         finally:
-            context.log.footer.clear()
-            state.pool.stop()
             with contextlib.suppress(StorageError):  # the next start counts again
                 state.space.refresh(state)
-        return once.stopped(context)
+
+    def start(self) -> None:
+        """Watch, own the disks, and bring the records in line with the configuration."""
+        self.inputs.watch(self.context)
+        self.state.placement.watch()
+        self.take_disks()
+        self.effects.apply(bring_in_line(self.state))
+        self.effects.apply(tokenizer.TOKENIZER.start_due(self.state))  # a given one waits for nothing
+        self.context.ready("looking at hot")
+
+    def cycle(self) -> int | None:
+        """Take a turn, wait, and hear the workers; returns the exit code where --once is over."""
+        try:
+            self.turn()
+            if self.context.once and not self.has_changed and once.is_over(self.state, self.situation):
+                return once.end(self.state)
+            self.wait()
+            self.hear()
+        except (StorageError, WorkerNotStarted):
+            self.has_news = True
+            for disk in self.state.disks:
+                disk.look_soon()
+            raise
+        return None
 
     def take_disks(self) -> None:
         """Own hot and warm before anything is shown; another owner ends this daemon (75)."""
@@ -119,7 +122,7 @@ class StageShard:
     def observe(self) -> None:
         """Read what others wrote, and look at the disks, memory and the machine."""
         state = self.state
-        self.effects.apply(self.inputs.read(state))
+        self.inputs.read(state)
         self.effects.apply(state.placement.look())
         state.pauses.look(state)
         self.effects.apply(self.parallelism.look(state))

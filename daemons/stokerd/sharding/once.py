@@ -7,8 +7,7 @@ import math
 from stoker.corpus.records.index import OPEN
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.state import Situation
-from stoker.kit.daemon import DaemonContext
-from stoker.store.errors import StorageError, Transient, UnavailableError
+from stoker.store.errors import StorageError, UnavailableError
 from stokerd.sharding.activities import tokenizer
 from stokerd.sharding.state import State
 from stokerd.sharding.status import summary
@@ -32,14 +31,6 @@ def is_over(state: State, situation: Situation | None) -> bool:
     if state.records.is_behind or state.pauses.reasons(state):  # a pause gives up by itself
         return False
     return not decide(situation, math.inf) and not tokenizer.is_wanted(state)
-
-
-def stopped(context: DaemonContext) -> int:
-    """The exit code after a stop; --once was to finish everything, and has not."""
-    if not context.once:
-        return 0
-    context.log.info("interrupted", message="not all is built; start it again and it goes on")
-    return Transient.exit_code
 
 
 def end(state: State) -> int:

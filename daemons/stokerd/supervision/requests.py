@@ -37,7 +37,7 @@ from stoker.supervise.rollback.decide import (
     require_lost,
 )
 from stokerd.common.alerts import Alerts
-from stokerd.common.request_box import RequestBox
+from stokerd.common.requests import RequestBox
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0
@@ -62,10 +62,7 @@ class Requests:
             return
         self._look_at = now + LOOK_S
         try:
-            for request in self.box.read():
-                outcome = self.handlers.get(request.verb, self._refuse_unknown)(request)
-                if outcome is not None:
-                    self.box.finish(request, outcome)
+            self.box.answer(self.handlers)
         except StorageError as problem:
             self.alerts.raise_("storage_trouble", message=str(problem))
 
@@ -188,10 +185,6 @@ class Requests:
         if moved.names or moved.dropped:
             words = {"names": list(moved.names), "dropped": list(moved.dropped)}
             self.events.record("checkpoints_abandoned", "warning", timeline=fork.parent, **words)
-
-    def _refuse_unknown(self, request: Request) -> Mapping[str, Any]:
-        known = ", ".join(sorted(self.handlers))
-        return {"refused": f"unknown verb {request.verb}; this daemon knows {known}"}
 
     def _drop(self, request: Request) -> Mapping[str, Any]:
         """Removes a quarantined checkpoint with its reason; a missing one counts as removed."""

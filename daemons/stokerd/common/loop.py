@@ -1,19 +1,52 @@
-"""Waits until the state directory can be written, or until a worker can be started, again."""
+"""The loop of a data daemon: cycles until the work or the daemon ends, with a wait where none can go on."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerNotStarted
-from stoker.store.errors import FULL, StorageError
+from stoker.kit.workers.pool import WorkerPool
+from stoker.store.errors import FULL, StorageError, Transient
 from stoker.store.files import unlink_durably, write_atomic
 
 TRY_EVERY_S = 1.0
 SHORTAGE_S = 5.0
 _PROBE = b"x" * 8192  # more than a record needs: a single free block must not end the wait
+
+
+def repeat(
+    context: DaemonContext,
+    pool: WorkerPool[Any],
+    start: Callable[[], None],
+    cycle: Callable[[], int | None],
+    *,
+    unfinished: str,
+) -> int:
+    """Starts, then repeats cycles until one returns an exit code or a stop is asked; returns the code.
+
+    `unfinished` is the message of a stop before `--once` is finished.
+    """
+    pool.end_leftovers()
+    try:
+        start()
+        while not context.stopping:
+            try:
+                if (code := cycle()) is not None:
+                    return code
+            except (StorageError, WorkerNotStarted) as problem:
+                wait_out(context, problem)
+    finally:
+        context.log.footer.clear()
+        pool.stop()
+    if not context.once:
+        return 0
+    context.log.info("interrupted", message=unfinished)
+    return Transient.exit_code
 
 
 def wait_out(context: DaemonContext, problem: StorageError | WorkerNotStarted) -> None:
