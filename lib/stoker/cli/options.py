@@ -17,9 +17,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path, readable=False)
 
 
-def pipeline_file(function: F) -> F:
-    """The one positional argument of most commands; the loader tells when it is missing (78)."""
-    return click.argument("file", type=PATH)(function)
+def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> object:
+    from stoker.config.load import load_pipeline  # not for help and version, which need no pipeline
+
+    return load_pipeline(file)
+
+
+# The one positional argument of most commands; the loader says when it is missing (78).
+pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
 
 
 def json_option(function: F) -> F:

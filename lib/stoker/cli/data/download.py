@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import click
 
 from stoker.cli.data.dry_run import dry_run_of
 from stoker.cli.options import pipeline_file
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.store.errors import UsageError
 
 
@@ -18,7 +17,7 @@ from stoker.store.errors import UsageError
 @pipeline_file
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
 @click.option("--dry-run", is_flag=True, help="Only tell: what, how much is here, how long the rest takes.")
-def download(file: Path, once: bool, dry_run: bool) -> int:
+def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
     """Run the download watchdog of FILE alone: bring every file of its source, prove it, keep it true.
 
     A terminal shows how far it is; anything else gets a plain line for each fact. Ctrl-C stops it at once,
@@ -32,9 +31,9 @@ def download(file: Path, once: bool, dry_run: bool) -> int:
     if dry_run:
         if once:
             raise UsageError("--once and --dry-run: give one of them")
-        return dry_run_of(load_pipeline(file))
+        return dry_run_of(pipeline)
     # In our place: so signals, the terminal and the exit code are the daemon's own.
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", "stokerd.download_watchdog", *(["--once"] if once else [])]
-    os.execv(sys.executable, [*command, "--", str(file)])  # noqa: S606 - an argument list, no shell
+    os.execv(sys.executable, [*command, "--", str(pipeline.file)])  # noqa: S606 - an argument list, no shell
     raise AssertionError("execv does not return")

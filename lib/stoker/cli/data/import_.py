@@ -12,7 +12,6 @@ import click
 
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import PATH, json_option, pipeline_file, print_json
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.books import Books
 from stoker.corpus.records.listing import read_listing
@@ -40,7 +39,11 @@ from stoker.store.layout import STAGE_SHARD
 )
 @json_option
 def import_(
-    file: Path, places: tuple[Path, ...], tokenizer_sha256: str | None, trust_tokenizer: bool, as_json: bool
+    pipeline: Pipeline,
+    places: tuple[Path, ...],
+    tokenizer_sha256: str | None,
+    trust_tokenizer: bool,
+    as_json: bool,
 ) -> None:
     """Copy what is in each DIR into the pipeline as one shard set, to be trained on after its own files.
 
@@ -50,7 +53,6 @@ def import_(
     imported ends the command. Exit codes: 65 refused, with the reason; 69 the pipeline's tokenizer is not
     frozen yet; 74 a disk did not do what it should; 75 the stage-shard loop runs.
     """
-    pipeline = load_pipeline(file)
     if not pipeline.layout.locks.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; start its stage-shard loop first")
     if missing := next((place for place in places if not place.exists()), None):

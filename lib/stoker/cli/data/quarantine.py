@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import KINDS, Kept, read_quarantine
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
@@ -37,9 +35,9 @@ def quarantine() -> None:
 @pipeline_file
 @click.option("--kind", type=click.Choice(KINDS), help="Only this kind of thing.")
 @json_option
-def list_(file: Path, kind: str | None, as_json: bool) -> None:
+def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
     """List what lies in quarantine, newest first."""
-    chosen = [kept for kept in _everything(load_pipeline(file)) if kind is None or kept.kind == kind]
+    chosen = [kept for kept in _everything(pipeline) if kind is None or kept.kind == kind]
     if as_json:
         print_json([_facts(kept) for kept in chosen])
         return
@@ -57,9 +55,8 @@ def list_(file: Path, kind: str | None, as_json: bool) -> None:
 @pipeline_file
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
-def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
+def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
     """Show the whole reason of each ID, and where the thing lies."""
-    pipeline = load_pipeline(file)
     for kept in _chosen(_everything(pipeline), ids):
         folder = pipeline.layout.quarantine / kept.name
         things = [str(folder / thing) for thing in kept.things]
@@ -80,14 +77,13 @@ def show(file: Path, ids: tuple[str, ...], as_json: bool) -> None:
 @YES
 @json_option
 def release(
-    file: Path, ids: tuple[str, ...], *, everything: bool, force: bool, yes: bool, as_json: bool
+    pipeline: Pipeline, ids: tuple[str, ...], *, everything: bool, force: bool, yes: bool, as_json: bool
 ) -> int:
     """Give quarantined sources another try.
 
     Each is decoded wholly and hashed first: one that is still bad is refused with the reader's words (exit
     code 1); one that could not be fetched is fetched again.
     """
-    pipeline = load_pipeline(file)
     chosen = _several(
         pipeline, ids, everything, yes, lambda kept: kept.kind == "parquet" and not kept.released
     )
@@ -102,10 +98,9 @@ def release(
 @YES
 @json_option
 def drop(
-    file: Path, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
+    pipeline: Pipeline, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
 ) -> int:
     """Delete what is kept of things in quarantine; of a checkpoint its reason goes with it."""
-    pipeline = load_pipeline(file)
     chosen = _several(pipeline, ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS)
     return _ask_each(pipeline, chosen, DROP, {"reason_too": reason_too}, as_json=as_json)
 
@@ -113,12 +108,12 @@ def drop(
 @quarantine.command(epilog="Example: stoker quarantine revalidate /etc/stoker/fineweb.yaml")
 @pipeline_file
 @json_option
-def revalidate(file: Path, as_json: bool) -> int:
+def revalidate(pipeline: Pipeline, as_json: bool) -> int:
     """Look at every quarantined source again now, and release those that are good.
 
     The stage-shard loop does so by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """
-    outcome = ask(load_pipeline(file), STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
+    outcome = ask(pipeline, STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
     if as_json:
         print_json(outcome)
     elif "released" in outcome:

@@ -12,7 +12,6 @@ import click
 from stoker.cli.data.list_source import Listed, error_of, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
 from stoker.cli.worker_jobs import work
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.selection import speaks_of
@@ -31,14 +30,13 @@ MOST_ROWS = 10**9
 @pipeline_file
 @click.option("--max-rows", type=click.IntRange(1, MOST_ROWS), required=True, help="How many at most.")
 @click.argument("out", type=PATH)
-def rows(file: Path, max_rows: int, out: Path) -> None:
+def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
     """Write the first rows of FILE's source, in listing order, to the new parquet file OUT.
 
     What is here already is read here; any other file is fetched whole, beside OUT, until there are rows
     enough. Quarantined files are passed over. Locks nothing, and keeps nothing but OUT. Exit codes: 65 a file
     is no parquet; 69 the source cannot be had; 75 not now.
     """
-    pipeline = load_pipeline(file)
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} exists; name a new file")
     if not out.parent.is_dir():

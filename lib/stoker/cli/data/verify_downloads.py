@@ -13,7 +13,6 @@ import click
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import counts, one_line, pipeline_file, plural
 from stoker.cli.worker_jobs import LOOK_S, worker_pool
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
@@ -35,7 +34,7 @@ BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed`
 @pipeline_file
 @click.option("--dispute", is_flag=True, help="Have the download watchdog bring again what is wrong.")
 @click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
-def downloads(file: Path, dispute: bool, accept: str | None) -> int:
+def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     """Hash every source file of FILE that is here, and hold it against its receipt.
 
     Prints those that are wrong, missing or could not be read, a line each, then a summary; others that need
@@ -48,7 +47,6 @@ def downloads(file: Path, dispute: bool, accept: str | None) -> int:
     Exit codes: 1 something is wrong or missing; 69 the disk is not there; 74 something could not be read,
     which proves nothing; 130 interrupted, after a summary of what was seen.
     """
-    pipeline = load_pipeline(file)
     layout = pipeline.layout
     if not layout.receipts.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; nothing is here to verify")
@@ -59,7 +57,9 @@ def downloads(file: Path, dispute: bool, accept: str | None) -> int:
     if accept is not None:
         receipt = receipts.get(accept)
         if receipt is None or not receipt.rotten:
-            raise UsageError(f"{accept} was not found rotten; stoker audit {file} names the files that were")
+            raise UsageError(
+                f"{accept} was not found rotten; stoker audit {pipeline.file} names the files that were"
+            )
         # Its set is then built as that of an edited file.
         file_request(layout, DOWNLOAD_WATCHDOG, "accept", {"path": accept, "sha256": receipt.found})
         click.echo(one_line(f"asked the download watchdog to take {accept} as it is; it acts when it runs"))

@@ -20,7 +20,7 @@ from stoker.config.apart import nested_through_links
 from stoker.config.checks import Fault, notes
 from stoker.config.disk import disk_faults, disk_notes
 from stoker.config.document import dotted
-from stoker.config.load import load_pipeline, refuse
+from stoker.config.load import refuse
 from stoker.config.schema import Pipeline, Source
 from stoker.corpus.http.hub import endpoint_of
 from stoker.corpus.http.urls import read_urls
@@ -41,12 +41,11 @@ from stoker.supervise.run.record import configured, parse_record, pinned, refusa
 SURVEY = Activity("survey", "stoker.corpus.staging.survey_worker", silent_s=60.0)
 
 
-def checked(file: Path) -> tuple[Pipeline, list[str]]:
-    """The pipeline of a file, and warnings; raises ConfigError for what the daemons would refuse."""
-    pipeline = load_pipeline(file)
+def checked(pipeline: Pipeline) -> list[str]:
+    """Returns warnings; raises ConfigError for what the daemons would refuse."""
     faults, warnings = findings(pipeline)
     refuse(pipeline, faults)
-    return pipeline, [f"{dotted(warning.path)}: {printable(warning.text)}" for warning in warnings]
+    return [f"{dotted(warning.path)}: {printable(warning.text)}" for warning in warnings]
 
 
 def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:

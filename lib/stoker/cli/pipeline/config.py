@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from stoker.cli.options import pipeline_file
 from stoker.cli.pipeline.checks import checked
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
@@ -21,27 +18,26 @@ def config() -> None:
 
 @config.command(epilog="Example: stoker config check /etc/stoker/fineweb.yaml")
 @pipeline_file
-def check(file: Path) -> None:
+def check(pipeline: Pipeline) -> None:
     """Check a pipeline file.
 
     Every problem is told with its line, its key and what to write instead: those of the file itself, and
     those that show against the state directory, the disks and the source. `stoker run` checks the same.
     Exit code 78: something is wrong.
     """
-    pipeline, warnings = checked(file)
-    for warning in warnings:
+    for warning in checked(pipeline):
         click.echo(f"warning: {warning}")
     click.echo(f"ok: {_summary(pipeline)}")
 
 
 @config.command(epilog="Example: STOKER_TRAIN__STEPS=1000 stoker config show /etc/stoker/fineweb.yaml")
 @pipeline_file
-def show(file: Path) -> None:
+def show(pipeline: Pipeline) -> None:
     """Print the configuration in force as YAML.
 
     Defaults, the file and STOKER_* variables together; what may be a secret is masked.
     """
-    click.echo(effective_yaml(load_pipeline(file)), nl=False)
+    click.echo(effective_yaml(pipeline), nl=False)
 
 
 def _summary(pipeline: Pipeline) -> str:

@@ -6,14 +6,13 @@ import json
 import sys
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.cli.options import pipeline_file
 from stoker.cli.pipeline.output import LABEL_WIDTH, LABELS, STDOUT, event_line
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import EventTail
 from stoker.kit.terminal.live_lines import Footer
@@ -28,9 +27,8 @@ LOOK_EVERY_S = 0.25
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now, until Ctrl-C.")
 @click.option("--since", metavar="WHEN", help="Only later ones: 90m, 2d, or 2026-11-20T12:00:00Z.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def events(file: Path, follow: bool, since: str | None, as_json: bool) -> None:
+def events(pipeline: Pipeline, follow: bool, since: str | None, as_json: bool) -> None:
     """Show what happened, oldest first: every daemon's events merged by time."""
-    pipeline = load_pipeline(file)
     earliest = _moment(since, datetime.now(UTC)) if since else ""
     tail = EventTail(pipeline.layout)
     while True:

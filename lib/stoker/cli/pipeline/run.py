@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -10,9 +14,14 @@ from stoker.cli.options import pipeline_file
 from stoker.cli.pipeline.checks import checked
 from stoker.cli.pipeline.foreground import Foreground
 from stoker.cli.pipeline.output import Output
-from stoker.cli.pipeline.summary import summary_lines
+from stoker.cli.pipeline.status import losses
+from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.kit.state_owner import take_up_state
+from stoker.observe.status import read_status
+from stoker.store.layout import TRAIN_SUPERVISOR
+
+PROMPT = "Once upon a time"
 
 
 @click.command(epilog="Example: stoker run demo-run/demo.yaml --until-done")
@@ -21,14 +30,14 @@ from stoker.kit.state_owner import take_up_state
 @click.option("--headless", is_flag=True, help="Print on a terminal what a file or a pipe would get.")
 @click.option("--quiet", "-q", is_flag=True, help="Print warnings, errors and the summary at the end alone.")
 @click.pass_context
-def run(context: click.Context, file: Path, until_done: bool, headless: bool, quiet: bool) -> None:
+def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: bool, quiet: bool) -> None:
     """Run the pipeline of FILE: its three daemons as children, and tell what they do.
 
     A terminal shows sentences and a live line a daemon; a file or a pipe gets key=value lines.
     Ctrl-C stops all cleanly and waits for the trainer's checkpoint; a second one no longer waits.
     Exit code 75: this pipeline is running already. 78: its configuration is wrong.
     """
-    pipeline, warnings = checked(file)
+    warnings = checked(pipeline)
     take_up_state(pipeline)
     pipeline.runtime.create()
     output = Output(pipeline.layout, headless=headless, quiet=quiet)
@@ -41,3 +50,22 @@ def run(context: click.Context, file: Path, until_done: bool, headless: bool, qu
         output.say("info" if code == 0 else "error", f"ended with exit code {code}")
         output.write("".join(f"{line}\n" for line in summary_lines(pipeline)).encode())
     context.exit(code)
+
+
+def summary_lines(pipeline: Pipeline) -> Iterator[str]:
+    """What the train supervisor showed last: step, losses, tokens, checkpoint, the command for a text."""
+    body = read_status(pipeline.layout)[TRAIN_SUPERVISOR]["body"]
+    checkpoint = body.get("checkpoint")
+    if checkpoint is None:
+        yield "no checkpoint yet"
+        return
+    place = pipeline.layout.run(pipeline.train.run).checkpoints / checkpoint["name"]
+    yield f"step        {body['step']:,} of {body['steps']:,}"
+    if told := losses(body):
+        yield f"loss        {told}"
+    yield f"tokens      {body['tokens'] or 0:,} trained on"
+    yield f"checkpoint  step {checkpoint['step']:,}: {place}"
+    # By its name where a shell finds it by that, else by its place.
+    found = shutil.which("stoker")
+    program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
+    yield f"try it      {shlex.join([program, 'generate', str(place), '--prompt', PROMPT])}"

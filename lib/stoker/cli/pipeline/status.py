@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.cli.options import counts, json_option, one_line, pipeline_file, plural, print_json
 from stoker.cli.pipeline.output import STDOUT, Daemons, state_colour
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.kit.terminal.live_lines import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
 from stoker.kit.terminal.sentences import PHRASES, cut_sums
@@ -30,12 +29,11 @@ TITLE_WIDTH = 21
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
 @pipeline_file
 @json_option
-def status(file: Path, as_json: bool) -> None:
+def status(pipeline: Pipeline, as_json: bool) -> None:
     """Show what each daemon does, how far the data is, and how the run goes.
 
     A stopped daemon shows the last it said; after a reboot nobody remembers that, and `stoker audit` counts.
     """
-    pipeline = load_pipeline(file)
     daemons = read_status(pipeline.layout)
     if as_json:
         print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.cli.options import answer, counts, json_option, pipeline_file, plural
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.shards.audit.audit import audit_sets
 from stoker.supervise.audit.audit import audit_run
 
@@ -20,13 +19,12 @@ MOST_NAMED = 5
 @pipeline_file
 @click.option("--deep", is_flag=True, help="Hash every byte, and count parquet again where it still is.")
 @json_option
-def audit(file: Path, deep: bool, as_json: bool) -> int:
+def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
     """Recount a pipeline's books from what is on disk.
 
     Reads only, and may run beside the daemons. Exit code 1: something disagrees, or there is nothing to
     audit; each finding names the file and the figure.
     """
-    pipeline = load_pipeline(file)
     # The run first: what it has consumed must be found in shard sets that are looked at later, not earlier.
     run = audit_run(pipeline, deep=deep)
     data = audit_sets(pipeline, deep)

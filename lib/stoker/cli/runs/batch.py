@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,6 @@ from stoker.cli.options import json_option, pipeline_file, print_json, printable
 from stoker.cli.runs.set_index import Library, SegmentMap
 from stoker.cli.runs.step_history import History, Step
 from stoker.cli.which_run import read_identity
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.sources import read_sources
 from stoker.plan.permutation import permute
@@ -30,14 +28,13 @@ from stoker.supervise.run.record import Identity
 @click.option("--show", is_flag=True, help="Print the text of each window too.")
 @json_option
 def batch(  # noqa: PLR0917 - click passes one an option
-    file: Path, run: str, step: int, timeline: int | None, show: bool, as_json: bool
+    pipeline: Pipeline, run: str, step: int, timeline: int | None, show: bool, as_json: bool
 ) -> None:
     """Show which documents were in a STEP of a RUN: each window's place in the plan, source file and rows.
 
     Reads only, and may run beside the daemons. Rows count from 0 in their file. Exit codes: 64 the run has
     not made this step; 69 a shard set of it is not to be had now.
     """
-    pipeline = load_pipeline(file)
     identity = read_identity(pipeline.layout, run)
     history = History(pipeline, run, timeline, run_id=identity.run_id)
     made = history.step(step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from stoker.cli.options import answer, json_option, pipeline_file
 from stoker.cli.runs.plan_report import look
 from stoker.cli.which_run import read_identity
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.kit.terminal.sentences import PHRASES
 
@@ -27,12 +26,11 @@ LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")
 @json_option
-def plan(file: Path, run: str | None, whole: bool, as_json: bool) -> None:
+def plan(pipeline: Pipeline, run: str | None, whole: bool, as_json: bool) -> None:
     """Show the plan's entries, how far they are read, which shard sets they keep hot, and what comes next.
 
     Reads only, and may run beside the daemons. Steps not sealed in a checkpoint yet count as read.
     """
-    pipeline = load_pipeline(file)
     if run is not None and run != pipeline.train.run:
         read_identity(pipeline.layout, run)
     report = look(pipeline, run or pipeline.train.run)

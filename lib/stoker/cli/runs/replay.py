@@ -12,7 +12,7 @@ import click
 
 from stoker.cli.options import PATH, answer, json_option, pipeline_file, plural
 from stoker.cli.which_run import read_identity
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.replay.replay_copies import take_up
 from stoker.supervise.replay.replay_site import Site
@@ -29,7 +29,7 @@ TELL_EVERY_S = 5.0
 @click.argument("out", type=PATH)
 @click.option("--to", type=click.IntRange(1), help="Stop at this step instead of the newest checkpoint's.")
 @json_option
-def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> int:
+def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: bool) -> int:
     """Train what RUN has trained once more in OUT, and compare.
 
     The recorded plan is followed with the settings each step was made with, rollbacks and skips included, but
@@ -44,7 +44,6 @@ def replay(file: Path, run: str, out: Path, to: int | None, as_json: bool) -> in
     def say(line: str) -> None:
         click.echo(line, err=as_json)
 
-    pipeline = load_pipeline(file)
     read_identity(pipeline.layout, run)  # says so where it has not begun
     out = out.absolute()
     site, lock = take_up(pipeline, run, out, to)

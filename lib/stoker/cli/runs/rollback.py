@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from stoker.cli.ask_daemon import ask
 from stoker.cli.options import json_option, pipeline_file, plural, print_json
 from stoker.cli.which_run import read_identity
-from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
 from stoker.plan.timelines import read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 
@@ -40,13 +39,13 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
 )
 @click.option("--reason", default="operator", help="What to write down as the reason.")
 @json_option
-def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
+def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
     """Go back to the checkpoint of STEP (0: the beginning), and go on from there on a new timeline.
 
     A trainer that runs is stopped first. The checkpoints of the steps given up are moved to abandoned/. A
     train supervisor that is not running does it at its next start.
     """
-    return _ask(file, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
+    return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
 
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
@@ -54,18 +53,17 @@ def rollback(file: Path, step: int, spans: list[list[int]], reason: str, as_json
 @click.argument("key")
 @click.option("--reason", default=None, help="What to write down as the reason.")
 @json_option
-def skip_set(file: Path, key: str, reason: str | None, as_json: bool) -> int:
+def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) -> int:
     """Give up a shard set that is lost: on hot, on warm, and its source too.
 
     Refused while it can be restored. The run goes on from its newest checkpoint, and passes over what is left
     of the planned entries that name the set; their other sets are read again in the next epoch. A train
     supervisor that is not running does it at its next start.
     """
-    return _ask(file, "skip_set", {"key": key} | ({"reason": reason} if reason else {}), as_json=as_json)
+    return _ask(pipeline, "skip_set", {"key": key} | ({"reason": reason} if reason else {}), as_json=as_json)
 
 
-def _ask(file: Path, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
-    pipeline = load_pipeline(file)
+def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
     run = pipeline.layout.run(pipeline.train.run)
     if not run.root.exists():
         read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,6 @@ from stoker.cli.options import answer, did_you_mean, json_option, pipeline_file
 from stoker.cli.runs.set_index import Document, Library, SegmentMap
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
-from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
@@ -35,14 +33,14 @@ WORDS = {
 @pipeline_file
 @click.argument("source_row", metavar="SOURCE:ROW")
 @json_option
-def where(file: Path, source_row: str, as_json: bool) -> None:
+def where(pipeline: Pipeline, source_row: str, as_json: bool) -> None:
     """Show which steps of each run saw a ROW of a SOURCE, and which are planned to.
 
     SOURCE is the file's path in the dataset as `stoker audit` and `stoker batch` name it, ROW counts from 0.
     Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
     to be had now.
     """
-    report = find(load_pipeline(file), *parse(source_row))
+    report = find(pipeline, *parse(source_row))
     answer(report, report_lines(report), as_json=as_json)
 
 
