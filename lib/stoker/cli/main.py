@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import click
 from stoker.cli.options import printable
 from stoker.store.errors import ConfigError, StokerError
 
-EXIT_USAGE, EXIT_INTERRUPTED, EXIT_IO = 64, 130, 74
+EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 
 # name: (module, attribute, help); a module is imported only when its command is called.
 COMMANDS = {
@@ -96,6 +97,7 @@ def version() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; nothing ends in a traceback but a bug."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # it unwinds, as Ctrl-C does
     sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 

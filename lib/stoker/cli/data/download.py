@@ -1,16 +1,35 @@
-"""`stoker download`: the download watchdog in the foreground, or what it would have to do."""
+"""`stoker download`: the download watchdog in the foreground, or what it would have to do and how long."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from stoker.cli.data.dry_run import dry_run_of
-from stoker.cli.options import pipeline_file
+from stoker.cli.data.list_source import Listed, list_source
+from stoker.cli.options import pipeline_file, plural
 from stoker.config.schema import Pipeline
-from stoker.store.errors import UsageError
+from stoker.config.units import format_bytes, format_duration
+from stoker.corpus.fetch.listed import REFUSALS
+from stoker.corpus.fetch.selection import VOUCHED, speaks_of
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.source.arrivals import file_of
+from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.corpus.source.probe import probe
+from stoker.store.errors import UnavailableError, UsageError
+from stoker.store.names import inside
+
+SHOWN_REFUSED = 5
+EXIT_UNAVAILABLE = 69
+PROBE_S = 5.0
+KINDS = ("here, verified", "released", "given up", "to be hashed", "to be fetched")
+
+
+Pile = list[int | None]  # the sizes of files of one kind, None where only the server knows
 
 
 @click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
@@ -37,3 +56,104 @@ def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
     command = [sys.executable, "-P", "-m", "stokerd.download_watchdog", *(["--once"] if once else [])]
     os.execv(sys.executable, [*command, "--", str(pipeline.file)])  # noqa: S606 - an argument list, no shell
     raise AssertionError("execv does not return")
+
+
+def _told(sizes: Sequence[int | None]) -> str:
+    """How many files, the bytes that are known of them, and how many sizes are not."""
+    unsized = sum(size is None for size in sizes)
+    more = f" and {unsized:,} of unknown size" if unsized else ""
+    return f"{plural(len(sizes), 'file')}, {format_bytes(sum(size or 0 for size in sizes))}{more}"
+
+
+def dry_run_of(pipeline: Pipeline) -> int:
+    """Print the survey; 69 where files could be listed and not be had.
+
+    Raises UnavailableError where nothing is listed.
+    """
+    listed = list_source(pipeline)
+    if not (listed.seen or listed.wanted):
+        click.echo("\n".join(_refusals(listed)), nl=bool(listed.refused))
+        globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
+        raise UnavailableError(
+            f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
+        )
+    receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
+    piles: dict[str, Pile] = {kind: [] for kind in KINDS}
+    missing: list[RemoteFile] = []
+    root = str(pipeline.source_root)
+    for file in listed.seen:
+        receipt = receipts.get(file.path)
+        same = receipt is not None and receipt.etag == file.etag and receipt.file == file_of(root, file.path)
+        is_known = receipt is not None and same and receipt.usable
+        piles["here, verified" if is_known else "to be hashed"].append(file.size)
+    for wanted in listed.wanted:
+        kind, size = _standing(pipeline, wanted, receipts.get(wanted.path))
+        piles[kind].append(size)
+        if kind == "to be fetched":
+            missing.append(wanted)
+    click.echo("\n".join([*_report(pipeline, listed, piles), *_refusals(listed)]))
+    if missing:
+        return _measure(pipeline, listed, piles["to be fetched"], missing)
+    click.echo("nothing has to be fetched" if piles["to be hashed"] else "nothing is left to do")
+    return 0
+
+
+def _standing(pipeline: Pipeline, wanted: RemoteFile, receipt: Receipt | None) -> tuple[str, int | None]:
+    """The kind of a file that is fetched, by its receipt or by what is in the landing without one."""
+    if receipt is not None and receipt.state in VOUCHED and speaks_of(receipt, wanted):
+        kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
+        return kinds.get(receipt.state, "released"), receipt.size if wanted.size is None else wanted.size
+    try:
+        lies = inside(pipeline.source_root, wanted.path).lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return "to be fetched", wanted.size
+    return ("to be hashed", lies) if wanted.size in (None, lies) else ("to be fetched", wanted.size)
+
+
+def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Pile]) -> Iterator[str]:
+    """What there is and what is here, a line each."""
+    yield f"source          {listed.origin}" + (f", {listed.revision[:12]}" if listed.revision else "")
+    limit = pipeline.dataset.limit
+    bounds = ", ".join(f"{name}: {most:,}" for name, most in limit if most is not None)
+    whole = _told([size for sizes in piles.values() for size in sizes])
+    yield f"listed          {whole}" + (f" (dataset.limit: {bounds})" if bounds else "")
+    if limit.rows or limit.tokens:
+        yield "                fewer will be needed: how much a file holds is known once it is built"
+    yield from (f"{kind:<15} {_told(sizes)}" for kind, sizes in piles.items() if sizes or kind == KINDS[0])
+    if piles["to be fetched"]:
+        root = pipeline.source_root
+        place = next(one for one in (root, *root.parents) if one.exists())
+        yield f"into            {root}, {format_bytes(shutil.disk_usage(place).free)} free"
+
+
+def _refusals(listed: Listed) -> Iterator[str]:
+    shown = listed.refused[:SHOWN_REFUSED]
+    yield from (f"refused         {path}: {reason}" for path, reason in shown)
+    if (more := listed.refused_in_all - len(shown)) > 0:
+        yield f"refused         {more:,} more"
+
+
+def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[RemoteFile]) -> int:
+    """Read the first files for some seconds, as many at once as the watchdog would; say how long all take."""
+    first = missing[: pipeline.download.files_at_once]
+    files = [wanted.at(listed.repo, listed.revision) for wanted in first]
+    found = probe(files, PROBE_S, listed.manners)
+    if not found.bytes:
+        click.echo(f"rate            the rate cannot be measured: {found.failure or 'nothing came'}")
+        return EXIT_UNAVAILABLE if found.failure and found.failure.kind in REFUSALS else 0
+    rate, sizes = found.bytes / max(found.seconds, 1e-3), found.sizes
+    at_once = f"measured over {found.seconds:.1f} s with {plural(len(first), 'file')} at once"
+    click.echo(f"rate            {rate / 1e6:,.1f} MB/s, {at_once}")
+    bandwidth = pipeline.download.bandwidth
+    if bandwidth is not None and bandwidth < rate:
+        rate = bandwidth
+        click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
+    unsized = sum(size is None for size in pile)
+    if unsized and not sizes:
+        click.echo("time            not known: the server tells no sizes")
+        return 0
+    left = sum(size or 0 for size in pile) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
+    if unsized:
+        click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
+    click.echo(f"time            about {format_duration(left / rate)}")
+    return 0

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from stoker.cli.worker_jobs import work
 from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.listed import REFUSALS
-from stoker.corpus.http.hub import HubRepo
+from stoker.corpus.http.client import Manners
+from stoker.corpus.http.hub import HubRepo, hub_token
 from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.activity import Activity
-from stoker.store.errors import ConfigError, DataError, StokerError, Transient, UnavailableError
+from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
 LIST_QUIET_S = 60.0
+CONNECT_S, READ_S = 20.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class Listed:
     token_file: str | None = None
 
     @property
-    def access(self) -> dict[str, Any]:
-        """What a worker needs to ask for these files."""
-        return {"hub": None if self.repo is None else asdict(self.repo), "token_file": self.token_file}
+    def manners(self) -> Manners:
+        """How to ask for these files."""
+        return Manners(CONNECT_S, READ_S, self.repo, hub_token(self.token_file) if self.repo else None)
 
 
 def list_source(pipeline: Pipeline) -> Listed:
@@ -55,16 +58,17 @@ def list_source(pipeline: Pipeline) -> Listed:
     pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
     rows: list[RemoteFile] = []
 
-    def hear(_: object, message: Mapping[str, Any]) -> None:
+    def hear(message: Mapping[str, Any]) -> None:
         if message["kind"] == "files":
             rows.extend(RemoteFile.listed(*row) for row in message["files"])
 
     module, task = listing_task(source, pinned=pinned)
     origin = origin_of(source)
     listing = Activity("list", module, LIST_QUIET_S)
-    result = work(listing, task, f"{origin} cannot be listed", hear=hear)
+    result = work(listing, task, f"{origin} cannot be listed", hear)
     if result["status"] == "failed":
-        raise error_of(result, f"{origin} cannot be listed")
+        failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
+        raise error_of(failure, f"{origin} cannot be listed")
     rows.sort(key=lambda wanted: wanted.path)
     return Listed(
         origin=origin,
@@ -98,11 +102,11 @@ def _look(pipeline: Pipeline) -> Listed:
     return Listed(str(root), "", (), kept, tuple(refused), len(refused))
 
 
-def error_of(result: Mapping[str, Any], what: str) -> StokerError:
-    """The error that a worker's failure is; `what` was to be done."""
-    kind, wait_s = result["class"], result.get("retry_after_s")
-    if kind == "list":  # the list of URLs names its own file and lines
-        return ConfigError(str(result["reason"]))
-    when = f"; try again {f'in {wait_s:.0f} s' if wait_s else 'later'}"
-    error = DataError if kind == "data" else UnavailableError if kind in REFUSALS else Transient
-    return error(f"{what}: {result['reason']}" + (when if error is Transient else ""))
+def error_of(failure: FetchFailed, what: str) -> StokerError:
+    """The error that ends a command because of a failure; `what` was to be done."""
+    if failure.kind == "list":  # the list of URLs names its own file and lines
+        return ConfigError(failure.reason)
+    if failure.kind in REFUSALS:
+        return UnavailableError(f"{what}: {failure.reason}")
+    when = f"in {failure.retry_after_s:.0f} s" if failure.retry_after_s else "later"
+    return Transient(f"{what}: {failure.reason}; try again {when}")

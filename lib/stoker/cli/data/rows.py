@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
 from stoker.cli.data.list_source import Listed, error_of, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
-from stoker.cli.worker_jobs import work
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
+from stoker.corpus.fetch.preview import Preview
 from stoker.corpus.fetch.selection import speaks_of
+from stoker.corpus.http.client import Caller
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
+from stoker.corpus.staging.finding import BadParquet
 from stoker.kit.terminal.live_lines import Footer
-from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.parent import Worker
 from stoker.store.errors import DataError, UsageError
 from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside
 
@@ -42,61 +42,55 @@ def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent} is not a directory; make it, or name another place")
     listed = list_source(pipeline)
-    temporary = temporary_beside(out)
+    temporary, footer = temporary_beside(out), Footer()
+    written = temporary / "rows.parquet"
+    named = ""
+
+    def tell() -> None:
+        footer.show(lambda _: f"{preview.rows:,} rows  {format_bytes(preview.fetched)} fetched")
+
     try:
         make_dir(temporary)
-        result = _preview(pipeline, listed, max_rows, temporary)
-        if result["status"] == "failed":
-            raise error_of(result, f"{result['path']} cannot be read, nothing was written")
-        if not result["rows"]:
+        preview = Preview(written, temporary / "landing", max_rows, Caller(listed.manners), tell)
+        for path, found in _files(pipeline, listed):
+            named = path
+            if isinstance(found, Path):
+                preview.take(found)
+            else:
+                preview.take_remote(found)
+            if preview.left <= 0:
+                break
+        if not preview.rows:
             raise DataError(f"{listed.origin} holds no rows; nothing was written")
-        move_durably(temporary / "rows.parquet", out)
+        preview.close()
+        move_durably(written, out)
     except FileExistsError as error:
         raise UsageError(f"{out} exists now; name a new file") from error
+    except BadParquet as error:
+        raise DataError(f"{named} cannot be read, nothing was written: {error}") from error
+    except FetchFailed as failure:
+        raise error_of(failure, f"{named} cannot be read, nothing was written") from failure
     finally:
+        footer.clear()
         remove_tree(temporary)
-    came = f", {format_bytes(result['fetched'])} over the network" if result["fetched"] else ""
-    click.echo(f"{out}: {plural(result['rows'], 'row')} of {plural(result['files'], 'file')}{came}")
-    if result["rows"] < max_rows:
+    came = f", {format_bytes(preview.fetched)} over the network" if preview.fetched else ""
+    click.echo(f"{out}: {plural(preview.rows, 'row')} of {plural(preview.files, 'file')}{came}")
+    if preview.left > 0:
         click.echo("there are no more")
 
 
-def _preview(pipeline: Pipeline, listed: Listed, max_rows: int, temporary: Path) -> dict[str, Any]:
-    task = {
-        "out": str(temporary / "rows.parquet"),
-        "landing": str(temporary / "landing"),
-        "max_rows": max_rows,
-        **listed.access,
-    }
-    files, footer = _files(pipeline, listed), Footer()
-
-    def hear(worker: Worker, message: Mapping[str, Any]) -> None:
-        if message["kind"] == "next":
-            worker.send(next(files, {"path": None}))
-        else:
-            footer.show(lambda _: f"{message['rows']:,} rows  {format_bytes(message['fetched'])} fetched")
-
-    module = "stoker.corpus.fetch.preview_worker"
-    preview = Activity("preview", module, pipeline.download.stall, is_memory_bound=True, keep_open=True)
-    most = pipeline.shard.memory.hard
-    try:
-        return work(preview, task, "the rows cannot be read", hear=hear, most_rss_bytes=most)
-    finally:
-        footer.clear()
-
-
-def _files(pipeline: Pipeline, listed: Listed) -> Iterator[dict[str, Any]]:
-    """What the worker needs to know of each file in turn."""
+def _files(pipeline: Pipeline, listed: Listed) -> Iterator[tuple[str, Path | RemoteFile]]:
+    """Each file in turn: its path in the dataset, and where it lies here or is to be had."""
     dataset, root = pipeline.dataset.name, pipeline.source_root
     receipts, sources = read_receipts(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
     bad = {path for path, source in sources.items() if source.state == "quarantined"}
     for seen in listed.seen:
         if seen.path not in bad:
-            yield {"path": seen.path, "here": str(root / seen.path)}
+            yield seen.path, root / seen.path
     for wanted in listed.wanted:
         receipt = receipts.get(wanted.path)
         is_here = receipt is not None and receipt.usable and speaks_of(receipt, wanted)
-        here = receipt.file if receipt is not None and is_here and Path(receipt.file).is_file() else None
+        here = Path(receipt.file) if receipt is not None and is_here else None
         if wanted.path not in bad:
-            remote = asdict(wanted.at(listed.repo, listed.revision))
-            yield {"path": wanted.path, "here": here, "remote": remote}
+            is_there = here is not None and here.is_file()
+            yield wanted.path, here if here and is_there else wanted.at(listed.repo, listed.revision)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,20 @@ import click
 
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import counts, one_line, pipeline_file, plural
-from stoker.cli.worker_jobs import LOOK_S, worker_pool
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.source.hash_worker import hash_unchanged
+from stoker.corpus.source.idle_io import Background, give_way
 from stoker.kit.terminal.live_lines import Footer
-from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.parent import WorkerExit
-from stoker.store.errors import UnavailableError, UsageError
+from stoker.store.errors import StorageError, UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, read_record
 from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
+LOOK_S = 0.5
 ROW = "{:<10}  {}  {}"
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
@@ -88,37 +90,27 @@ class Check:
         self.counts: Counter[str] = Counter()
         self.is_cached = False
         self.disputed = self._done = 0
-        self._read: Counter[str] = Counter()  # bytes of the files that are being read
+        self._read: dict[str, int] = {}  # bytes of the files that are being read, by path
+        self._is_stopped = False
+        self._size = sum(receipt.size for receipt in self.files)
         self._footer = Footer()
 
     def run(self) -> None:
         """Look at each, and hash what has the size that its receipt says."""
         if self.files:
             self._insist_on_the_disk()
-        download, todo = self.pipeline.download, iter(self.files)
-        hashing = Activity("hash", "stoker.corpus.source.hash_worker", download.stall, is_reusable=True)
+        background = Background()
+        pool = ThreadPoolExecutor(self.pipeline.download.files_at_once, initializer=give_way)
+        looks = [pool.submit(self._look, receipt, background) for receipt in self.files]
         try:
-            with worker_pool() as pool:
-                while True:
-                    while len(pool.jobs) < download.files_at_once and (receipt := next(todo, None)):
-                        found = self._look(receipt)
-                        if isinstance(found, tuple):
-                            self._judged(receipt, *found)
-                        else:
-                            pool.start(hashing, receipt.path, found, receipt)
-                    if not pool.jobs:
-                        return
-                    pool.wait(LOOK_S)
-                    for job, messages, ended in pool.hear():
-                        receipt = job.facts
-                        for message in messages:
-                            self._read[receipt.path] = int(message["bytes"])
-                        if ended is not None:
-                            del self._read[receipt.path]
-                            self.is_cached |= bool((ended.result or {}).get("cached"))
-                            self._judged(receipt, *_verdict(receipt, ended))
+            for receipt, look in zip(self.files, looks, strict=True):
+                while not look.done():
+                    wait([look], LOOK_S)
                     self._show()
+                self._judged(receipt, *look.result())
         finally:
+            self._is_stopped = True
+            pool.shutdown(cancel_futures=True)
             self._footer.clear()
 
     def _insist_on_the_disk(self) -> None:
@@ -128,8 +120,8 @@ class Check:
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
-    def _look(self, receipt: Receipt) -> tuple[str, str] | dict[str, Any]:
-        """What a hash worker needs, or verdict and reason of a file that needs no hash."""
+    def _look(self, receipt: Receipt, background: Background) -> tuple[str, str]:
+        """Verdict and reason of a file; in a thread of the pool."""
         root, path = self.pipeline.source_root, Path(receipt.file)
         try:
             found = path.lstat()
@@ -141,8 +133,21 @@ class Check:
             return "missing", f"its receipt says {path}, which is not below {root}"
         if not stat.S_ISREG(found.st_mode) or found.st_size != receipt.size:
             return "wrong", f"no file of {receipt.size} bytes, as its receipt says: {found.st_size} bytes"
-        about = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
-        return {"root": str(root), "path": receipt.path, **about}
+        task = {"root": str(root), "path": receipt.path, "size": found.st_size}
+        task |= {"mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+        try:
+            result = hash_unchanged(task, functools.partial(self._hashing, receipt.path), background)
+        except StorageError as error:
+            return "unreadable", str(error)
+        finally:
+            self._read.pop(receipt.path, None)
+        self.is_cached |= bool(result.get("cached"))
+        return _verdict(receipt, result)
+
+    def _hashing(self, path: str, _kind: str, *, bytes: int) -> None:
+        if self._is_stopped:
+            raise InterruptedError
+        self._read[path] = bytes
 
     def _judged(self, receipt: Receipt, verdict: str, reason: str) -> None:
         if verdict == "missing":
@@ -171,8 +176,8 @@ class Check:
             return False
 
     def _show(self) -> None:
-        size, done = sum(receipt.size for receipt in self.files), self._done + self._read.total()
-        share = f"{100 * done / max(1, size):.1f} % of {format_bytes(size)}"
+        done = self._done + sum(tuple(self._read.values()))
+        share = f"{100 * done / max(1, self._size):.1f} % of {format_bytes(self._size)}"
         words = [f"{self.counts.total():,}/{len(self.files):,} files", share, *self._bad()]
         self._footer.show(lambda width: "  ".join(words)[:width])
 
@@ -199,11 +204,8 @@ class Check:
             yield "with --dispute the download watchdog brings them again"
 
 
-def _verdict(receipt: Receipt, ended: WorkerExit) -> tuple[str, str]:
-    """What the end of a hash worker's task says of a file, with the reason."""
-    result = ended.result
-    if result is None:
-        return "unreadable", ended.reason()
+def _verdict(receipt: Receipt, result: Mapping[str, Any]) -> tuple[str, str]:
+    """What a hash says of a file, with the reason."""
     if result["status"] == "missing":
         return "missing", ""
     if result["status"] == "changed":

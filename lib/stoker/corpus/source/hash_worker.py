@@ -9,6 +9,7 @@ result: {"status": "hashed", "sha256", "size", "cached"}, {"status": "changed"} 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ class Hasher:
 
     def __call__(self, task: dict[str, Any], report: Report) -> dict[str, Any]:
         """Look, hash, look again."""
-        return _hash(task, report, self._background)
+        return hash_unchanged(task, report, self._background)
 
 
-def _hash(task: dict[str, Any], report: Report, background: Background) -> dict[str, Any]:
+def hash_unchanged(
+    task: dict[str, Any], report: Callable[..., None], background: Background
+) -> dict[str, Any]:
+    """Hash one file: a worker's task and result, as above."""
     root, path = Path(task["root"]), task["path"]
     looked_at = (task["size"], task["mtime_ns"], task["inode"])
     tell = paced(lambda what, done: report(what, bytes=done))

@@ -1,0 +1,102 @@
+"""A source's first rows as one parquet file, for a command. Heavy (pyarrow)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.corpus.fetch.landing import Landing
+from stoker.corpus.fetch.transfer import FileFetch, Terms
+from stoker.corpus.http.client import Caller
+from stoker.corpus.http.rate_limits import Bandwidth
+from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import FetchFailed, next_pause
+from stoker.corpus.staging.finding import BadParquet
+from stoker.corpus.staging.footer import open_parquet, telling
+from stoker.kit.backoff import Backoff
+from stoker.store.files import opened, unlink_durably
+
+BATCH_BYTES, BATCH_ROWS = 8 << 20, 1000
+READ_S = 30.0
+TRIES, WRONG_TRIES, LONGEST_WAIT_S = 6, 2, 60.0
+
+
+class Preview:
+    """The parquet file `out` that is written, by the first file's schema, until `left` is 0.
+
+    `landing` is an empty directory for files that have to be fetched; `tell` is called when a file was read.
+    """
+
+    def __init__(
+        self, out: Path, landing: Path, most_rows: int, caller: Caller, tell: Callable[[], None]
+    ) -> None:
+        self.rows = self.files = self.fetched = 0  # fetched: bytes over the network
+        self.left = most_rows
+        self._out, self._landing, self._caller, self._tell = out, landing, caller, tell
+        self._writer: pq.ParquetWriter | None = None
+
+    def take(self, path: Path) -> None:
+        """Write rows of one more file; raises BadParquet."""
+        self.files += 1
+        with open_parquet(path) as file:
+            for batch in self._batches(file):
+                table = self._fitting(pa.Table.from_batches([batch]))
+                assert self._writer is not None
+                self._writer.write_table(table)
+                self.rows += table.num_rows
+                self.left -= table.num_rows
+            self._tell()
+
+    def take_remote(self, remote: RemoteFile) -> None:
+        """Fetch a file whole, held against its sum and size, take and remove it; raises FetchFailed too."""
+        landing = Landing(self._landing, "preview", expected=False)
+        terms = Terms(landing, Bandwidth(None), lambda *_, **__: None, 0.0, READ_S, 0, 0, 0)
+        file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
+        for tries in range(1, TRIES + 1):
+            try:
+                file.attempt(self._caller)
+                break
+            except FetchFailed as failure:
+                wait_s = next_pause(failure, file.failures, WRONG_TRIES, file.backoff.next())
+                if wait_s is None or tries == TRIES or wait_s > LONGEST_WAIT_S:
+                    raise
+                time.sleep(wait_s)
+        self.fetched += file.received
+        self.take(landing.target(remote.path))
+        unlink_durably(landing.target(remote.path))
+
+    def close(self) -> None:
+        """Make what was written durable."""
+        if self._writer is not None:
+            self._writer.close()
+            with opened(self._out, os.O_RDONLY) as descriptor:
+                os.fsync(descriptor)
+
+    def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """At most as many rows as are wanted, in pieces of bounded size."""
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
+            size = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes, self.left))
+            with telling(lambda _: "page_corrupt", row_group=group):
+                for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
+                    yield batch.slice(0, self.left)
+                    if self.left <= 0:
+                        return
+
+    def _fitting(self, table: pa.Table) -> pa.Table:
+        """In the shape of the first file, which the first call gives to what is written."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._out, table.schema, write_page_checksum=True)
+            return table
+        wanted = self._writer.schema
+        try:
+            return table.select(wanted.names).cast(wanted)
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            detail = f"{error}; dataset.source.include can leave such files out"
+            raise BadParquet("other_columns", detail) from error
