@@ -16,7 +16,6 @@ import pytest
 from stoker.corpus.staging import footer
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.preflight import preflight
-from stoker.shards.format.direct_file import PastCacheFile
 from stoker.store.errors import Transient
 from support import bad_parquet as bad
 from support.parquet import flip_page, truncate, write_columns, write_fineweb, write_repeated
@@ -109,7 +108,7 @@ def test_each_kind_of_bad_file_has_its_word(
     assert flaw is not None
     assert flaw.reason == reason, flaw
     assert flaw.detail
-    again = preflight(path, "text", decode=True, reader=PastCacheFile)
+    again = preflight(path, "text", decode=True, past_cache=True)
     assert again is not None and again.reason == reason
 
 

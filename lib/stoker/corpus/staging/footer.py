@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.finding import BadParquet
+from stoker.store.direct import PastCacheFile
 
 _MAGIC, _MAGIC_ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST = 12  # both magics and the footer's length
@@ -31,29 +32,17 @@ THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_lim
 
 READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
 
-# Opens a file for Arrow: its path, or an object to read from.
-Reader = Callable[[Path], Any]
 
-
-def by_path(path: Path) -> Any:
-    """Let Arrow open the file itself, through the page cache."""
-    return path
-
-
-def open_parquet(path: Path, reader: Reader = by_path) -> pq.ParquetFile:
+def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
     """The file with its footer read; BadParquet where it has none, OSError where it cannot be read now.
 
     MemoryError says something about this machine, nothing about the file.
     """
-    with path.open("rb") as stream:
-        footer_bytes = _check_ends(stream, os.fstat(stream.fileno()).st_size)
-    return _open(lambda: reader(path), footer_bytes)
-
-
-def _open(source: Callable[[], Any], footer_bytes: int) -> pq.ParquetFile:
+    with PastCacheFile(path) if past_cache else path.open("rb") as stream:
+        footer_bytes = _check_ends(stream, path.stat().st_size)
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
         file = pq.ParquetFile(
-            source(),
+            PastCacheFile(path) if past_cache else path,
             pre_buffer=False,
             buffer_size=READ_BUFFER,
             page_checksum_verification=True,

@@ -5,7 +5,7 @@ Heavy (pyarrow): for workers and the command line, never for a daemon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet, Finding
-from stoker.corpus.staging.footer import Reader, by_path, open_parquet, telling
+from stoker.corpus.staging.footer import open_parquet, telling
 from stoker.kit.throttle import ALIVE_EVERY_S, paced
 from stoker.store.errors import Transient
 
@@ -39,7 +39,7 @@ def preflight(
     *,
     decode: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-    reader: Reader = by_path,
+    past_cache: bool = False,
 ) -> Finding | None:
     """The first flaw of the file, None when there is none.
 
@@ -49,13 +49,13 @@ def preflight(
     lacks, Transient where a second reading contradicts the first: none of these says anything about the file.
     """
     try:
-        with open_parquet(path, reader) as file:
+        with open_parquet(path, past_cache=past_cache) as file:
             check_schema(file.schema_arrow, text_column, columns)
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
                 alive = paced(progress, ALIVE_EVERY_S)
                 for group in range(file.num_row_groups):
-                    for _ in _decode_group(path, file, group, text_column, columns):
+                    for _ in decode_group(path, file, group, text_column, columns):
                         alive(group)
                     progress(group + 1)
     except BadParquet as found:
@@ -118,8 +118,8 @@ def _check_between(
         raise BadParquet("footer_absurd", f"{value} {what}", group, column)
 
 
-def _decode_group(
-    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Mapping[str, str]
+def decode_group(
+    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Iterable[str]
 ) -> Iterator[None]:
     """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
     wanted = list(dict.fromkeys((text_column, *columns)))

@@ -27,7 +27,6 @@ from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Wanted, bring, why_away
 from stoker.kit.workers.child import run_worker
 from stoker.kit.workers.heartbeat import heartbeat
-from stoker.shards.format.direct_file import PastCacheFile
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened
 from stoker.store.hashing import FileHash, hash_file
@@ -55,7 +54,7 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     if task["decode"]:
         pa.set_cpu_count(1)
         flaw = preflight(
-            path, task["text_column"], task["columns"], decode=True, progress=say, reader=PastCacheFile
+            path, task["text_column"], task["columns"], decode=True, progress=say, past_cache=True
         )
         if flaw is not None:
             return {"status": "bad", **flaw.fields()}

@@ -100,7 +100,7 @@ def _recount(
 
         try:
             counted = recount(parquet, BuildParameters.from_mapping(pin.build))
-        except StokerError as error:
+        except (StokerError, FileNotFoundError) as error:
             return None, [f"{parquet}: {error}"]
         try:
             wrong = row_findings(directory, counted)

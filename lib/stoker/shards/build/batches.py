@@ -12,14 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-class UndecodableText(ValueError):
-    """A row's bytes are not UTF-8; `row` is its place among those decoded."""
-
-    def __init__(self, row: int, detail: str) -> None:
-        super().__init__(detail)
-        self.row = row
-
-
 @dataclass(frozen=True)
 class Batch:
     """Consecutive rows of one row group: `row` is the first one's place in it.
@@ -66,7 +58,7 @@ class Batch:
 
 
 def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
-    """A string or large_string array's texts and bytes; raises UndecodableText.
+    """A string or large_string array's texts and bytes; raises ValueError where they are not UTF-8.
 
     Decoding checks that the bytes are UTF-8; checking it beforehand takes as long again. Never by way of
     numpy: wherever pandas is installed, Arrow loads it for that.
@@ -81,17 +73,5 @@ def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
     if column.null_count:
         for row in np.flatnonzero(np.array(column.is_null().to_pylist(), dtype=bool)).tolist():
             utf8[row] = view[:0]
-    try:
-        texts: list[str | None] = column.to_pylist()
-    except (UnicodeDecodeError, pa.ArrowException):
-        _tell_undecodable(utf8)
-        raise
+    texts: list[str | None] = column.to_pylist()
     return texts, utf8
-
-
-def _tell_undecodable(utf8: list[memoryview]) -> None:
-    for row, piece in enumerate(utf8):
-        try:
-            str(piece, "utf-8")
-        except UnicodeDecodeError as error:
-            raise UndecodableText(row, str(error)) from error

@@ -7,7 +7,6 @@ column. Only what fails there too is bad; failing to read at all is a storage er
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +18,11 @@ import pyarrow.parquet as pq
 
 from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet
-from stoker.corpus.staging.preflight import check_schema
-from stoker.shards.build.batches import Batch, UndecodableText, decode_text
-from stoker.shards.format.direct_file import PastCacheFile
-from stoker.store.errors import StorageError, Transient
+from stoker.corpus.staging.footer import open_parquet, telling
+from stoker.corpus.staging.preflight import check_schema, decode_group
+from stoker.shards.build.batches import Batch, decode_text
+from stoker.store.errors import Transient, storage_errors
 
-READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
 MOST_GROWTH, LEAST_GROWN = 8, 100
 BATCH_BYTES = 16 << 20  # of text that many rows have in common, in a batch
@@ -67,13 +65,13 @@ class ParquetText:
         """Every batch from this row of this row group on."""
         for group in range(row_group, len(self.group_rows)):
             skip = row if group == row_group else 0
-            batches = self._decode(self._file, group, self.columns)
+            batches = self._decode(group)
             while True:
                 # Only the decoding is guarded: what the consumer of a batch raises is its own affair.
                 try:
-                    with _decoding(self.path):
+                    with storage_errors("read", self.path), telling(lambda _: "page_corrupt"):
                         batch = next(batches, None)
-                except (BadParquet, _Undecodable) as error:
+                except BadParquet as error:
                     self._convict(group, error)
                 if batch is None:
                     break
@@ -81,34 +79,19 @@ class ParquetText:
                     yield batch.from_row(skip)
 
     def _open(self) -> pq.ParquetFile:
-        try:
-            with _decoding(self.path):
-                return _parquet_file(self.path)
-        except _Undecodable as error:
+        with storage_errors("read", self.path):
             try:
-                with _decoding(self.path), PastCacheFile(self.path) as file:
-                    _parquet_file(file)
-            except _Undecodable as again:
-                raise BadParquet("footer_corrupt", str(again)) from again
-            raise _contradiction(self.path, "the footer", error) from error
+                return open_parquet(self.path)
+            except BadParquet as error:
+                open_parquet(self.path, past_cache=True).close()
+                raise _contradiction(self.path, "the footer", error) from error
 
-    def _decode(self, file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[Batch]:
+    def _decode(self, group: int) -> Iterator[Batch]:
         """One row group's batches from its first row; the text column's bytes are found to be UTF-8."""
         row = text_bytes = 0
-        for columns_read in file.iter_batches(self._rows_for(group), [group], columns, use_threads=False):
-            texts: list[str | None] = [None] * columns_read.num_rows
-            utf8: list[memoryview] = []
-            if self.text_column in columns:
-                try:
-                    texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
-                except (UndecodableText, pa.ArrowInvalid) as error:
-                    first = row + getattr(error, "row", 0)
-                    raise BadParquet(
-                        "invalid_utf8",
-                        f"row {first} of {self.group_rows[group]}: {error}",
-                        row_group=group,
-                        column=self.text_column,
-                    ) from error
+        batches = self._file.iter_batches(self._rows_for(group), [group], self.columns, use_threads=False)
+        for columns_read in batches:
+            texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
             yield Batch(group, row, columns_read, texts, utf8)
             row += columns_read.num_rows
             text_bytes += sum(map(len, utf8))
@@ -130,42 +113,10 @@ class ParquetText:
 
     def _convict(self, group: int, first: Exception) -> None:
         """Decode the row group past the cache: raises BadParquet for what is wrong there, else Transient."""
-        for column in self.columns:
-            try:
-                with _decoding(self.path), PastCacheFile(self.path) as file:
-                    for _ in self._decode(_parquet_file(file), group, [column]):
-                        pass
-            except _Undecodable as error:
-                raise BadParquet("page_corrupt", str(error), row_group=group, column=column) from error
+        with storage_errors("read", self.path), open_parquet(self.path, past_cache=True) as file:
+            for _ in decode_group(self.path, file, group, self.text_column, self.columns):
+                pass
         raise _contradiction(self.path, f"row group {group}", first) from first
-
-
-class _Undecodable(Exception):
-    """The bytes were read, and Arrow cannot decode them; the message is Arrow's."""
-
-
-@contextmanager
-def _decoding(path: Path) -> Iterator[None]:
-    """Tell bytes that do not decode (_Undecodable) from bytes that could not be read (StorageError).
-
-    Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
-    """
-    try:
-        yield
-    except (ValueError, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowIndexError) as error:
-        raise _Undecodable(str(error)) from error  # a name that is not UTF-8 is a plain ValueError
-    except OSError as error:
-        if error.errno is None:
-            raise _Undecodable(str(error)) from error
-        raise StorageError(
-            f"cannot read {path}: {error}; check the disk and try again", error.errno
-        ) from error
-
-
-def _parquet_file(source: Path | PastCacheFile) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        source, pre_buffer=False, memory_map=False, buffer_size=READ_BUFFER, page_checksum_verification=True
-    )
 
 
 def _as_string(column: pa.Array) -> pa.Array:
