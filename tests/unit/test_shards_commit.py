@@ -13,9 +13,9 @@ import stoker.shards.build.commit
 from stoker.shards.build.build_worker import main
 from stoker.shards.build.commit import PROGRESS, Committer, Progress, recover
 from stoker.shards.build.shard_writer import GrowingSet
-from stoker.shards.format.manifest import Books
 from stoker.store.errors import StorageError
 from stoker.store.record import read_record
+from support.books import books_of
 from support.builds import Recorder, build_task, small_source, small_tokenizer
 from support.waiting import LONG_S
 
@@ -27,9 +27,7 @@ def grown(directory: Path, documents: int) -> tuple[GrowingSet, Progress]:
     growing.splits["train"].append(
         np.zeros(3 * documents, "<u2"), np.full(documents, 3), np.arange(documents)
     )
-    books = Books(
-        rows=documents, documents={"train": documents, "val": 0}, tokens={"train": 3 * documents, "val": 0}
-    )
+    books = books_of(3 * documents, documents=documents, rows=documents)
     return growing, Progress(KEY, ORIGIN, 0, documents, growing.lengths(), books.to_mapping())
 
 

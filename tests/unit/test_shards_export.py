@@ -18,9 +18,10 @@ from stoker.cli.main import exit_code
 from stoker.shards.build.build_worker import main as build
 from stoker.shards.exchange import export_arrow, export_sets
 from stoker.shards.format.identity import set_key
-from stoker.shards.format.manifest import SUMS, Books, DataFile, Manifest, sums_text
+from stoker.shards.format.manifest import SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.reader import ShardSet
 from stoker.store.hashing import hash_file
+from support.books import books_of
 from support.builds import Recorder, build_task, small_source, small_tokenizer
 
 SOURCES = 2
@@ -285,9 +286,7 @@ def write_large_set(root: Path, shards: list[np.ndarray[Any, Any]], vocab_size: 
                 told = (part.size, ends.size) if kind == "bin" else (None, None)
                 files[path.name] = DataFile(path.stat().st_size, hash_file(path).sha256, *told)
             documents += ends.size
-    books = Books(
-        documents, 0, {}, {"train": documents, "val": 0}, {"train": sum(map(len, shards)), "val": 0}
-    )
+    books = books_of(sum(map(len, shards)), documents=documents, rows=documents)
     dtype = "uint16" if vocab_size <= 65_536 else "uint32"
     manifest = Manifest("prose", key, "cd" * 32, 1, "ab" * 32, "ef" * 32, vocab_size, 0, dtype, books, files)
     (directory / "manifest.json").write_bytes(manifest.to_bytes())

@@ -13,7 +13,6 @@ import click
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import PATH, json_option, pipeline_file, print_json
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources, write_source
@@ -140,7 +139,7 @@ def _import(pipeline: Pipeline, place: Path, stated: str | None, *, trusted: boo
         result = import_place(task, put_on_record, heartbeat(_show_progress, place.name))
         source = claimed[0]
         if result is not None:
-            books, digest = Books.from_mapping(result.manifest.books.to_mapping()), result.manifest.sha256
+            books, digest = result.manifest.books, result.manifest.sha256
             key = result.manifest.key
             source = source.moved("proven", reason=None, key=key, manifest_sha256=digest, books=books)
             write_source(layout, source)

@@ -84,7 +84,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
     """
     found = library.open(library.key_of(source))
     books = found.manifest.books
-    if books.is_imported:
+    if books.rows is None:
         raise UsageError(f"{source.path} was imported: which rows its documents were is not known")
     if row >= books.rows:
         has = f"it has {books.rows} rows, 0 to {books.rows - 1}" if books.rows else "it has no rows"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SPLITS = ("train", "val")
@@ -44,6 +45,44 @@ class Books:
             None if dropped is None else tuple((sys.intern(why), int(rows)) for why, rows in dropped.items()),
         )
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether they are of tokens that were taken over: of their source nothing is known."""
+        return self.rows is None
+
+    def of(self, split: str) -> tuple[int | None, int]:
+        """Documents and tokens of a split."""
+        if split == "train":
+            return self.train_documents, self.train_tokens
+        return self.val_documents, self.val_tokens
+
+    def plus(self, counted: Mapping[str, int], dropped: Mapping[str, int] = {}) -> Books:
+        """These books of what was built, and what was counted since; documents and tokens by split."""
+        sums = {name: getattr(self, name) + more for name, more in counted.items()}
+        drops = Counter(dict(self.dropped or ())) + Counter(dropped)
+        books = replace(self, **sums, dropped=tuple(sorted(drops.items())))
+        documents = (books.train_documents or 0) + (books.val_documents or 0)
+        return replace(books, documents=documents, tokens=books.train_tokens + books.val_tokens)
+
+    def flaw(self) -> str:
+        """Why these counts cannot be true, in words; empty where they balance."""
+        dropped = [rows for _, rows in self.dropped or ()]
+        documents = [self.documents, self.train_documents, self.val_documents]
+        tokens = [self.tokens, self.train_tokens, self.val_tokens]
+        for count in (self.rows, self.chars, *tokens, *documents, *dropped):
+            if count is not None and (type(count) is not int or count < 0):
+                return f"{count!r} is no count"
+        unknown = [self.rows, self.chars, self.dropped].count(None)
+        counted = [each for each in documents if each is not None]
+        is_summed = len(counted) == 3 and counted[0] == counted[1] + counted[2]
+        if not is_summed and (counted or unknown != 3):
+            return "documents are not the sum of train and val"
+        if unknown not in (0, 3) or self.tokens != self.train_tokens + self.val_tokens:
+            return "tokens are not the sum of train and val"
+        if self.rows is not None and self.rows != counted[0] + sum(dropped):
+            return f"{self.rows} rows are not {counted[0]} documents + {sum(dropped)} dropped"
+        return ""
+
     def to_mapping(self) -> dict[str, Any]:
         """As a record or a manifest holds them."""
         return {
@@ -59,6 +98,7 @@ class Books:
 
 def tokens_of(books: Books | None, split: str) -> int:
     """Tokens of a split; 0 before there are books."""
-    if books is None:
-        return 0
-    return books.train_tokens if split == "train" else books.val_tokens
+    return 0 if books is None else books.of(split)[1]
+
+
+EMPTY = Books(0, 0, 0, 0, 0, 0, 0, 0, ())

@@ -5,7 +5,6 @@ Reads only. When records change while it looks it looks again: a pipeline at wor
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.shards.audit.record_audit import Records, record_findings, source_findings
 from stoker.shards.audit.set_audit import audit_set
 from stoker.shards.format.identity import set_key
-from stoker.shards.format.manifest import MANIFEST, Books, ManifestInvalid
+from stoker.shards.format.manifest import MANIFEST
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.parsing import parse_json
 
@@ -126,15 +126,15 @@ class _Look:
             findings=tuple(self.findings),
         )
 
-    def _add(self, books: Mapping[str, Any]) -> None:
+    def _add(self, books: Books) -> None:
         """Count a published set's books."""
-        self.sums.update({split: books[split]["tokens"] for split in ("train", "val")})
-        if books["rows"] is None:
-            self.imported.update(sets=1, tokens=books["tokens"], documents=books["documents"] or 0)
-            self.imported["documents_not_known"] += books["documents"] is None
+        self.sums.update(train=books.train_tokens, val=books.val_tokens)
+        if books.is_imported:
+            self.imported.update(sets=1, tokens=books.tokens, documents=books.documents or 0)
+            self.imported["documents_not_known"] += books.documents is None
         else:
-            self.sums.update(rows=books["rows"], documents=books["documents"])
-            self.dropped.update(books["dropped"])
+            self.sums.update(rows=books.rows or 0, documents=books.documents or 0)
+            self.dropped.update(dict(books.dropped or ()))
 
     def _set_findings(self, source: Source) -> Sequence[str]:
         """What is wrong with the source's set, where it should have one."""
@@ -146,9 +146,8 @@ class _Look:
         directory = copied if is_on_warm else hot
         if directory is None:  # its books are all that is here
             self.unseen += 1
-            with contextlib.suppress(ManifestInvalid):  # a finding already
-                books = {} if source.books is None else source.books.to_mapping()
-                self._add(Books.from_mapping(books).to_mapping())
+            if source.books is not None and not source.books.flaw():  # else a finding already
+                self._add(source.books)
             return ()
         receipt = self.records.receipts.get(source.path)
         places = [self.hot.parquet / parquet_name(source), *([Path(receipt.file)] if receipt else [])]

@@ -14,7 +14,6 @@ from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, read_sources
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
-from stoker.shards.format.manifest import Books, ManifestInvalid
 from stoker.store.errors import DataError, StokerError
 from stoker.store.hashing import hash_file
 from stoker.store.layout import StateLayout
@@ -154,10 +153,8 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
             yield f"{source.path}: evicted, but no warm store is configured that could hold its set"
         elif not source.on_warm:
             yield f"{source.path}: evicted, but no proven copy of its set is on record"
-        try:
-            Books.from_mapping(source.books.to_mapping())
-        except ManifestInvalid as error:
-            yield f"{source.path}: {error}"
+        if flaw := source.books.flaw():
+            yield f"{source.path}: books: {flaw}"
 
 
 def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stoker.corpus.records.books import EMPTY, SPLITS
 from stoker.shards.build.builder import val_decision
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.parquet import ParquetText
 from stoker.shards.format.identity import BuildParameters
-from stoker.shards.format.manifest import SPLITS
 from stoker.shards.format.reader import ShardSet
 
 
@@ -32,8 +31,7 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
-    counted: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
+    books = EMPTY
     rows: dict[str, list[npt.NDArray[np.int64]]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
@@ -42,12 +40,11 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
         numbers = source.row_numbers(batch)[selection.keep]
         rows["train"].append(numbers[~val])
         rows["val"].append(numbers[val])
-        counted.update(rows=batch.rows, chars=selection.chars)
-        dropped.update(selection.dropped)
+        books = books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
     whole = {split: np.concatenate(parts) for split, parts in rows.items()}
     documents = {split: {"documents": len(numbers)} for split, numbers in whole.items()}
     total = sum(map(len, whole.values()))
-    figures = {"rows": counted["rows"], "chars": counted["chars"], "dropped": dict(dropped)}
+    figures = {"rows": books.rows, "chars": books.chars, "dropped": dict(books.dropped or ())}
     return Recount({**figures, "documents": total, **documents}, whole)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.records.books import Books
 from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import Source
 from stoker.shards.format.identity import BuildParameters
@@ -20,7 +21,7 @@ from stoker.store.hashing import hash_file
 class SetAudit:
     """A set's books by its manifest (None: unusable), whether its parquet was recounted, the findings."""
 
-    books: Mapping[str, Any] | None
+    books: Books | None
     reread: bool
     findings: tuple[str, ...]
 
@@ -61,7 +62,7 @@ def audit_set(
             f"{where}: {figure} in the books, recounted from the parquet of {source.path}: {told}"
             for figure, told in _differences(books, counted or {}, only=counted or {})
         ]
-    return SetAudit(books, reread, tuple(findings))
+    return SetAudit(found.manifest.books, reread, tuple(findings))
 
 
 def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifest) -> Iterator[str]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from stoker.corpus.records.books import EMPTY, Books
 from stoker.kit.workers.child import Report
 from stoker.shards.build.batches import Batch
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover
@@ -23,7 +24,7 @@ from stoker.shards.build.parquet import ParquetText
 from stoker.shards.build.readback import Trail
 from stoker.shards.build.shard_writer import GrowingSet
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
-from stoker.shards.format.manifest import OFFSET_BYTES, Books
+from stoker.shards.format.manifest import OFFSET_BYTES
 from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Lengths, portions
 from stoker.store.errors import DataError
 
@@ -103,7 +104,7 @@ class Build:
         self.engine = engine
         self.engine_refused = ""
         self.progress = recover(task.building, task.key, origin_of(task.parquet))
-        self.books = Books() if self.progress.books is None else Books.from_mapping(self.progress.books)
+        self.books = EMPTY if self.progress.books is None else Books.from_mapping(self.progress.books)
         self.set = GrowingSet(
             task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
         )
@@ -216,11 +217,7 @@ class Build:
     def _take(self, batch: Batch, source: ParquetText, report: Report) -> Generator[Literal["room"]]:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
-        books = self.books
-        books.rows += batch.rows
-        books.chars += selection.chars
-        for reason, rows in selection.dropped.items():
-            books.dropped[reason] = books.dropped.get(reason, 0) + rows
+        self.books = self.books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
         kept = np.flatnonzero(selection.keep).tolist()
         numbers = source.row_numbers(batch)[selection.keep]
         val = self._held_out(batch.utf8[row] for row in kept)
@@ -247,8 +244,8 @@ class Build:
             parts = {"train": (train, ~val), "val": (held_out, val)}
         for split, (chosen, documents) in parts.items():
             self.set.splits[split].append(chosen, lengths[documents], rows[documents])
-            self.books.documents[split] += int(documents.sum())
-            self.books.tokens[split] += len(chosen)
+            counted = {f"{split}_documents": int(documents.sum()), f"{split}_tokens": len(chosen)}
+            self.books = self.books.plus(counted)
 
     def _documents(self, texts: list[str], report: Report) -> tuple[Ids, Lengths]:
         try:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.records.books import Books
 from stoker.shards.build.shard_writer import GrowingFile
-from stoker.shards.format.manifest import Books
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, unlink_durably
 from stoker.store.record import read_record, write_record

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.shards.format.manifest import KINDS, OFFSET_BYTES, SPLITS, TOKEN_BYTES, data_name
+from stoker.corpus.records.books import SPLITS
+from stoker.shards.format.manifest import KINDS, OFFSET_BYTES, TOKEN_BYTES, data_name
 from stoker.store.errors import storage_errors
 from stoker.store.files import fsync_dir, opened, write_all
 

@@ -49,7 +49,7 @@ class OfferedSet:
 
     def tokens(self, split: str) -> int:
         """How many a split has."""
-        return self.manifest.books.tokens[split]
+        return self.manifest.books.of(split)[1]
 
     def pieces(self, split: str) -> Iterator[Numbers]:
         """The tokens of a split, some at a time; raises DataError where they are others than it says."""

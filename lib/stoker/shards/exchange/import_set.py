@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from stoker.corpus.records.books import SPLITS, Books
 from stoker.shards.exchange.export_out import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Progress, Tokens, end_of_text, pieces
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.shards.format.manifest import (
     BUILD_NOTE,
-    SPLITS,
     TOKEN_BYTES,
-    Books,
     DataFile,
     EndOfText,
     Manifest,
@@ -166,21 +165,22 @@ def _copy(task: ImportTask, found: Found, building: Path, progress: Progress) ->
         files |= shard.finish(counted=where is not None)  # a split without tokens has an empty one
         hashes[split] = digest.hexdigest()
     bins = {split: [files[name] for name in files if name.startswith(f"{split}-")] for split in SPLITS}
-    tokens = {split: sum(file.tokens or 0 for file in bins[split]) for split in SPLITS}
-    documents = {split: sum(file.documents or 0 for file in bins[split]) for split in SPLITS}
+    tokens = [sum(file.tokens or 0 for file in bins[split]) for split in SPLITS]
+    documents = [sum(file.documents or 0 for file in bins[split]) if where else None for split in SPLITS]
+    in_all = sum(each or 0 for each in documents) if where else None
     # Names the content, whatever files it lies in: the same tokens make the same set.
     content = hashlib.sha256(canonical_json({"import": 1, "dtype": dtype, **hashes})).hexdigest()
     manifest = Manifest(
         dataset=task.dataset,
         key=set_key(content, task.build_id),
         build_id=task.build_id,
-        source_size=sum(tokens.values()) * TOKEN_BYTES[dtype],
+        source_size=sum(tokens) * TOKEN_BYTES[dtype],
         source_sha256=content,
         tokenizer_sha256=task.tokenizer_sha256,
         vocab_size=task.vocab_size,
         eot=task.eot,
         dtype=dtype,
-        books=Books(documents=documents if where else {}, tokens=tokens, is_imported=True),
+        books=Books(None, in_all, None, sum(tokens), documents[0], tokens[0], documents[1], tokens[1], None),
         files=files,
         end_of_text=where,
     )

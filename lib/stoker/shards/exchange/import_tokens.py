@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stoker.corpus.records.books import SPLITS
 from stoker.shards.exchange.import_source import Found, ImportRefused, TokenFile
 from stoker.shards.format.identity import dtype_for
-from stoker.shards.format.manifest import SPLITS, EndOfText
+from stoker.shards.format.manifest import EndOfText
 from stoker.store.errors import storage_errors
 from stoker.store.files import opened
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from stoker.corpus.records.books import SPLITS, Books
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json, write_atomic
@@ -17,7 +18,6 @@ from stoker.store.parsing import parse_json, require_version
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 BUILD_NOTE = "build.json"
-SPLITS = ("train", "val")
 KINDS = ("bin", "idx", "row")  # a shard's files: tokens, document ends, row numbers in the source
 IMPORTED_KINDS = ("bin", "idx")
 OFFSET_BYTES = 8  # an entry of .idx or .row: uint64, little-endian
@@ -32,63 +32,6 @@ class ManifestInvalid(DataError):
 
 
 EndOfText = Literal["after", "before"]  # of each document in its stream
-
-
-@dataclass
-class Books:
-    """What became of a source's rows; `chars` are code points of kept documents.
-
-    `tokens` count the end-of-text of each document; `dropped` counts rows by the filter that dropped them. Of
-    what was imported rows, chars and dropped are not known (null in a mapping), and no documents where
-    end-of-text is in no place.
-    """
-
-    rows: int = 0
-    chars: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    is_imported: bool = False
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Books:
-        """Read and balance them; raises ManifestInvalid."""
-        try:
-            is_imported = values["rows"] is None
-            is_counted = not is_imported or values["documents"] is not None
-            books = cls(
-                rows=0 if is_imported else _count(values["rows"]),
-                chars=0 if is_imported else _count(values["chars"]),
-                dropped={str(why): _count(rows) for why, rows in (values["dropped"] or {}).items()},
-                documents={split: _count(values[split]["documents"]) for split in SPLITS if is_counted},
-                tokens={split: _count(values[split]["tokens"]) for split in SPLITS},
-                is_imported=is_imported,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ManifestInvalid(f"books: {error!r}") from error
-        if books.to_mapping() != values:
-            raise ManifestInvalid("books: documents or tokens are not the sum of train and val")
-        dropped, documents = sum(books.dropped.values()), sum(books.documents.values())
-        if not is_imported and books.rows != documents + dropped:
-            raise ManifestInvalid(
-                f"books: {books.rows} rows are not {documents} documents + {dropped} dropped"
-            )
-        return books
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The books as a manifest has them: null is not known."""
-        dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        return {
-            "rows": None if self.is_imported else self.rows,
-            "documents": sum(self.documents.values()) if self.documents else None,
-            "dropped": None if self.is_imported else dropped,
-            "chars": None if self.is_imported else self.chars,
-            "tokens": sum(self.tokens.values()),
-            **{
-                split: {"documents": self.documents.get(split), "tokens": self.tokens[split]}
-                for split in SPLITS
-            },
-        }
 
 
 @dataclass(frozen=True)
@@ -186,6 +129,8 @@ class Manifest:
         return [(name, self.files[name]) for name in sorted(names, key=_shard_number)]
 
     def _check(self) -> None:
+        if flaw := self.books.flaw():
+            raise ManifestInvalid(f"books: {flaw}")
         if self.key != set_key(self.source_sha256, self.build_id):
             raise ManifestInvalid("key is not that of its source and build id")
         if self.dtype != dtype_for(self.vocab_size) or self.eot >= self.vocab_size:
@@ -193,7 +138,7 @@ class Manifest:
                 f"{self.dtype} or end-of-text {self.eot} does not fit {self.vocab_size} ids"
             )
         wheres = (*get_args(EndOfText), None)
-        if self.end_of_text not in wheres or bool(self.end_of_text) != bool(self.books.documents):
+        if self.end_of_text not in wheres or bool(self.end_of_text) != (self.books.documents is not None):
             raise ManifestInvalid(f"books and end_of_text {self.end_of_text!r} do not fit each other")
         expected = {name for split in SPLITS for name in self._check_split(split)}
         if set(self.files) != expected:
@@ -220,7 +165,7 @@ class Manifest:
             found += names
         tokens = sum(file.tokens or 0 for _, file in bins)
         documents = sum(file.documents or 0 for _, file in bins) if self.end_of_text else None
-        told = (self.books.documents.get(split), self.books.tokens[split])
+        told = self.books.of(split)
         if not bins or (documents, tokens) != told:
             raise ManifestInvalid(
                 f"files of {split} hold {documents} documents and {tokens} tokens, the books say "

@@ -20,11 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from stoker.corpus.records.books import SPLITS
 from stoker.shards.format.manifest import (
     BUILD_NOTE,
     MANIFEST,
     OFFSET_BYTES,
-    SPLITS,
     SUMS,
     TOKEN_BYTES,
     DataFile,
@@ -183,7 +183,7 @@ class _Walk:
 
     def _row_findings(self, name: str, manifest: Manifest, rows: _Rising) -> Iterator[_Finding]:
         flaw = self._content_flaw(name, manifest, rows) or rows.flaw(f"{name}: row numbers")
-        if not flaw and rows.last >= manifest.books.rows:
+        if not flaw and rows.last >= (manifest.books.rows or 0):
             flaw = f"{name}: row {rows.last}, the source has {manifest.books.rows} rows"
         if flaw:
             yield _Finding(flaw)
