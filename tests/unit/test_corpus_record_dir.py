@@ -130,26 +130,6 @@ class TestPatience:
         monkeypatch.setattr(record_dir, "MANY", 1)
         return RecordDir(layout.receipts, "d", Receipt.from_record, patient=True)
 
-    def test_a_record_with_its_old_inode_is_seen_at_the_next_full_look(
-        self, layout: StateLayout, patient: RecordDir[Receipt], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(record_dir, "LOOK_SHARE", 1e9)
-        monkeypatch.setattr(record_dir, "TICK_NS", 0)
-        put(layout, *"ab")
-        patient.read()
-        with layout.receipt("d", "a").open("r+b") as file:  # as if replaced twice: the same inode again
-            file.write(b"[")
-        put(layout, "c")
-        assert set(patient.read()) == set("abc")
-        assert time.monotonic() < patient._full_look < time.monotonic() + record_dir.FULL_LOOK_S
-        patient._full_look = time.monotonic()
-        assert set(patient.read()) == set("bc")
-        at_rest(layout)
-        for full_look in (math.inf, 0.0):
-            patient._full_look = full_look
-            patient.read()
-        assert patient.due == math.inf
-
     def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(
         self, layout: StateLayout, patient: RecordDir[Receipt]
     ) -> None:

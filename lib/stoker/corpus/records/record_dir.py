@@ -30,7 +30,6 @@ FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
 # keeps whole seconds only, for up to two of them.
 TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
-FULL_LOOK_S = 60.0
 MANY, SLICE = 1000, 1000  # records: how many make it worth it to be clever, how many are read at a time
 SUFFIX = ".json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -58,10 +57,10 @@ class _Lazy(dict[str, T]):
 class RecordDir(Generic[T]):
     """The records of one dataset in one folder, as `parse` reads them; those of other datasets are left out.
 
-    A `patient` reader of many records sees a change late, by well under a second for 50,000, and does not
-    spend its days looking while many change one by one; one replaced twice between two looks, so that it has
-    its old inode again, it sees within a minute. `due` is when it should look again. It reads thousands of
-    records a slice a look; while it is `behind`, one that is asked for by its path is read at once.
+    A `patient` reader of many records sees a change late, by about a second for 50,000, and does not
+    spend its days looking while many change one by one. `due` is when it should look again. It reads
+    thousands of records a slice a look; while it is `behind`, one that is asked for by its path is read at
+    once.
     """
 
     def __init__(self, directory: Path, dataset: str, parse: Parse[T], *, patient: bool = False) -> None:
@@ -73,7 +72,7 @@ class RecordDir(Generic[T]):
         # the memory.
         self._stamps: dict[int, int] = {}
         self._folder: FolderStamp | None = None  # as it was when all that was found was true
-        self._next_look, self._full_look = -math.inf, math.inf
+        self._next_look = -math.inf
         self._changed: set[str] = set()
 
     def read(self, damaged: Damaged | None = None) -> dict[str, T]:
@@ -84,7 +83,7 @@ class RecordDir(Generic[T]):
         """
         folder, now = self._stamp_folder(), time.monotonic()
         if not self._unread:
-            is_known = folder == self._folder and folder is not None and now < self._full_look
+            is_known = folder == self._folder and folder is not None
             if is_known or (self._patient and now < self._next_look):
                 return self._found
             is_at_rest = folder is None or _at_rest(folder[2])
@@ -105,7 +104,7 @@ class RecordDir(Generic[T]):
         """When a look is due that no event will announce, monotonic seconds; inf when none is."""
         if self._unread:
             return -math.inf
-        return self._next_look if self._folder is None else self._full_look
+        return self._next_look if self._folder is None else math.inf
 
     def take_changed(self) -> set[str]:
         """The paths whose record came, changed or went since the last call."""
@@ -114,22 +113,16 @@ class RecordDir(Generic[T]):
 
     def _look(self, began: float) -> None:
         """Find the records to read again; forget those that went."""
-        by_inode = self._patient and len(self._stamps) >= MANY and began < self._full_look
-        self._full_look = min(self._full_look, began + FULL_LOOK_S) if by_inode else math.inf
-        changed, met, stamps = [], 0, self._stamps
+        changed, met = [], set()
         for entry in _entries(self._directory):
-            stamp = stamps.get(_number(entry.name))
-            met += stamp is not None
-            if (
-                stamp is None
-                or stamp >> 64 != entry.inode()
-                or not (by_inode or _is_as_stamped(entry, stamp))
-            ):
+            number = _number(entry.name)
+            met.add(number)
+            if not _is_as_stamped(entry, self._stamps.get(number)):
                 changed.append(entry.name)
-        if met < len(stamps):
-            gone = stamps.keys() - {_number(entry.name) for entry in _entries(self._directory)}
+        if gone := self._stamps.keys() - met:
             self._drop(gone)
-            self._stamps = {name: stamp for name, stamp in stamps.items() if name not in gone}
+            for number in gone:
+                del self._stamps[number]
         self._unread = dict.fromkeys(sorted(changed, reverse=True))
         ended = time.monotonic()
         self._next_look = ended + max(TICK_NS / 1e9, (ended - began) / LOOK_SHARE)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Length
 from stoker.store.errors import DataError
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 SOFT_BYTES = 320 << 20  # where the task says nothing
 ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
@@ -109,9 +109,9 @@ class Build:
             task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
         )
         self.row_group, self.row = self.progress.row_group, self.progress.row
-        self._room, self._needed = task.room, 0
+        self._room = task.room
         self._reference = reference
-        self._footprint, self._too_large = Footprint(task.soft_bytes, loaded), False
+        self._footprint = Footprint(task.soft_bytes, loaded)
         self._filters = make_filters(task.build.filters)
         self._held_out = val_decision(task.build.val_ratio, task.build.val_salt)
         self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
@@ -133,32 +133,6 @@ class Build:
         commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
         be read back.
         """
-        with closing(self._encode(report, source_trail, set_trail)) as encoding:
-            while (word := encoder.call(lambda: next(encoding, None))) is not None:
-                if word == "room":
-                    self._ask_for_room(report)
-                else:
-                    encoder.renew()
-                    self._footprint.forgotten()
-        report.raise_if_stopping()
-        return not self._too_large
-
-    def _ask_for_room(self, report: Report) -> None:
-        """Have the daemon raise what the set may take; raises NoRoom where it does not."""
-        report("room", written=self.set.disk_bytes, needed=self._needed)
-        answer = report.receive()
-        report.raise_if_stopping()
-        self._room = int((answer or {})["room"])
-        if self._needed > self._room:
-            raise NoRoom
-
-    def _encode(
-        self, report: Report, source_trail: Trail, set_trail: Trail
-    ) -> Generator[Literal["room", "crowded"]]:
-        """Do it, and yield "room" where the set needs more of that than it has.
-
-        Yields "crowded" where another thread had better go on: the engine's memory is its thread's.
-        """
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
@@ -167,7 +141,7 @@ class Build:
             report("phase", phase="encode")
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
-                yield from self._take(batch, source, report)
+                self._take(batch, source, report, encoder)
                 at_end = self._pass(batch, source)
                 if report.stopping:
                     break
@@ -180,14 +154,27 @@ class Build:
                 elif self.progress is began or self._due(committer.busy):
                     self._commit(committer)
                     if self._footprint.too_large():
-                        self._too_large = True
                         committer.wait()
-                        return
+                        report.raise_if_stopping()
+                        return False
                     report("phase", phase="encode")
                 if self._footprint.crowded():
-                    yield "crowded"
+                    encoder.renew()
+                    self._footprint.forgotten()
             self._commit(committer)
             committer.wait()
+        report.raise_if_stopping()
+        return True
+
+    def _ask_for_room(self, needed: int, report: Report) -> int:
+        """Have the daemon raise what the set may take; raises NoRoom where it does not."""
+        report("room", written=self.set.disk_bytes, needed=needed)
+        answer = report.receive()
+        report.raise_if_stopping()
+        room = int((answer or {})["room"])
+        if needed > room:
+            raise NoRoom
+        return room
 
     def _pass(self, batch: Batch, source: ParquetText) -> bool:
         """The batch is taken: go on behind it. Whether that is the end of its row group."""
@@ -214,7 +201,7 @@ class Build:
         )
         committer.start(self.set.unsettled(), self.progress)
 
-    def _take(self, batch: Batch, source: ParquetText, report: Report) -> Generator[Literal["room"]]:
+    def _take(self, batch: Batch, source: ParquetText, report: Report, encoder: EncodeThread) -> None:
         """Filter, encode and append one batch, and book every row of it."""
         selection = select(batch, self._filters)
         self.books = self.books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
@@ -223,11 +210,10 @@ class Build:
         val = self._held_out(batch.utf8[row] for row in kept)
         texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
         for part in portions(texts, PORTION_CHARS):
-            tokens, lengths = self._documents(texts[part], report)
+            tokens, lengths = encoder.call(self._documents, texts[part], report)
             added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
-            self._needed = self.set.disk_bytes + added
-            if self._room is not None and self._needed > self._room:
-                yield "room"
+            if self._room is not None and self.set.disk_bytes + added > self._room:
+                self._room = self._ask_for_room(self.set.disk_bytes + added, report)
             self._append(tokens.astype(self._dtype, copy=False), lengths, numbers[part], val[part])
 
     def _append(
@@ -288,9 +274,9 @@ class EncodeThread:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "encode")
 
-    def call(self, call: Callable[[], Result]) -> Result:
+    def call(self, call: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
         """Do it there; raises what it raises."""
-        return self._thread.submit(call).result()
+        return self._thread.submit(call, *args, **options).result()
 
     def renew(self) -> None:
         """End the thread; the next call has another one."""
