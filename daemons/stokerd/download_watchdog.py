@@ -6,14 +6,13 @@ import sys
 
 from stoker.kit.daemon import daemon_main
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stokerd.common.files_list import FILES_LIST
 from stokerd.download.loop import run
 
 
 def main() -> int:
     """Runs `stoker-download-watchdog FILE [--once] [--files-list LIST]`; returns the exit code."""
     about = "Bring every file of the pipeline's source, prove it by its sum, and keep a receipt for it."
-    return daemon_main(DOWNLOAD_WATCHDOG, run, sys.argv[1:], [FILES_LIST], about=about)
+    return daemon_main(DOWNLOAD_WATCHDOG, run, sys.argv[1:], about=about, takes_files_list=True)
 
 
 if __name__ == "__main__":

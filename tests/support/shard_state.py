@@ -17,10 +17,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
-from stoker.kit.log import Log
 from stoker.kit.loop import Waiter
-from stoker.kit.metrics import Metrics
-from stoker.kit.systemd import Notifier
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
 from stoker.kit.workers.pool import Job, WorkerPool
@@ -122,21 +119,10 @@ class Shard:
         self.pipeline = pipeline = self.data.pipeline
         self.layout = pipeline.layout
         self.layout.create()
-        pipeline.runtime.create()
-        log, metrics = Log(STAGE_SHARD, pipeline.name), Metrics(STAGE_SHARD, pipeline.name)
-        self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, log, metrics)
-        self.context = DaemonContext(
-            name=STAGE_SHARD,
-            pipeline=pipeline,
-            layout=self.layout,
-            runtime=pipeline.runtime,
-            log=log,
-            events=self.events,
-            metrics=metrics,
-            notifier=Notifier(),
-            waiter=Waiter(),
-            once=once,
-        )
+        self.context = DaemonContext(STAGE_SHARD, pipeline, Waiter(), once=once)
+        about = (self.context.log, self.context.metrics)
+        self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, *about)
+        self.context.events = self.events
         self.start()
 
     def start(self) -> None:
@@ -214,9 +200,9 @@ class Shard:
         return [str(one.args["path"]) for one in filed if one.verb == "dispute"]
 
     def status(self) -> dict[str, Any]:
-        """The status that people read, shown for the first time."""
+        """The status that people read."""
         Status(self.context).show(self.state)
-        shown: dict[str, Any] = json.loads(self.pipeline.runtime.status(STAGE_SHARD).read_bytes())
+        shown: dict[str, Any] = json.loads(json.dumps(self.context.metrics.status, default=str))
         return shown
 
     def read(self) -> None:

@@ -8,19 +8,15 @@ from pathlib import Path
 
 from stoker.corpus.records.files_list import insist_known, read_files_list
 from stoker.corpus.records.listing import Listing
-from stoker.kit.daemon import DaemonContext, Option
+from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import UnavailableError
-
-FILES_LIST = Option(
-    "--files-list", "LIST", "work only on the files that LIST names, one path relative to the source a line"
-)
 
 
 class FilesList:
     """The files named by the option; `names` is None without the option: every file is selected."""
 
     def __init__(self, context: DaemonContext) -> None:
-        given = context.options.get("files_list")
+        given = context.files_list
         self.names = None if given is None else read_files_list(Path(given))
         self._once = context.once
         self._checked = self.names is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change
@@ -14,7 +13,6 @@ from stoker.corpus.records.record_dir import each_record
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.record import RecordDamaged, set_aside
 from stokerd.download.state import State
 
 CLAIM_EVERY_S = 10.0  # between two claims: each wakes the daemons that read the ledger
@@ -23,12 +21,8 @@ CLAIM_STEP = 64 << 20  # a change of fewer bytes is no news
 
 def read_receipts(context: DaemonContext) -> Iterable[tuple[str, Receipt]]:
     """Every receipt by its path; a damaged one is moved aside, and its file is hashed again."""
-
-    def damaged(file: Path, error: RecordDamaged) -> None:
-        place = set_aside(file, context.layout.quarantine, "damaged", str(error))
-        context.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
-
-    return each_record(context.layout.receipts, context.pipeline.dataset.name, Receipt.from_record, damaged)
+    dataset = context.pipeline.dataset.name
+    return each_record(context.layout.receipts, dataset, Receipt.from_record, context.set_aside)
 
 
 class Effects:

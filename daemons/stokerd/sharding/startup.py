@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.record_dir import uncollected
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, former_name, read_sources
 from stoker.kit.daemon import DaemonContext
-from stoker.store.record import RecordDamaged, set_aside
 from stokerd.sharding.activities.base import columns
 from stokerd.sharding.effects import Effect, Forget, StartOver, Write, event
 from stokerd.sharding.facts.pinning import Pinning
@@ -22,15 +20,10 @@ def read_records(context: DaemonContext) -> Records:
 
     What it said is found again: the receipt says what the file is, the set on hot what was built.
     """
-    layout, pipeline = context.layout, context.pipeline
-
-    def aside(file: Path, error: RecordDamaged) -> None:
-        place = set_aside(file, layout.quarantine, "damaged", str(error))
-        context.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
-
     with uncollected():
-        sources = Catalog(read_sources(layout, pipeline.dataset.name, aside))
-    return Records(context, sources, Pinning(pipeline, context.events))
+        dataset = context.pipeline.dataset.name
+        sources = Catalog(read_sources(context.layout, dataset, context.set_aside))
+    return Records(context, sources, Pinning(context))
 
 
 def bring_in_line(state: State) -> Iterator[Effect]:

@@ -8,8 +8,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +21,41 @@ from stoker.kit.process.process_id import ProcessId
 from stoker.kit.systemd import Notifier
 from stoker.store.ballast import Ballast
 from stoker.store.files import write_atomic
-from stoker.store.layout import RuntimeLayout, StateLayout, runtime_dir
+from stoker.store.layout import runtime_dir
 from stoker.store.names import utc_now
+from stoker.store.record import RecordDamaged, set_aside
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 BEAT_S = 1.0  # the shortest time between two beats, where systemd's watchdog wants no more of them
 READY_VARIABLE = "STOKER_READY_FD"
 
 
-@dataclass
 class DaemonContext:
-    """A running daemon; its story waits, works and beats, and returns its exit code soon after `stopping`."""
+    """A running daemon; its story waits, works and beats, and returns its exit code soon after `stopping`.
 
-    name: str
-    pipeline: Pipeline
-    layout: StateLayout
-    runtime: RuntimeLayout
-    log: Log
-    events: Events
-    metrics: Metrics
-    notifier: Notifier
-    waiter: Waiter
-    once: bool
-    options: Mapping[str, str | None] = field(default_factory=dict)  # the daemon's own: None where not given
-    since: str = field(default_factory=utc_now)
-    reserve: Reserve = field(init=False)
-    _started: float = field(default_factory=time.monotonic)
-    _me: ProcessId = field(default_factory=lambda: ProcessId.of(os.getpid()))
-    _is_ready: bool = False
-    _next_beat: float = 0.0
-    _last: tuple[dict[str, Any], str] = ({}, "starting")
-    _shown: tuple[dict[str, Any], str] | None = None
-    _status_failing: bool = False
-    _beat_s: float = BEAT_S
+    `files_list` is the path given with --files-list.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, name: str, pipeline: Pipeline, waiter: Waiter, *, once: bool, files_list: str | None = None
+    ) -> None:
+        self.name, self.pipeline, self.waiter = name, pipeline, waiter
+        self.once, self.files_list = once, files_list
+        self.layout, self.runtime = pipeline.layout, pipeline.runtime
+        self.runtime.create()
+        self.log, self.metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
+        self.events = Events(self.layout, name, pipeline.name, self.log, self.metrics)
+        self.notifier = Notifier.from_environment(os.environ)
+        self.reserve = Reserve(Ballast(self.layout.ballast(name)), self.events)
+        self._since, self._started = utc_now(), time.monotonic()
+        self._me = ProcessId.of(os.getpid())
+        self._is_ready = self._is_status_failing = False
+        self._next_beat, self._beat_s = 0.0, BEAT_S
+        self._last: tuple[dict[str, Any], str] = ({}, "starting")
+        self._shown: tuple[dict[str, Any], str] | None = None
         if self.notifier.watchdog_interval_s is not None:  # sd_watchdog_enabled(3): half of it at most
-            self.waiter.longest_s = self.notifier.watchdog_interval_s / 2
-            self._beat_s = min(BEAT_S, self.waiter.longest_s / 2)
-        self.reserve = Reserve(Ballast(self.layout.ballast(self.name)), self.events)
+            waiter.longest_s = self.notifier.watchdog_interval_s / 2
+            self._beat_s = min(BEAT_S, waiter.longest_s / 2)
 
     @property
     def stopping(self) -> bool:
@@ -102,6 +96,11 @@ class DaemonContext:
         """When a beat can show what the last one could not, monotonic seconds; inf where it showed all."""
         return math.inf if self._last == self._shown else self._next_beat
 
+    def set_aside(self, file: Path, error: RecordDamaged) -> None:
+        """Move a damaged record into quarantine, with an event."""
+        place = set_aside(file, self.layout.quarantine, "damaged", str(error))
+        self.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
+
     def end(self, state: str, exit_code: int) -> None:
         """Leave the last snapshot behind: `stopped` or `failed`."""
         self._write_snapshot(state, exit_code=exit_code)
@@ -127,7 +126,7 @@ class DaemonContext:
             "state": state,
             "ready": self._is_ready,
             "text": text,
-            "since": self.since,
+            "since": self._since,
             "time": utc_now(),
             "uptime_s": round(time.monotonic() - self._started, 1),
             **more,
@@ -144,13 +143,13 @@ class DaemonContext:
                 self.runtime.create()
                 write_shown(file, body)
         except OSError as error:
-            if not self._status_failing:
-                self._status_failing = True
+            if not self._is_status_failing:
+                self._is_status_failing = True
                 self.log.warning(
                     "status_unwritable", message=f"{self.runtime.root}: {error}; the work goes on unseen"
                 )
         else:
-            self._status_failing = False
+            self._is_status_failing = False
 
 
 def write_shown(file: Path, body: Any) -> None:

@@ -12,25 +12,21 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import READY_VARIABLE, STOP_SIGNALS, DaemonContext
-from stoker.kit.events import Events
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.log import Log
 from stoker.kit.loop import Waiter
-from stoker.kit.metrics import PORT_KEYS, Metrics
+from stoker.kit.metrics import PORT_KEYS
 from stoker.kit.process.open_files import allow_open_files
 from stoker.kit.state_owner import take_up_state
-from stoker.kit.systemd import Notifier
 from stoker.store.errors import LockHeld, StokerError, storage_errors
 from stoker.store.files import sweep_temporaries
 
-__all__ = ["DaemonContext", "Option", "daemon_main"]
+__all__ = ["DaemonContext", "daemon_main"]
 
 EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO, EXIT_CONFIG = 64, 70, 74, 78
 FAILED_S = 30.0
@@ -40,27 +36,17 @@ COMMAND_PATIENCE_S = 30.0
 Story = Callable[[DaemonContext], int]
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of one daemon alone, with a value; DaemonContext.options holds it by name."""
-
-    flag: str
-    metavar: str
-    help: str
-
-
 def daemon_main(
-    name: str, story: Story, argv: Sequence[str], own: Sequence[Option] = (), *, about: str = ""
+    name: str, story: Story, argv: Sequence[str], *, about: str = "", takes_files_list: bool = False
 ) -> int:
     """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error.
 
-    `own` are options beyond those of every daemon, `about` is the help's first paragraph.
+    `about` is the help's first paragraph.
     """
     program = "stoker-" + name.replace("_", "-")
-    options = _parse(program, about, argv, own)
+    options = _parse(program, about, argv, takes_files_list=takes_files_list)
     if isinstance(options, int):
         return options
-    given = {name: value for name, value in vars(options).items() if name not in ("file", "once")}
     faulthandler.enable()
     _keep_ready_fd()
     waiter = Waiter()
@@ -70,7 +56,8 @@ def daemon_main(
         pipeline = load_pipeline(options.file)
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
-            code = _run(name, story, pipeline, lock, waiter, once=options.once, options=given)
+            context = DaemonContext(name, pipeline, waiter, once=options.once, files_list=options.files_list)
+            code = _run(context, story, lock)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
         code = error.exit_code
@@ -85,7 +72,9 @@ def daemon_main(
     return code
 
 
-def _parse(program: str, about: str, argv: Sequence[str], own: Sequence[Option]) -> argparse.Namespace | int:
+def _parse(
+    program: str, about: str, argv: Sequence[str], *, takes_files_list: bool
+) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(
         prog=program,
         description=about,
@@ -96,8 +85,10 @@ def _parse(program: str, about: str, argv: Sequence[str], own: Sequence[Option])
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('stoker')}")
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
     parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
-    for option in own:
-        parser.add_argument(option.flag, metavar=option.metavar, help=option.help)
+    parser.set_defaults(files_list=None)
+    if takes_files_list:
+        only = "work only on the files that LIST names, one path relative to the source a line"
+        parser.add_argument("--files-list", metavar="LIST", help=only)
     try:
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has said what is wrong, or printed the help
@@ -125,39 +116,14 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
         waiter.wait(0.2)
 
 
-def _run(
-    name: str,
-    story: Story,
-    pipeline: Pipeline,
-    lock: Lock,
-    waiter: Waiter,
-    *,
-    once: bool,
-    options: Mapping[str, str | None],
-) -> int:
-    log, metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
-    runtime = pipeline.runtime
-    runtime.create()
-    context = DaemonContext(
-        name=name,
-        pipeline=pipeline,
-        layout=pipeline.layout,
-        runtime=runtime,
-        log=log,
-        events=Events(pipeline.layout, name, pipeline.name, log, metrics),
-        metrics=metrics,
-        notifier=Notifier.from_environment(os.environ),
-        waiter=waiter,
-        once=once,
-        options=options,
-    )
-    waiter.on_signal = lambda signum: _tell_signal(context, signum)
-    ports = pipeline.metrics.ports
-    port = metrics.serve(pipeline.metrics.address, getattr(ports, PORT_KEYS[name]))
+def _run(context: DaemonContext, story: Story, lock: Lock) -> int:
+    context.waiter.on_signal = lambda signum: _tell_signal(context, signum)
+    metrics, asked = context.metrics, context.pipeline.metrics
+    port = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]))
     try:
-        lock.update({"runtime": str(runtime.root), "metrics": f"{pipeline.metrics.address}:{port}"})
+        lock.update({"runtime": str(context.runtime.root), "metrics": f"{asked.address}:{port}"})
         context.write_runtime_files(port)
-        context.events.record("daemon_started", pid=os.getpid(), once=once)
+        context.events.record("daemon_started", pid=os.getpid(), once=context.once)
         code = _tell(story, context)
     finally:
         metrics.close()

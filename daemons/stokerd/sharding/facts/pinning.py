@@ -8,17 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.load import refuse
-from stoker.config.schema import Pipeline
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.limit import Slice, is_bounded, slice_of
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
 from stoker.corpus.records.tokenizer_files import TrainingSet, choose
-from stoker.kit.events import Events
+from stoker.kit.daemon import DaemonContext
 from stoker.shards.format.identity import build_id, set_key
 from stoker.shards.format.pinned import asked_of_tokenizer, parameters_asked, pin_faults
-from stoker.store.record import RecordDamaged, set_aside
+from stoker.store.record import RecordDamaged
 from stokerd.sharding.effects import Effect, WritePin, event
 
 
@@ -28,24 +27,23 @@ class Pinning:
     `earlier` is the pin of a lower version, `training` what the tokenizer is to be trained on.
     """
 
-    def __init__(self, pipeline: Pipeline, events: Events) -> None:
-        self._pipeline, self._layout = pipeline, pipeline.layout
+    def __init__(self, context: DaemonContext) -> None:
+        pipeline = self._pipeline = context.pipeline
+        self._layout = context.layout
         self._dataset, self._limit = pipeline.dataset.name, pipeline.dataset.limit
         self._is_lost = self._is_stay_recorded = False
         self._sliced: tuple[tuple[object, ...], Slice] | None = None  # with what it was made of
         self._kept: tuple[object, ...] = ()  # what the pin's listing was made of
         self.earlier: DatasetPin | None = None
         self.training: TrainingSet | None = None
-        self.pin = self._read(events)
+        self.pin = self._read(context)
         self.target = self._layout.tokenizer(self._dataset, pipeline.dataset.version)
 
-    def _read(self, events: Events) -> DatasetPin | None:
-        file = self._layout.dataset(self._dataset)
+    def _read(self, context: DaemonContext) -> DatasetPin | None:
         try:
             pin = read_pin(self._layout, self._dataset)
         except RecordDamaged as error:
-            place = set_aside(file, self._layout.quarantine, "damaged", str(error))
-            events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
+            context.set_aside(self._layout.dataset(self._dataset), error)
             self._is_lost = True
             return None
         if pin is not None and pin.version < self._pipeline.dataset.version:
