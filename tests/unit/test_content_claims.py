@@ -35,7 +35,7 @@ def test_while_it_is_proven_for_one_it_is_not_proven_for_the_other() -> None:
 
 def test_nor_is_it_taken_from_warm_for_both() -> None:
     away = situation(published=frozenset())
-    away = replace(away, warm=WarmContents(answers=True), recallable={"one", "other"})
+    away = replace(away, warm=WarmContents(answers=True, published=situation().published))
     assert decide(away, 0.0) == (Action("recall", "one"),)
     assert decide(replace(away, busy={"one": "recall"}), 0.0) == ()
 

@@ -17,7 +17,7 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.schedule.decide import decide, differs
 from stoker.corpus.schedule.landing import demand_of, may_be_demanded
-from stoker.corpus.schedule.state import Action, Limits, Room, Situation
+from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 
 LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 
@@ -65,6 +65,10 @@ def missed(now: Situation) -> list[str]:
     return list(demanded(now).missed)
 
 
+def on_warm(*contents: str) -> WarmContents:
+    return WarmContents(answers=True, published=frozenset(key_of(sha(one))[:16] for one in contents))
+
+
 class TestGivingUp:
     def test_a_file_that_was_given_up_before_it_came_is_quarantined(self) -> None:
         nothing_known = replace(receipt("a", "given_up"), sha256="", size=0)
@@ -78,7 +82,7 @@ class TestGivingUp:
         )
         lost = situation(source("a"), receipt("a", "given_up"))
         assert actions(replace(lost, published={key_of(sha("a"))[:16]})) == (Action("prove", "a"),)
-        assert actions(replace(lost, recallable={"a"})) == ()
+        assert actions(replace(lost, warm=on_warm("a"))) == (Action("recall", "a"),)
         assert actions(replace(lost, uncertain=True)) == (), "warm may have it"
         twin = situation(
             source("a"), receipt("a", "given_up"), source("b", "released", "a"), receipt("b", "released", "a")
@@ -219,7 +223,7 @@ class TestMissing:
     def test_not_while_its_set_may_be_found(self) -> None:
         now = situation(*self.lost)
         assert missed(replace(now, uncertain=True)) == []
-        assert missed(replace(now, recallable={"a"})) == []
+        assert missed(replace(now, warm=on_warm("a"))) == []
         assert missed(replace(now, published={key_of(sha("a"))[:16]})) == []
         assert missed(replace(now, busy={"a": "recall"})) == []
         assert missed(replace(now, key_of=None)) == []

@@ -12,7 +12,7 @@ import pytest
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import decide, decide_moves, recallable
+from stoker.corpus.schedule.decide import decide, decide_moves
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import OwnerMark, Seen
 from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
@@ -63,12 +63,11 @@ def room_of(left: int | None) -> Room:
 
 
 def moves(situation: Situation, contents: WarmContents) -> tuple[object, ...]:
-    found = recalls(situation, contents)
-    return decide_moves(replace(situation, warm=contents, recallable=found), 100.0)
+    return decide_moves(replace(situation, warm=contents), 100.0)
 
 
 def recalls(now: Situation, contents: WarmContents) -> frozenset[str]:
-    return recallable(now.sources, now.key_of, now.published, contents)
+    return replace(now, warm=contents).recallable
 
 
 class TestCopies:

@@ -10,7 +10,7 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.state import Action, Limits, Situation
+from stoker.corpus.schedule.state import Action, Limits, Situation, WarmContents
 
 LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
 
@@ -76,7 +76,8 @@ def test_a_former_content_without_a_set_is_given_up_only_when_nothing_can_bring_
     one = situation(source("a", "proven"), lost, receipts={"a": receipt("a")}, limits=KEEP)
     assert actions(one) == (Action("give_up_content", "a@1"),)
     assert actions(replace(one, uncertain=True)) == (), "warm may have it"
-    assert actions(replace(one, recallable={"a@1"})) == ()
+    there = WarmContents(answers=True, published=frozenset({key_of(sha("old"))[:16]}))
+    assert actions(replace(one, warm=there)) == (Action("recall", "a@1"),)
     assert actions(replace(one, key_of=None)) == ()
     assert actions(replace(one, published=frozenset({key_of(sha("old"))[:16]}))) == (Action("prove", "a@1"),)
     for state, expected in (

@@ -334,7 +334,7 @@ class TestRecordActions:
             "write duplicate",
             "source_duplicate",
         ]
-        assert shard.state.hot.litter == [shard.state.parquet(source)]
+        assert list(shard.state.hot.litter) == [shard.state.parquet(source)]
 
     def test_what_cannot_be_had_is_quarantined_with_a_finding(self, shard: Shard) -> None:
         shard.receipt(state="given_up")

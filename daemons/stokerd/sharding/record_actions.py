@@ -11,9 +11,10 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.schedule.landing import demand_of
 from stoker.corpus.schedule.state import Action, Situation
 from stoker.corpus.staging.finding import Finding
-from stoker.store.names import record_name, utc_now
+from stoker.store.names import record_name
 from stokerd.sharding.activities.moves import keep_hot
-from stokerd.sharding.effects import Effect, MarkFinding, OpenFinding, SetDemand, StartOver, Write, event
+from stokerd.sharding.effects import Effect, OpenFinding, SetDemand, StartOver, Write, event
+from stokerd.sharding.facts.quarantine import mark_released
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
@@ -67,9 +68,9 @@ def _restart(state: State, path: str) -> Iterator[Effect]:
     reason = "its content changed" if changed else "the shard set of its content is gone"
     if source.never_came:
         reason = "its file came after all"
-        released = {"time": utc_now(), "why": reason, "told": False}
-        of_path = [kept for kept in state.records.quarantine.kept if kept.path == path]
-        yield from (MarkFinding(kept.name, {"released": released}) for kept in of_path if not kept.released)
+        for kept in state.records.quarantine.kept:
+            if kept.path == path and not kept.released:
+                yield from mark_released(kept, reason)
     yield StartOver(source, reason, size=receipt.size, sha256=receipt.sha256)
 
 

@@ -15,7 +15,7 @@ from stoker.corpus.records.index import KEY16, Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import differs, recallable
+from stoker.corpus.schedule.decide import differs
 from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.landing import may_be_demanded
 from stoker.corpus.schedule.memory_steps import Attempt
@@ -32,7 +32,7 @@ from stoker.store.requests import Request
 from stokerd.common.files_list import FilesList
 from stokerd.sharding.effects import Effect
 from stokerd.sharding.facts.disks import Disk
-from stokerd.sharding.facts.pauses import Pauses
+from stokerd.sharding.facts.pauses import WRITERS, Pauses
 from stokerd.sharding.facts.pinning import Pinning
 from stokerd.sharding.facts.placement import Placement
 from stokerd.sharding.facts.quarantine import QuarantineState
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from stokerd.sharding.activities.base import ShardActivity
 
 TRIES_ONCE = 5  # with --once, before what keeps failing ends the daemon
-PAUSABLE = ("stage", "build", "sync", "hydrate")
 
 
 @dataclass(kw_only=True)
@@ -261,15 +260,14 @@ class State:
     def busy(self) -> dict[str, str]:
         """The kind of job each path is in; one whose files are being removed from a disk is in it too."""
         busy = {path: each for path, each in self.pool.busy.items() if path in self.sources}
-        for place in {place for disk in self.disks for place in disk.clearing}:
-            for path in self._using(place):
-                busy.setdefault(path, "sweep")
+        for disk in self.disks:
+            for place, of in disk.litter.items():
+                for path in self._using(place) if of is None else (of,):
+                    busy.setdefault(path, "sweep")
         return busy
 
     def _using(self, place: str) -> list[str]:
         """The paths that have to do with a file or directory that is being removed from a disk."""
-        if (path := self.hot.litter_of.get(place)) is not None:
-            return [path] if path in self.sources else []
         named = PurePath(place)
         if named.parent.name == ".trash":
             return []
@@ -287,7 +285,7 @@ class State:
         wanted = pinning.choose_training(records.listing, self.sources)
         limits, alone, waiting = memory.plan(self)
         records.compare_touched()
-        key_of, warm = pinning.key_of(), self._warm_contents()
+        key_of = pinning.key_of()
         urgent = self._urgent(key_of) | ({alone} if alone is not None else frozenset())
         return Situation(
             receipts=records.receipts,
@@ -304,12 +302,11 @@ class State:
             differing=records.differing,
             uncertain=self.warm is not None and not self.warm.is_known,
             not_before=self.retries.not_before,
-            paused_until={kind: self.pauses.until(kind, self) for kind in PAUSABLE},
+            paused_until={kind: self.pauses.until(kind, self) for kind in WRITERS},
             outgrown=self.space.outgrown.keys(),
             rooms=self.space.rooms(self, wanted, self.placement.wants.cold_bytes),
-            recallable=recallable(self.sources, key_of, self.hot.published, warm),
             urgent=urgent,
-            warm=warm,
+            warm=self._warm_contents(),
         )
 
     def _left_alone(self, wanted: frozenset[str]) -> list[str]:

@@ -120,6 +120,7 @@ def proven(
     state: State, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str
 ) -> Iterator[Effect]:
     """The source's set is published on hot and proven."""
+    state.retries.succeeded(source.path)
     state.hot.published.add(key[:KEY16])
     if state.sources.owner(source.sha256) not in (None, source.path):
         return  # one content has one set: the schedule makes a duplicate of this one
@@ -170,15 +171,6 @@ def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
     yield event("warm_copy_lost", "warning", **about, reason=f"{reason}; it is copied again")
 
 
-def no_effects(_state: State, _job: Job[Any], _message: Message) -> Iterator[Effect]:
-    """The effects of a message that only tells that the work goes on: none."""
-    return iter(())
-
-
-def nothing_due(_state: State) -> Iterable[str]:
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardActivity(Activity):
     """All there is to know of one kind of job.
@@ -191,8 +183,8 @@ class ShardActivity(Activity):
     begin: Callable[[State, str], Iterator[Effect]]
     on_done: Callable[[State, Job[Any], Message], Iterator[Effect]] | None = None
     on_end: Callable[[State, Job[Any], Outcome], Iterator[Effect]] = failed
-    on_message: Callable[[State, Job[Any], Message], Iterator[Effect]] = no_effects
-    due: Callable[[State], Iterable[str]] = nothing_due
+    on_message: Callable[[State, Job[Any], Message], Iterator[Effect]] = lambda *_: iter(())
+    due: Callable[[State], Iterable[str]] = lambda _state: ()
     writes_to: Place | None = None
 
     def start_due(self, state: State) -> Iterator[Effect]:

@@ -104,7 +104,6 @@ def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effe
     state.pauses.memory.succeeded(source.path)
     state.records.xxh3.pop(source.sha256, None)
     yield from proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
-    state.retries.succeeded(source.path)
 
 
 def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:

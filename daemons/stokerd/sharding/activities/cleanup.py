@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from stoker.corpus.schedule.outcome import Outcome
@@ -34,39 +35,42 @@ def _released(state: State, job: Job[SourceWork], _result: Message) -> Iterator[
 # Sweep
 
 
-def _to_sweep(state: State) -> list[str]:
-    return [disk.sweeper for disk in state.disks if disk.litter]
+@dataclass(kw_only=True)
+class SweepWork(Work):
+    """`paths` are being removed."""
+
+    disk: Disk
+    paths: list[str]
 
 
 def _begin_sweep(state: State, sweeper: str) -> Iterator[Effect]:
-    disk = _disk_of(state, sweeper)
-    yield Begin(SWEEP, sweeper, {"remove": list(disk.litter), "disks": marks(disk)}, Work())
-    disk.sweeping, disk.litter = tuple(disk.litter), []
+    disk = next(disk for disk in state.disks if disk.sweeper == sweeper)
+    paths = list(disk.litter)
+    task = {"remove": paths, "disks": marks(disk)}
+    yield Begin(SWEEP, sweeper, task, SweepWork(disk=disk, paths=paths))
 
 
-def _swept(state: State, job: Job[Work], _result: Message) -> Iterator[Effect]:
-    disk = _disk_of(state, job.subject)
-    state.retries.succeeded(disk.sweeper)
-    for path in disk.sweeping:
-        if path not in disk.litter:
-            disk.litter_of.pop(path, None)
-    disk.sweeping = ()
+def _swept(state: State, job: Job[SweepWork], _result: Message) -> Iterator[Effect]:
+    state.retries.succeeded(job.subject)
+    for path in job.facts.paths:
+        job.facts.disk.litter.pop(path, None)
     return iter(())
 
 
-def _not_swept(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
-    disk = _disk_of(state, job.subject)
-    disk.litter, disk.sweeping = [*disk.litter, *disk.sweeping], ()
+def _not_swept(state: State, job: Job[SweepWork], outcome: Outcome) -> Iterator[Effect]:
+    disk = job.facts.disk
     state.retries.failed(disk.sweeper)
     yield Alert("sweep_failed", disk.place, fields={"place": disk.place, "reason": outcome.reason})
     if state.context.once and state.retries.failures(disk.sweeper) >= TRIES_ONCE:
         raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
 
 
-def _disk_of(state: State, sweeper: str) -> Disk:
-    return next(disk for disk in state.disks if disk.sweeper == sweeper)
-
-
 _cleanup = partial(ShardActivity, module=MODULE, is_reusable=True)
 RELEASE = _cleanup(kind="release", begin=_begin_release, on_done=_released)
-SWEEP = _cleanup(kind="sweep", due=_to_sweep, begin=_begin_sweep, on_done=_swept, on_end=_not_swept)
+SWEEP = _cleanup(
+    kind="sweep",
+    due=lambda state: [disk.sweeper for disk in state.disks if disk.litter],
+    begin=_begin_sweep,
+    on_done=_swept,
+    on_end=_not_swept,
+)

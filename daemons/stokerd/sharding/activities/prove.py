@@ -30,7 +30,6 @@ def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Eff
         yield from _answer(state, source, proof)
     elif proof["verdict"] == "proven":
         yield from proven(state, source, state.key(source), proof["books"], proof["manifest_sha256"])
-        state.retries.succeeded(source.path)
     elif proof["verdict"] == "invalid":
         yield from reject_set(state, source, str(proof["reason"]))
     else:

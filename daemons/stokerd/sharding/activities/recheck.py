@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.sources import Source
@@ -13,7 +14,7 @@ from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, r
 from stoker.store.names import utc_now
 from stokerd.sharding.activities.base import ShardActivity, dispute, marks
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
-from stokerd.sharding.facts.quarantine import GONE, RECHECK, looked, next_look
+from stokerd.sharding.facts.quarantine import GONE, RECHECK, mark_released, next_look
 from stokerd.sharding.state import State, Work
 
 # What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
@@ -76,23 +77,29 @@ def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Ef
 
 
 def _release(state: State, kept: Kept, source: Source, why: str) -> Iterator[Effect]:
-    """Start the source over; the event and the mark follow with the next look through the quarantine."""
+    """Start the source over."""
     state.records.convicted.pop(source.path, None)
     state.retries.succeeded(source.path)
     yield Write(released(source, why))
-    yield MarkFinding(kept.name, {"released": {"time": utc_now(), "why": why, "told": False}})
-    for request in state.records.asked(RELEASE):
-        if request.args.get("name") == kept.name:
-            yield Answer(request, {"released": kept.path, "why": why})
-    looked(state, kept, "good")
+    yield from mark_released(kept, why)
+    yield from _answer(state, kept, "good", {"released": kept.path, "why": why})
 
 
 def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effect]:
     answer = {"refused": words, "finding": verdict == "bad", "again": verdict == "unreadable"}
+    yield from _answer(state, kept, verdict, answer)
+
+
+def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -> Iterator[Effect]:
+    """Answer those who asked for a look at this, and count what came of it in every round."""
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
-    looked(state, kept, verdict)
+    for one in state.records.quarantine.rounds.values():
+        if kept.name in one.todo:
+            one.todo.discard(kept.name)
+            one.ends[verdict] += 1
+            one.released += [kept.path] if verdict == "good" else []
 
 
 REVALIDATE = ShardActivity(

@@ -33,9 +33,7 @@ class Disk:
         self.building_bytes: dict[str, int] = {}  # hot: built so far, by the first digits of the key
         self.partial: Mapping[str, int] = {}  # hot: copied so far of files on their way, by name
         self.gone: frozenset[str] = frozenset()  # warm: evicted sets that the last look did not find
-        self.litter: list[str] = []
-        self.litter_of: dict[str, str] = {}  # the source's path by what is removed of it
-        self.sweeping: tuple[str, ...] = ()
+        self.litter: dict[str, str | None] = {}  # what is to be removed, and the path of its source if known
         self._born = self._heard_at = time.monotonic()
         self._look_due = self._measure_due = 0.0
         self._asked_at: float | None = None  # when the look that is not answered yet was asked for
@@ -118,14 +116,7 @@ class Disk:
 
     def discard(self, *paths: str, of: str | None = None) -> None:
         """Have these removed from the disk at the next occasion; `of` is the source that waits for it."""
-        self.litter += paths
-        if of is not None:
-            self.litter_of.update((path, of) for path in paths)
-
-    @property
-    def clearing(self) -> set[str]:
-        """What is being removed or about to be; its source waits for it."""
-        return {*self.litter, *self.sweeping}
+        self.litter.update(dict.fromkeys(paths, of))
 
     # How it is
 

@@ -13,6 +13,7 @@ from stoker.corpus.quarantine.rules import drops, due, findings, refusal
 from stoker.corpus.records.sources import Source
 from stoker.kit.daemon import DaemonContext
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE, fetch_again
+from stoker.store.names import utc_now
 from stoker.store.requests import Request
 from stokerd.sharding.effects import Answer, DropFinding, Effect, MarkFinding, StartOver, event
 
@@ -68,7 +69,6 @@ def act(state: State) -> Iterator[Effect]:
     if any(quarantine.named(request) is None for request in requests):
         quarantine.read_soon()  # what one names may have come without a newer time stamp
     quarantine.read()
-    yield from _tell_releases(state)
     yield from _restart_without_finding(state)
     for request in requests:
         if request.verb == DROP:
@@ -90,15 +90,6 @@ def _quarantined(state: State) -> list[Source]:
     return [source for source in state.sources.in_state("quarantined") if source.has_file]
 
 
-def _tell_releases(state: State) -> Iterator[Effect]:
-    """An event for each release; also of those that a crash left without one."""
-    for kept in state.records.quarantine.kept:
-        if kept.released is not None and not kept.released.get("told"):
-            about = {"path": kept.path, "folder": kept.name, "why": str(kept.released.get("why"))}
-            yield event("source_released_from_quarantine", **about)
-            yield MarkFinding(kept.name, {"released": {**kept.released, "told": True}})
-
-
 def _restart_without_finding(state: State) -> Iterator[Effect]:
     """Start over what is quarantined for a reason that somebody took away: it is judged again."""
     quarantine = state.records.quarantine
@@ -111,6 +102,12 @@ def _restart_without_finding(state: State) -> Iterator[Effect]:
         quarantine.read()
     for source in lost:
         yield StartOver(source, "what was found against it is gone from quarantine", "warning")
+
+
+def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
+    """Say of a finding that its source was given another try."""
+    yield event("source_released_from_quarantine", path=kept.path, folder=kept.name, why=why)
+    yield MarkFinding(kept.name, {"released": {"time": utc_now(), "why": why}})
 
 
 # Requests
@@ -179,12 +176,3 @@ def next_look(state: State) -> tuple[Kept, bool] | None:
         if kept.name in asked or (not asked and state.retries.allows(f"{RECHECK} {kept.name}")):
             return kept, False
     return None
-
-
-def looked(state: State, kept: Kept, verdict: str) -> None:
-    """Count what came of a look in every round that waits for it."""
-    for one in state.records.quarantine.rounds.values():
-        if kept.name in one.todo:
-            one.todo.discard(kept.name)
-            one.ends[verdict] += 1
-            one.released += [kept.path] if verdict == "good" else []

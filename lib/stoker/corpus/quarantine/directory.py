@@ -2,7 +2,7 @@
 
 The marks that are added to a reason (each present once it holds):
     revalidated, revalidations   when the thing was last found still bad, and how often
-    released    {"time", "why", "told"}: its source was given another try; `told`: there was an event
+    released    {"time", "why"}: its source was given another try, and there was an event
     dropping    {"why", "bytes"}: the thing is gone or to go, and there is no event yet
     dropped     {"time", "why", "bytes"}: the thing is gone, and there was an event
 """

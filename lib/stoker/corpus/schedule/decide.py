@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator
 from itertools import chain, islice
 
-from stoker.corpus.records.index import KEY16, OPEN, Catalog
+from stoker.corpus.records.index import KEY16, OPEN
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
-from stoker.corpus.schedule.state import Action, Situation, WarmContents
+from stoker.corpus.schedule.state import Action, Situation
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
@@ -222,20 +222,6 @@ def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
         *situation.starts("hydrate", warm.hydrate, now),
         *situation.starts("sync", catalog.unsynced if warm.writable else (), now),
         *situation.starts("recall", situation.unclaimed(sorted(situation.recallable)), now),
-    )
-
-
-def recallable(
-    sources: Catalog, key_of: Callable[[str], str] | None, on_hot: Set[str], warm: WarmContents
-) -> frozenset[str]:
-    """The paths without a set on record whose set lies on warm, and not on hot."""
-    if key_of is None or not warm.answers:
-        return frozenset()
-    found = {path: key_of(sources[path].sha256) for path in sources.open_with(warm.published, key_of)}
-    return frozenset(
-        path
-        for path, key in found.items()
-        if sources[path].state == "seen" and key[:KEY16] not in on_hot and key not in warm.rotten
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Literal
 
@@ -78,13 +79,12 @@ class Situation:
 
     `key_of` gives the shard set's key of a content, None before the dataset is pinned. `published` holds
     the keys' first 16 digits of the sets that lie on hot. `busy` tells which kind of job a path is in.
-    `convicted` are the paths whose file, or set on hot, waits for quarantine.
-    `recallable` are those whose set lies on warm without a record, `to_prove` published ones that somebody
-    asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to be trained
-    on, `shelved` those left alone from now on, `beyond` those that the configured slice of the source leaves
-    out. `differing` are the only paths whose receipt and record may disagree; None means check all.
-    `uncertain`: what lies on warm is not known now. `outgrown` are those whose build was set back for want
-    of room, and goes after all others. `rooms` bound the kinds of jobs that take room on a disk.
+    `convicted` are the paths whose file, or set on hot, waits for quarantine. `to_prove` are published ones
+    that somebody asked to prove, `urgent` those whose set a run waits for, `wanted` those the tokenizer is to
+    be trained on, `shelved` those left alone from now on, `beyond` those that the configured slice of the
+    source leaves out. `differing` are the only paths whose receipt and record may disagree; None means check
+    all. `uncertain`: what lies on warm is not known now. `outgrown` are those whose build was set back for
+    want of room, and goes after all others. `rooms` bound the kinds of jobs that take room on a disk.
     """
 
     receipts: Mapping[str, Receipt]
@@ -94,7 +94,6 @@ class Situation:
     published: Set[str] = frozenset()
     busy: Mapping[str, str] = field(default_factory=dict)
     convicted: Collection[str] = ()
-    recallable: Collection[str] = ()
     urgent: frozenset[str] = frozenset()
     to_prove: Collection[str] = ()
     wanted: frozenset[str] = frozenset()
@@ -111,6 +110,16 @@ class Situation:
     def is_published(self, source: Source) -> bool:
         """Whether a set of the source's content lies on hot, whoever's it is."""
         return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
+
+    @cached_property
+    def recallable(self) -> frozenset[str]:
+        """The paths without a set on record whose set lies on warm, and not on hot."""
+        key_of, warm, sources = self.key_of, self.warm, self.sources
+        if key_of is None or not warm.answers:
+            return frozenset()
+        there = (sources[path] for path in sources.open_with(warm.published, key_of))
+        seen = [one for one in there if one.state == "seen" and not self.is_published(one)]
+        return frozenset(one.path for one in seen if key_of(one.sha256) not in warm.rotten)
 
     def allows(self, kind: str, path: str, now: float) -> bool:
         """Whether a job of a kind may begin on the path: nothing is done with it, it waits for nothing."""
