@@ -187,10 +187,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
         PlanSource.of(one.path, one.state, one.key, one.manifest_sha256, tokens_of(one.books, "train"))
         for one in sources()
     ]
-    policy = GrowthPolicy(seed=1, seq_len=SEQ, global_batch=BATCH, segment_tokens=4000, epochs=1)
-    for entry in decide(
-        writer.plan, offered, complete=True, consumed=10**6, horizon=10**7, policy=policy, now=0.0
-    ).entries:
+    policy = GrowthPolicy(seed=1, seq_len=SEQ, segment_tokens=4000, epochs=1)
+    for entry in decide(writer.plan, offered, complete=True, target=10**7, policy=policy, now=0.0).entries:
         writer.append(entry)
     write_record(layout.record, RunRecord(IDENTITY, state="running").body())
     made = Run(pipeline, layout, writer)

@@ -10,7 +10,7 @@ from stoker.corpus.records.sources import TERMINAL
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment
 from stoker.shards.audit.audit import audit_sets
-from stoker.supervise.run.planner import Outlook, Planner
+from stoker.supervise.run.planner import Planner
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 
@@ -36,10 +36,11 @@ def listed(data: DataPipeline) -> tuple[list[str], bool]:
 def planned(data: DataPipeline) -> list[str]:
     """The stems of the files whose sets a run of one epoch would be trained on."""
     planner = Planner(data.pipeline.layout, "prose", data.home / "plan.jsonl")
-    policy, outlook = GrowthPolicy(1, 32, 2, 10**9, epochs=1), Outlook(consumed=0, horizon=10**6)
-    for key, digest in planner.to_prove(data.pin(), outlook, policy, 0.0).items():
+    policy = GrowthPolicy(1, 32, 10**9, epochs=1)
+    assert planner.grow(data.pin(), 64, policy, 0.0) == ()
+    for key, digest in planner.to_prove(0.0).items():
         planner.proven(key, digest)
-    entries = planner.grow(data.pin(), outlook, policy, 0.0)
+    entries = planner.grow(data.pin(), 64, policy, 0.0)
     keys = [key for entry in entries if isinstance(entry, Segment) for key, _ in entry.sets]
     assert planner.in_view(data.pin()).sets == len(keys)
     paths = {source.key: path.removesuffix(".parquet") for path, source in data.sources().items()}

@@ -122,10 +122,8 @@ def windows(data: DataPipeline, pairs: list[tuple[str, str]]) -> list[list[int]]
         PlanSource.of(str(sources[key]), "proven", key, digest, tokens_of(sources[key].books, "train"))
         for key, digest in pairs
     ]
-    policy = GrowthPolicy(seed=1, seq_len=32, global_batch=2, segment_tokens=1_000_000_000)
-    grown = decide(
-        Plan((), "0" * 64), ready, complete=True, consumed=0, horizon=10**6, policy=policy, now=0.0
-    )
+    policy = GrowthPolicy(seed=1, seq_len=32, segment_tokens=1_000_000_000)
+    grown = decide(Plan((), "0" * 64), ready, complete=True, target=64, policy=policy, now=0.0)
     segment = next(entry for entry in grown.entries if isinstance(entry, Segment))
     with contextlib.closing(
         WindowReader(segment.sets, shards, seq_len=32, vocab_size=pin.tokenizer.vocab_size)

@@ -47,8 +47,8 @@ def least_keys(run: Run) -> set[str]:
     """Sets without which the run cannot go on: from its low-water mark on to where a batch is full."""
     begin = windows_before(run.plan, run.committed.position)
     ahead = [window for window in windows_in_order(run.plan)[begin:] if window not in run.skipped]
-    batch = ahead[: run.policy.global_batch]
-    enough = len(batch) == run.policy.global_batch
+    batch = ahead[: run.global_batch]
+    enough = len(batch) == run.global_batch
     marks = [windows_before(run.plan, one.position) for one in run.checkpoints[-run.keep_last :]]
     return keys_between(run, min(marks, default=0), Position(batch[-1][0] + 1, 0) if enough else None)
 
@@ -78,7 +78,7 @@ def _check_books(run: Run, applied: int, skipped: int, rest: int) -> None:
     assert told == (applied, skipped, left), "applied, skipped and the rest are not the plan"
     assert account.applied + account.skipped + account.remainder + account.ahead == account.windows
     if exhausted:
-        assert rest < run.policy.global_batch
+        assert rest < run.global_batch
     seq_len = {entry.n: entry.seq_len for entry in run.plan.segments}
     assert account.tokens == sum(seq_len[entry] for step in run.history for entry, _ in step.windows)
 

@@ -14,7 +14,7 @@ from stoker.observe.ledger import Claim, Disk, room
 from stoker.plan import growth, residency
 from stoker.plan.consumption import Holdings
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
-from stoker.plan.log import Entry, Plan
+from stoker.plan.log import Entry, Plan, Segment
 from stoker.plan.positions import START, Position, after, left_after, take
 from stoker.plan.residency import Floors, ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
@@ -81,6 +81,7 @@ class Run:
 
     name: str
     policy: GrowthPolicy
+    global_batch: int
     steps: int
     keep_last: int
     ahead: int
@@ -220,20 +221,17 @@ class World:
         self.runs.append(run)
         return True
 
-    def decide(self, run: Run, *, hopeful: bool) -> growth.Growth:
-        step = len(run.history)
+    def decide(self, run: Run) -> growth.Growth:
         consumed = run.plan.windows - left_after(run.plan, run.position, skips(run.timelines))
+        ahead = max(run.ahead, growth.AHEAD_BATCHES * run.global_batch)
         return decide(
             run.plan,
             [self._standing(source) for source in self.sources],
             complete=self.complete,
-            consumed=consumed,
-            horizon=consumed + max(0, run.steps - step) * run.policy.global_batch,
+            target=consumed + min(ahead, max(0, run.steps - len(run.history)) * run.global_batch),
             policy=run.policy,
             now=self.now,
             waiting=run.waiting,
-            ahead=run.ahead,
-            hopeful=hopeful,
         )
 
     def tell_wants(self, run: Run) -> None:
@@ -243,12 +241,14 @@ class World:
         needed = dict.fromkeys(self.keys_from(run, run.committed.position, run.reach))
         cold = [key for key in needed if not self.source(key).hot]
         later = [] if run.reach is None else self.keys_from(run, run.reach)
-        named = [key for key, _ in self.decide(run, hopeful=True).sets]
+        found = self.decide(run)
+        fresh = [entry for entry in found.entries if isinstance(entry, Segment)]
+        named = [key for key, _ in (*(pair for entry in fresh for pair in entry.sets), *found.coming)]
         run.wants = () if run.finished else tuple(dict.fromkeys((*cold, *later, *named)))
 
     def grow(self, run: Run) -> tuple[Entry, ...]:
         """Append what may be named now."""
-        found = self.decide(run, hopeful=False)
+        found = self.decide(run)
         run.waiting = dict(found.waiting)
         for entry in found.entries:
             run.append(entry)
@@ -263,7 +263,7 @@ class World:
         if run.reach is not None:
             windows = left_after(run.plan, begin.position, passed_over)
             windows -= left_after(run.plan, run.reach, passed_over)
-            run.until = begin.step + windows // run.policy.global_batch
+            run.until = begin.step + windows // run.global_batch
         return True
 
     def train(self, run: Run, steps: int) -> int:
@@ -273,7 +273,7 @@ class World:
         for made in range(steps):
             if len(run.history) >= last:
                 return made
-            pieces = take(run.plan, run.position, run.policy.global_batch, passed_over)
+            pieces = take(run.plan, run.position, run.global_batch, passed_over)
             if pieces is None:
                 return made
             windows = tuple((entry, offset) for entry, offsets in pieces for offset in offsets)
@@ -366,7 +366,7 @@ class World:
             run.plan,
             run.committed.position,
             lambda segment: all(self.source(key).hot for key, _ in segment.sets),
-            least_windows=run.policy.global_batch,
+            least_windows=run.global_batch,
             skips=skips(run.timelines),
         )
 
@@ -396,6 +396,6 @@ class World:
             at.position,
             run.plan,
             steps=run.steps,
-            global_batch=run.policy.global_batch,
+            global_batch=run.global_batch,
             skips=skips(run.timelines),
         )

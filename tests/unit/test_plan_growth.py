@@ -12,7 +12,7 @@ from stoker.plan.growth import AHEAD_BATCHES, Growth, GrowthPolicy, PlanSource, 
 from stoker.plan.log import End, Passed, Plan, Segment
 from support.plan_data import fake_set, plan_of
 
-POLICY = GrowthPolicy(seed=1, seq_len=10, global_batch=2, segment_tokens=1000, hold_s=60.0)
+POLICY = GrowthPolicy(seed=1, seq_len=10, segment_tokens=1000, hold_s=60.0)
 FAR = 10**9
 
 
@@ -36,21 +36,17 @@ def grow(
     policy: GrowthPolicy = POLICY,
     now: float = 0.0,
     waiting: dict[str, float] | None = None,
-    ahead: int | None = None,
-    hopeful: bool = False,
+    ahead: int = 0,
 ) -> Growth:
     return decide(
         plan or plan_of(),
         sources,
         complete=complete,
         whole=whole,
-        consumed=consumed,
-        horizon=horizon,
+        target=min(horizon, consumed + max(ahead, 2 * AHEAD_BATCHES)),
         policy=policy,
         now=now,
         waiting=waiting,
-        ahead=ahead,
-        hopeful=hopeful,
     )
 
 
@@ -99,7 +95,7 @@ def test_complete_data_gives_a_short_last_segment() -> None:
 def test_the_plan_stays_a_given_number_of_batches_ahead_and_no_more() -> None:
     sources = [ready(name, 1000) for name in "abcdefgh"]
     plan = appended(plan_of(), grow(sources))
-    assert plan.windows >= AHEAD_BATCHES * POLICY.global_batch
+    assert plan.windows >= AHEAD_BATCHES * 2
     assert names(grow(sources, plan)) == []
     assert grow(sources, plan).why == "far enough ahead"
     assert names(grow(sources, plan, consumed=plan.windows)) == [["b"]]
@@ -181,11 +177,9 @@ def test_a_cold_set_is_waited_for_and_named_as_what_is_lacking() -> None:
     assert found.why == "waiting for b to be brought back from warm"
 
 
-def test_hope_takes_cold_sets_for_ready_ones() -> None:
+def test_the_sets_of_the_next_entries_are_known_while_some_are_cold() -> None:
     sources = [ready("a"), cold("b"), ready("c"), cold("d")]
-    found = grow(sources, consumed=90, hopeful=True)
-    assert names(found) == [["a", "b"], ["c", "d"]]
-    assert [key for key, _ in found.sets] == list(keys("abcd"))
+    assert [key for key, _ in grow(sources, consumed=90).coming] == list(keys("abcd"))
 
 
 def test_the_next_epoch_begins_only_with_its_first_set_hot_again() -> None:
@@ -358,12 +352,11 @@ def test_however_sources_arrive_each_set_is_in_each_epoch_once(
 
 def test_the_hold_ends_before_the_sets_behind_a_missing_source_are_proven() -> None:
     sources = [ready("a"), pending("m"), *(replace(ready(name), standing="unproven") for name in "bc")]
-    first = grow(sources, now=100.0, hopeful=True)
-    assert (names(first), first.waiting) == ([], {"m": 100.0})
-    later = grow(sources, now=160.0, waiting=dict(first.waiting), hopeful=True)
-    assert names(later) == [("m", "missing"), ["a", "b"]]
-    strict = grow(sources, now=160.0, waiting=dict(first.waiting))
-    assert (names(strict), strict.why) == ([], "proving the shard set of b")
+    first = grow(sources, now=100.0)
+    assert (names(first), first.coming, first.waiting) == ([], (), {"m": 100.0})
+    later = grow(sources, now=160.0, waiting=dict(first.waiting))
+    assert [key for key, _ in later.coming] == list(keys("ab"))
+    assert (names(later), later.why) == ([], "proving the shard set of b")
 
 
 def test_what_is_waited_for_is_the_missing_source_and_not_a_set_that_nobody_needs_to_prove_yet() -> None:

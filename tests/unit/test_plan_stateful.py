@@ -49,7 +49,6 @@ policies = st.builds(
     GrowthPolicy,
     seed=st.integers(0, 3),
     seq_len=st.integers(1, 4),
-    global_batch=st.integers(1, 4),
     segment_tokens=st.integers(1, 16),
     order=st.sampled_from(["listing", "arrival"]),
     hold_s=st.just(20.0),
@@ -61,6 +60,7 @@ runs = st.builds(
     Run,
     name=st.just("run"),
     policy=policies,
+    global_batch=st.integers(1, 4),
     steps=st.integers(1, MOST_STEPS),
     keep_last=st.integers(1, 3),
     ahead=st.integers(0, 30),
@@ -218,7 +218,7 @@ class Histories(RuleBasedStateMachine):
     @rule(n=which, batch=st.integers(1, 4), seq_len=st.integers(1, 4))
     def change_settings(self, n: int, batch: int, seq_len: int) -> None:
         run = pick(self.world.runs, n)
-        run.policy = replace(run.policy, global_batch=batch, seq_len=seq_len)
+        run.global_batch, run.policy = batch, replace(run.policy, seq_len=seq_len)
         self.world.crash(run)
 
     @precondition(lambda self: self.world.runs)
@@ -426,9 +426,9 @@ class Found:
 
     def replay(self) -> None:
         """Go through the history again; AssertionError where a law does not hold."""
-        few = {"seq_len": 1, "global_batch": 1, "epochs": 1, **self.policy}
+        few = {"seq_len": 1, "epochs": 1, **self.policy}
         policy = GrowthPolicy(seed=0, segment_tokens=1, order="listing", hold_s=20.0, run_id="id-a", **few)
-        run = Run("run", policy, **{"steps": 1, "keep_last": 1, "ahead": 0, **self.run})
+        run = Run("run", policy, **{"global_batch": 1, "steps": 1, "keep_last": 1, "ahead": 0, **self.run})
         state = Histories()
         try:
             state.begin(
@@ -482,8 +482,8 @@ FAULTS = [
         "the pipeline stands still",
         [0, 0, 0, 3, 9, 10, 12],
         turns=0,
-        run={"steps": 8, "keep_last": 3},
-        policy={"seq_len": 2, "global_batch": 2, "epochs": 2},
+        run={"global_batch": 2, "steps": 8, "keep_last": 3},
+        policy={"seq_len": 2, "epochs": 2},
     ),
     Found(
         wait_for_all_that_is_planned,

@@ -18,7 +18,7 @@ from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
 from stoker.supervise.run.horizon import last_step, mark
-from stoker.supervise.run.planner import Outlook, Planner
+from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.rate import WindowRate
 from support.books import books_of
 from support.checkpoint_data import seal
@@ -29,8 +29,8 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-POLICY = GrowthPolicy(seed=1, seq_len=10, global_batch=2, segment_tokens=250, epochs=1)
-OUTLOOK = Outlook(consumed=0, horizon=1000)
+POLICY = GrowthPolicy(seed=1, seq_len=10, segment_tokens=250, epochs=1)
+TARGET = 64  # windows
 
 
 class Corpus:
@@ -59,11 +59,12 @@ class Corpus:
     def move(self, name: str, **changes: Any) -> None:
         write_source(self.layout, replace(read_sources(self.layout, "prose")[name], **changes))
 
-    def grow(self, outlook: Outlook = OUTLOOK) -> list[str]:
+    def grow(self, target: int = TARGET) -> list[str]:
         """What can be proven is, then the plan grows; the names of the sets that entered it."""
-        for key, digest in self.planner.to_prove(self.pin, outlook, POLICY, 0.0).items():
+        before = self.planner.grow(self.pin, target, POLICY, 0.0)
+        for key, digest in self.planner.to_prove(0.0).items():
             self.planner.proven(key, digest)
-        entries = self.planner.grow(self.pin, outlook, POLICY, 0.0)
+        entries = (*before, *self.planner.grow(self.pin, target, POLICY, 0.0))
         keys = [key for entry in entries if isinstance(entry, Segment) for key, _ in entry.sets]
         return [name for key in keys for name in "abc" if key == sha("key" + name)]
 
@@ -85,10 +86,10 @@ def test_the_plan_names_no_set_that_is_not_on_hot_and_asks_for_it_instead(corpus
 def test_a_set_on_warm_is_waited_for_and_never_passed_over_as_missing(corpus: Corpus) -> None:
     policy = replace(POLICY, order="arrival", hold_s=0.0)
     corpus.move("a", evicted=True)
-    wanted = corpus.planner.to_prove(corpus.pin, OUTLOOK, policy, 0.0)
-    for key, digest in wanted.items():
+    entries = corpus.planner.grow(corpus.pin, TARGET, policy, 0.0)
+    for key, digest in corpus.planner.to_prove(0.0).items():
         corpus.planner.proven(key, digest)
-    entries = corpus.planner.grow(corpus.pin, OUTLOOK, policy, 9.0)
+    entries += corpus.planner.grow(corpus.pin, TARGET, policy, 9.0)
     assert not any(isinstance(entry, Passed) for entry in entries)
 
 
@@ -99,11 +100,11 @@ def test_what_is_about_to_leave_counts_as_gone(corpus: Corpus) -> None:
 
 
 def test_a_cold_set_that_is_still_read_is_wanted_before_all_that_comes(corpus: Corpus) -> None:
-    near = Outlook(consumed=0, horizon=29)  # one segment's windows
+    near = 29  # one segment's windows
     assert corpus.grow(near) == ["a"]
     corpus.move("a", evicted=True)
     corpus.move("c", evicted=True)
-    corpus.grow(Outlook(consumed=0, horizon=50))
+    corpus.grow(50)
     corpus.planner.note_wants(corpus.planner.needed(Position(0, 5)))
     assert corpus.planner.wants[0] == sha("keya")
     assert corpus.planner.needed(Position(0, 29)).keys().isdisjoint({sha("keya")})

@@ -21,7 +21,7 @@ from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.run.gates import GateWants, start_gate
 from stoker.supervise.run.horizon import finished_at
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
-from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
+from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
 from support.books import books_of
 
@@ -108,8 +108,8 @@ def test_the_trainer_hears_nothing_that_is_meant_for_its_supervisor() -> None:
     assert environ["STOKER_RUN_DIR"] == "/s/runs/main"
 
 
-POLICY = GrowthPolicy(seed=1, seq_len=10, global_batch=2, segment_tokens=1000, epochs=1)
-OUTLOOK = Outlook(consumed=0, horizon=1000)
+POLICY = GrowthPolicy(seed=1, seq_len=10, segment_tokens=1000, epochs=1)
+TARGET = 64  # windows
 
 
 @pytest.fixture
@@ -146,16 +146,16 @@ def planner(tmp_path: Path) -> Planner:
 def test_no_entry_names_a_set_before_its_proof(planner: Planner) -> None:
     pin = planner.pin()
     assert pin is not None
-    assert planner.grow(pin, OUTLOOK, POLICY, 0.0) == ()
-    wanted = planner.to_prove(pin, OUTLOOK, POLICY, 0.0)
+    assert planner.grow(pin, TARGET, POLICY, 0.0) == ()
+    wanted = planner.to_prove(0.0)
     assert wanted == {sha("keya"): sha("manifesta"), sha("keyb"): sha("manifestb")}
     for key, digest in wanted.items():
         planner.proven(key, digest)
-    segment, end = planner.grow(pin, OUTLOOK, POLICY, 0.0)
+    segment, end = planner.grow(pin, TARGET, POLICY, 0.0)
     assert isinstance(segment, Segment)
     assert segment.sets == tuple(wanted.items())
     assert isinstance(end, End)
-    assert planner.to_prove(pin, OUTLOOK, POLICY, 0.0) == {}
+    assert planner.to_prove(0.0) == {}
 
 
 def test_a_set_that_could_not_be_proven_is_tried_again_later_and_holds_its_place(planner: Planner) -> None:
@@ -163,9 +163,9 @@ def test_a_set_that_could_not_be_proven_is_tried_again_later_and_holds_its_place
     assert pin is not None
     planner.not_proven(sha("keya"), now=0.0)
     planner.proven(sha("keyb"), sha("manifestb"))
-    assert sha("keya") not in planner.to_prove(pin, OUTLOOK, POLICY, 1.0)
-    assert planner.grow(pin, OUTLOOK, POLICY, 1.0) == ()  # b comes after a in the listing
-    assert sha("keya") in planner.to_prove(pin, OUTLOOK, POLICY, RETRY_S + 1)
+    assert planner.grow(pin, TARGET, POLICY, 1.0) == ()  # b comes after a in the listing
+    assert sha("keya") not in planner.to_prove(1.0)
+    assert sha("keya") in planner.to_prove(RETRY_S + 1)
 
 
 def waiting_for(planner: Planner, path: str, now: float) -> list[str]:
@@ -173,9 +173,11 @@ def waiting_for(planner: Planner, path: str, now: float) -> list[str]:
     pin = planner.pin()
     assert pin is not None
     pin = replace(pin, listing=(path, *pin.listing), complete=False)
-    for key, digest in planner.to_prove(pin, OUTLOOK, SHORT, now).items():
+    entries = planner.grow(pin, TARGET, SHORT, now)
+    for key, digest in planner.to_prove(now).items():
         planner.proven(key, digest)
-    return [entry.path for entry in planner.grow(pin, OUTLOOK, SHORT, now) if isinstance(entry, Passed)]
+    entries += planner.grow(pin, TARGET, SHORT, now)
+    return [entry.path for entry in entries if isinstance(entry, Passed)]
 
 
 SHORT = replace(POLICY, segment_tokens=500, hold_s=100.0)
@@ -198,12 +200,12 @@ def test_a_set_whose_proof_always_fails_is_waited_for_no_longer_than_one_that_ne
     assert pin is not None
     passed: list[str] = []
     for now in range(0, 200, 10):
-        for key, digest in planner.to_prove(pin, OUTLOOK, SHORT, float(now)).items():
+        entries = planner.grow(pin, TARGET, replace(SHORT, segment_tokens=200), float(now))
+        for key, digest in planner.to_prove(float(now)).items():
             if key == sha("keya"):
                 planner.not_proven(key, float(now))
             else:
                 planner.proven(key, digest)
-        entries = planner.grow(pin, OUTLOOK, replace(SHORT, segment_tokens=200), float(now))
         passed += [entry.path for entry in entries if isinstance(entry, Passed)]
     assert passed == ["a.parquet"]
 

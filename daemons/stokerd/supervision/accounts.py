@@ -19,7 +19,7 @@ from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.gates import DataWait
 from stoker.supervise.run.horizon import finished_at, last_step, mark
 from stoker.supervise.run.launch_record import read_launches
-from stoker.supervise.run.planner import Outlook, Planner
+from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.rate import SOON_S, WindowRate
 from stokerd.supervision.run_store import RunStore
 
@@ -118,12 +118,12 @@ class Accounts:
         windows = self.windows_left(at.position) - self.windows_left(self.reach)
         return at.step + windows // self.config.global_batch
 
-    def outlook(self, at: Checkpoint, step: int, position: Position) -> Outlook:
-        """Returns how far the plan must reach, for a trainer at this step and position."""
+    def target(self, at: Checkpoint, step: int, position: Position) -> int:
+        """Returns how many windows the plan must have, for a trainer at this step and position."""
         batch = self.config.global_batch
         reached = self.planner.plan.windows - self.windows_left(position)
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
-        return Outlook(reached, reached + max(0, self.steps(at) - step) * batch, lead)
+        return reached + min(max(0, self.steps(at) - step) * batch, lead)
 
     def moved(self, position: Position) -> None:
         """Takes in the trainer's position; a long wait for data does not count towards its speed."""

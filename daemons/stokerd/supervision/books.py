@@ -83,7 +83,7 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
     skips, reach = run.accounts.skips(), run.accounts.reach
     if pin is not None:
         run.store.check_pin(pin)
-        if (proof := run.data.grow(pin, run.accounts.outlook(run.at, step, position))) is not None:
+        if (proof := run.data.grow(pin, run.accounts.target(run.at, step, position))) is not None:
             yield proof
     here = run.at.position
     later = () if reach is None else run.planner.needed(reach, skips)

@@ -26,7 +26,7 @@ from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import CopyHeldout, ProveSets
 from stoker.supervise.rollback.decide import by_key, why_lost
 from stoker.supervise.run.gates import Gate, gate_wants, growth_policy, start_gate, waiting_words
-from stoker.supervise.run.planner import RETRY_S, Outlook, Planner
+from stoker.supervise.run.planner import RETRY_S, Planner
 
 SETS_AT_ONCE = 8
 DOUBTED_SEGMENTS = 2  # a trainer has the entry it reads open, and perhaps the one before or after
@@ -142,7 +142,7 @@ class DataReadiness:
         unproven = self.planner.unproven(self.needed, time.monotonic()) | dict(wanted or {})
         return ProveSets(dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
 
-    def grow(self, pin: DatasetPin, outlook: Outlook) -> ProveSets | None:
+    def grow(self, pin: DatasetPin, target: int) -> ProveSets | None:
         """Appends the due entries of proven sets to the plan; returns the proof that the next entries need.
 
         Does nothing for RESTS times as long as the call before took.
@@ -150,8 +150,7 @@ class DataReadiness:
         now = time.monotonic()
         if now < self._rest_until:
             return None
-        proof = self.to_prove(self.planner.to_prove(pin, outlook, self._policy, now))
-        for entry in self.planner.grow(pin, outlook, self._policy, now):
+        for entry in self.planner.grow(pin, target, self._policy, now):
             words: dict[str, Any] = {"entry": entry.n, "kind": type(entry).__name__.lower()}
             if isinstance(entry, Segment):
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
@@ -165,6 +164,7 @@ class DataReadiness:
                     message="the plan waited for it for plan.hold and goes on without it; it joins the plan "
                     "once it is a shard set. `stoker status` says what the other daemons know of it",
                 )
+        proof = self.to_prove(self.planner.to_prove(now))
         self._rest_until = now + RESTS * (time.monotonic() - now)
         return proof
 

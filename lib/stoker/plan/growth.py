@@ -65,7 +65,6 @@ class GrowthPolicy:
 
     seed: int
     seq_len: int  # of segments appended from now on
-    global_batch: int
     segment_tokens: int
     order: Literal["listing", "arrival"] = "listing"
     hold_s: float = 1800.0
@@ -81,11 +80,7 @@ class Growth:
     entries: tuple[Entry, ...]  # to append now
     why: str  # no more entries can be appended
     waiting: Mapping[str, float] = field(default_factory=dict)  # missing source -> start of the wait
-
-    @property
-    def sets(self) -> tuple[SetPair, ...]:
-        """The sets of the entries, in order."""
-        return tuple(pair for entry in self.entries if isinstance(entry, Segment) for pair in entry.sets)
+    coming: tuple[SetPair, ...] = ()  # sets of the next entries, once all sets are hot and proven
 
 
 class _Draft:
@@ -138,13 +133,10 @@ def decide(
     *,
     complete: bool,
     whole: bool = False,
-    consumed: int,
-    horizon: int,
+    target: int,
     policy: GrowthPolicy,
     now: float,
     waiting: Mapping[str, float] | None = None,
-    ahead: int | None = None,
-    hopeful: bool = False,
 ) -> Growth:
     """Returns the entries to append so that the plan stays ahead of the trainer.
 
@@ -152,13 +144,9 @@ def decide(
     - `complete`: the listing is final and each source is settled.
     - `whole`: only the listing is final. Then a source that did not come within the hold counts as missing,
       and an epoch may close without it; but the plan does not end, because the source may still come.
-    - `consumed`: the plan's windows before the trainer's newest position; `horizon`: before the run's end.
+    - `target`: the windows that the plan must have.
     - `now`: monotonic seconds; `waiting`: the `Growth.waiting` of the last decision.
-    - `ahead`: the windows to plan beyond the trainer (see `residency.ahead_windows`), at least 32 batches.
-    - `hopeful`: cold and unproven sets count as ready. Such entries show which sets are needed; do not
-      append them.
     """
-    target = min(horizon, consumed + max(ahead or 0, AHEAD_BATCHES * policy.global_batch))
     pending = [source.path for source in sources if source.standing == "pending"]
     if plan.windows >= target and not pending:
         return Growth((), ENOUGH)
@@ -166,14 +154,15 @@ def decide(
     since = _missing(draft, sources, policy, now, waiting or {}, whole=whole)
     held = draft.spoken.union(path for path, start in since.items() if now - start >= policy.hold_s)
     settled = held.issuperset(pending) and (whole if pending else complete)
-    rules = _Rules(policy, complete and not pending, settled, frozenset(held), hopeful)
+    rules = _Rules(policy, complete and not pending, settled, frozenset(held))
     why = _extend(draft, target, sources, rules)
     entries = tuple(draft.fresh)
-    if not hopeful and any(source.standing in _AWAY for source in sources):
-        beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
-        if len(draft.fresh) == len(entries):  # cold or unproven sets are not the reason
-            why = beyond
-    return Growth(entries, why, since)
+    beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
+    later = draft.fresh[
+        len(entries) :
+    ]  # they wait for cold or unproven sets; without them, these are no reason
+    coming = tuple(pair for entry in later if isinstance(entry, Segment) for pair in entry.sets)
+    return Growth(entries, why if later else beyond, since, coming)
 
 
 @dataclass(frozen=True)
@@ -184,7 +173,7 @@ class _Rules:
     complete: bool
     settled: bool  # the plan waits for no source, except perhaps for `held` ones
     held: frozenset[str]  # paths whose hold is over
-    hopeful: bool
+    hopeful: bool = False  # cold and unproven sets count as ready
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,6 @@ def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
     return GrowthPolicy(
         seed=train.seed,
         seq_len=train.seq_len,
-        global_batch=train.global_batch,
         segment_tokens=plan.segment_tokens,
         order=plan.order,
         hold_s=plan.hold,

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -33,18 +33,6 @@ from stoker.supervise.run.hold_clock import HoldClock
 
 MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
 RETRY_S = 60.0  # before a set that could not be proven is read once more
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """How far the run is and will go: windows of the plan before its next one and before its end.
-
-    `ahead` are those that the plan is to reach beyond the next one, where that is more than 32 batches.
-    """
-
-    consumed: int
-    horizon: int
-    ahead: int | None = None
 
 
 class Planner:
@@ -123,20 +111,18 @@ class Planner:
                 tokens += offered
         return found
 
-    def to_prove(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> dict[str, str]:
-        """The sets, key to manifest sha256, that the next entries would name and that are not proven yet.
+    def to_prove(self, now: float) -> dict[str, str]:
+        """Returns the unproven sets of the next entries, key to manifest sha256.
 
-        Those on warm are left out, and named in `wants`. One whose proof failed is as good as missing until
-        it is proven after all, and is among them whenever it may be tried again.
+        Those on warm are left out, and named in `wants`. A set whose proof failed is among them once it may
+        be tried again.
         """
-        hopeful = self._decide(pin, outlook, policy, now, hopeful=True)
-        self._named = hopeful.sets
         again = {key for key, due in self._refused.items() if due <= now}
         sources = self.sources().values() if again else ()
         known = ((one.key, one.manifest_sha256) for one in sources if one.key in again)
         return {
             key: digest
-            for key, digest in (*known, *hopeful.sets)
+            for key, digest in (*known, *self._named)
             if key and digest and key not in self._proven and key in self._hot
         }
 
@@ -203,16 +189,26 @@ class Planner:
             dict.fromkeys((*cold, *islice(later, MOST_LATER), *(key for key, _ in self._named)))
         )
 
-    def grow(self, pin: DatasetPin, outlook: Outlook, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
-        """Append what is due of proven sets, durably, and return it."""
+    def grow(self, pin: DatasetPin, target: int, policy: GrowthPolicy, now: float) -> tuple[Entry, ...]:
+        """Appends the due entries of proven sets, durably, up to `target` windows; returns them."""
         with shared_lock(self._layout.shard_sets_lock):
-            decision = self._decide(pin, outlook, policy, now, hopeful=False)
+            sources = self.sources()
+            standings = [self._standing(path, sources.get(path), now) for path in pin.listing]
+            self._decided = True
+            decision = growth.decide(
+                self.plan,
+                standings,
+                complete=pin.complete,
+                whole=pin.whole,
+                target=target,
+                policy=replace(policy, run_id=self._run_id or ""),
+                now=now,
+                waiting=self._clock.since(now),
+            )
             for entry in decision.entries:
                 self._writer.append(entry)
         self._clock.keep(decision.waiting, now, policy.hold_s)
-        self.why = decision.why
-        appended = {key for key, _ in decision.sets}
-        self._named = tuple(pair for pair in self._named if pair[0] not in appended)
+        self.why, self._named = decision.why, decision.coming
         return decision.entries
 
     def sources(self) -> dict[str, Source]:
@@ -227,32 +223,6 @@ class Planner:
 
     def _trust_the_plan(self) -> None:
         self._proven.update(pair for segment in self.plan.segments for pair in segment.sets)
-
-    def _decide(
-        self,
-        pin: DatasetPin,
-        outlook: Outlook,
-        policy: GrowthPolicy,
-        now: float,
-        *,
-        hopeful: bool,
-    ) -> growth.Growth:
-        sources = self.sources()
-        standings = [self._standing(path, sources.get(path), now) for path in pin.listing]
-        self._decided = True
-        return growth.decide(
-            self.plan,
-            standings,
-            complete=pin.complete,
-            whole=pin.whole,
-            consumed=outlook.consumed,
-            horizon=outlook.horizon,
-            policy=replace(policy, run_id=self._run_id or ""),
-            now=now,
-            waiting=self._clock.since(now),
-            ahead=outlook.ahead,
-            hopeful=hopeful,
-        )
 
     def _standing(self, path: str, source: Source | None, now: float) -> PlanSource:
         if source is None:
