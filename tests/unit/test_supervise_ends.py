@@ -21,9 +21,9 @@ from stoker.supervise.mirror.state import MirrorState
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState, Trainer
+from stokerd.supervision.jobs import ACTIVITIES
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer import TrainerControl
-from stokerd.supervision.workers import ACTIVITIES
 from support.pipelines import make_pipeline
 
 HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32

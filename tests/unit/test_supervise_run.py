@@ -22,7 +22,7 @@ from stoker.supervise.run.gates import GateWants, start_gate
 from stoker.supervise.run.horizon import finished_at
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
 from stoker.supervise.run.planner import RETRY_S, Planner
-from stoker.supervise.run.record import Heldout, Identity, RunRecord, changed_mid_run, parse_record
+from stoker.supervise.run.record import Heldout, Identity, RunRecord, parse_record
 from support.books import books_of
 
 IDENTITY = Identity(
@@ -56,11 +56,6 @@ def test_a_record_of_another_version_is_not_guessed_at() -> None:
         parse_record({**RunRecord(IDENTITY).body(), "v": 2})
     with pytest.raises(DataError, match="run_id"):
         parse_record({"v": 1, "run": "main"})
-
-
-def test_only_what_a_run_cannot_change_is_refused_with_both_values() -> None:
-    assert changed_mid_run(IDENTITY, {"seed": 1, "seq_len": 10, "steps": 5}) == []
-    assert changed_mid_run(IDENTITY, {"seed": 2}) == ["seed is 1 in this run and 2 now"]
 
 
 def test_the_digest_follows_the_model_and_not_the_horizon() -> None:

@@ -17,10 +17,11 @@ from stoker.supervise import actions as do
 from stoker.supervise.decide import mirror_job
 from stoker.supervise.state import Phase
 from stokerd.supervision import books
+from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer import TrainerControl
-from stokerd.supervision.workers import ACTIVITIES, MIRROR, Workers
+from stokerd.supervision.workers import Workers
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
 KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate

@@ -8,21 +8,24 @@ actions, carries them out, shows status and metrics, and waits. The position in 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+from stoker.checkpoints.mirror.layout import fallback
+from stoker.checkpoints.select import counts
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.prctl import set_child_subreaper
 from stoker.kit.process.process_id import reap_strays
 from stoker.store.errors import StorageError
-from stoker.supervise.actions import Enter, Pause, Wait
-from stoker.supervise.decide import decide
+from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
+from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.state import Phase
 from stokerd.common.alerts import Alerts
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.observe import observe
-from stokerd.supervision.run import load_run
+from stokerd.supervision.jobs import MIRROR
+from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status
-from stokerd.supervision.workers import MIRROR, Workers
+from stokerd.supervision.workers import Workers
 
 WAIT_S = 1.0
 REAP_S = 2.0
@@ -107,3 +110,64 @@ class Supervisor:
         self.effects.trainer.close()
         self.workers.stop()
         self.workers.stop_mirror()
+
+
+def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
+    """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
+    record, jobs = run.store.record, effects.workers.jobs
+    seen = Seen(
+        is_stopping=run.context.stopping,
+        is_once=run.context.once,
+        jobs=jobs,
+        fruitless=record.fruitless if record else 0,
+        best_step=record.best_step if record else 0,
+        newest=run.at.path.name,
+        step=run.at.step,
+        end=end,
+    )
+    match run.state.phase:
+        case Phase.CLEANING:
+            return replace(seen, left=effects.leftovers())
+        case Phase.PROVING:
+            rollback = effects.requests.next_rollback()
+            if rollback is not None:
+                return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
+            return _proving(run, seen)
+        case Phase.WAITING:
+            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
+        case Phase.FINISHED if not run.state.is_at_rest:
+            return replace(seen, is_settled=_is_settled(run, seen))
+        case _:
+            return seen
+
+
+def _proving(run: Run, seen: Seen) -> Seen:
+    """Returns the facts by which a checkpoint is chosen."""
+    history = run.accounts.history()
+    if run.state.is_settled:
+        return replace(seen, over=run.accounts.over(run.at))
+    name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
+    newest = run.checkpoints.get(name)
+    seen = replace(
+        seen,
+        candidate=name,
+        is_on_history=newest is None or counts(int(newest.body["timeline"]), newest.step, history),
+        why_not_from_start="" if name else run.accounts.why_not_from_start(has_rejected=has_rejected),
+    )
+    if run.mirror is None:
+        return seen
+    step = newest.step if newest is not None else None
+    look = run.mirror.to_look(step, history, has_rejected=has_rejected)
+    newer = fallback(run.mirror.copies, history, -1 if step is None else step)
+    return replace(seen, look=look, newer=next(iter(newer), None))
+
+
+def _is_settled(run: Run, seen: Seen) -> bool:
+    """Returns whether every checkpoint is proven, and mirrored as far as the policy asks."""
+    now, history, mirror = time.monotonic(), run.accounts.history(), run.mirror
+    if ProveCheckpoint.slot in seen.jobs or run.checkpoints.unproven(history, now):
+        return False
+    if mirror is None or run.store.record is None or mirror.trouble is not None:
+        return True
+    local, policy = run.checkpoints.to_mirror(), run.checkpoints.policy
+    return MIRROR not in seen.jobs and mirror_job(mirror, local, history, policy, now) is None

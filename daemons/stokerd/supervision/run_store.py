@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoints.format import BODY
@@ -40,7 +41,7 @@ class RunStore:
             self._refuse_changes(record.identity, configured(pipeline))
             # A start grants one more launch: the operator may have mended the cause.
             most = pipeline.supervise.no_progress_launches - 1
-            self.record = record.moved(fruitless=min(record.fruitless, most))
+            self.record = replace(record, fruitless=min(record.fruitless, most))
 
     @property
     def begun(self) -> RunRecord:
@@ -70,7 +71,7 @@ class RunStore:
         if is_lost:
             record = parse_record(checkpoint.body["run_record"], checkpoint.path / BODY)
             self._refuse_changes(record.identity, configured(self.pipeline))
-            self._write(record.moved(best_step=checkpoint.step))
+            self._write(replace(record, best_step=checkpoint.step))
         run_id = self.begun.identity.run_id
         if checkpoint.body["run_id"] != run_id:
             raise DataError(
@@ -91,10 +92,10 @@ class RunStore:
 
     def rolled_back(self, step: int) -> None:
         """Makes the run continue from an earlier step, also where it had finished or failed."""
-        self._write(self.begun.gone_back(step))
+        self.change(state="waiting", finished=None, reason=None, fruitless=0, best_step=step)
 
     def change(self, **changes: Any) -> None:
-        self._write(self.begun.moved(**changes))
+        self._write(replace(self.begun, **changes))
 
     def check_pin(self, pin: DatasetPin) -> None:
         """Raises ConfigError where the dataset is built with other settings than when the run began."""

@@ -68,9 +68,8 @@ class TrainerControl:
             lock=lock,
             stop_time_s=run.pipeline.supervise.stop_time,
             notify_socket=launch.notify_socket,
+            waiter=self.context.waiter,
         )
-        for descriptor in self.guarded.filenos():
-            self.context.waiter.add_fd(descriptor, "trainer")
         guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
         return Trainer(launch, guard, view, Stillness(now, now), sample_at=now + EVIDENCE_S)
 
@@ -144,9 +143,6 @@ class TrainerControl:
     def close(self) -> None:
         """Closes the handles; asks a trainer that still runs to save and end."""
         if self.guarded is not None:
-            self.guarded.stop()
-            for descriptor in self.guarded.filenos():
-                self.context.waiter.remove_fd(descriptor)
             self.guarded.close()
             self.guarded = None
 

@@ -5,40 +5,15 @@ Workers on warm have a separate pool: a worker that hangs in a dead mount must n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from stoker.kit.workers import activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import ABANDONED, WorkerPool
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.supervise.actions import Job, MirrorJob
-from stokerd.supervision import mirror, proofs
-from stokerd.supervision.proofs import Result
+from stoker.supervise.actions import Job
+from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.run import Run
 
 KILLED_WAIT_S = 1.0  # for a killed worker of an earlier supervisor; the loop waits meanwhile
-MIRROR = MirrorJob.slot
-
-
-@dataclass(frozen=True)
-class Activity:
-    """How the jobs of one slot run and end."""
-
-    module: str
-    task: Callable[[Run, Any], dict[str, Any]]
-    ended: Callable[[Run, Any, Result | None, str], None]  # gets the result, or None and the reason
-
-
-ACTIVITIES = {
-    "checkpoint": Activity(
-        "stoker.checkpoints.proof_worker", proofs.checkpoint_task, proofs.checkpoint_proved
-    ),
-    "sets": Activity("stoker.shards.format.proof_worker", proofs.sets_task, proofs.sets_proved),
-    "heldout": Activity("stoker.plan.heldout_worker", proofs.heldout_task, proofs.heldout_copied),
-    MIRROR: Activity("stoker.checkpoints.mirror.mirror_worker", mirror.mirror_task, mirror.mirror_ended),
-}
 
 
 class Workers:

@@ -7,17 +7,11 @@ tensors' bytes end to end (https://github.com/huggingface/safetensors, format de
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 FILE_BYTES = 1 << 30  # files are split here, so that they can be hashed in parallel
-
-_ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8,
-    "F32": 4, "I32": 4, "U32": 4,
-    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
 
 
 class Tensor(NamedTuple):
@@ -30,17 +24,12 @@ class Tensor(NamedTuple):
 
 
 def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of one file; raises ValueError when a tensor's bytes do not fit its dtype and shape.
-
-    Wide items come first, so that each tensor is aligned to its own item.
-    """
-    ordered = sorted(tensors, key=lambda tensor: -_item_bytes(tensor))
-    if len({tensor.name for tensor in ordered}) != len(ordered):
-        raise ValueError("two tensors have one name")
+    """Yields the bytes of one file. Wide items come first, so that each tensor is aligned to its own item."""
+    ordered = sorted(tensors, key=lambda tensor: -tensor.data.nbytes // max(1, math.prod(tensor.shape)))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for tensor in ordered:
-        size = _checked_bytes(tensor)
+        size = tensor.data.nbytes
         header[tensor.name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
@@ -66,18 +55,3 @@ def split(tensors: Sequence[Tensor], limit: int = FILE_BYTES) -> list[list[Tenso
         groups[-1].append(tensor)
         size += tensor.data.nbytes
     return groups
-
-
-def _item_bytes(tensor: Tensor) -> int:
-    if tensor.dtype not in _ITEM_BYTES:
-        raise ValueError(f"{tensor.name}: dtype {tensor.dtype} is not one of {', '.join(_ITEM_BYTES)}")
-    return _ITEM_BYTES[tensor.dtype]
-
-
-def _checked_bytes(tensor: Tensor) -> int:
-    size = _item_bytes(tensor)
-    for extent in tensor.shape:
-        size *= extent
-    if size != tensor.data.nbytes:
-        raise ValueError(f"{tensor.name}: {tensor.data.nbytes} bytes, but its shape and dtype need {size}")
-    return size

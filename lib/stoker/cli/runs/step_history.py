@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.checkpoints.format import BODY, CheckpointBody, read_body
+from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.select import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
@@ -194,8 +194,4 @@ class History:
 def read_checkpoints(run: RunLayout) -> Iterator[CheckpointBody]:
     """What the run's checkpoints say of themselves, abandoned ones included; none is proven here."""
     for folder in (run.checkpoints, *sorted(run.abandoned.glob("t*"))):
-        for found in find_checkpoints(folder):
-            try:
-                yield read_body((found.path / BODY).read_bytes(), found.path / BODY)
-            except (OSError, DataError):
-                continue  # pruned just now, or damaged: `stoker verify` and the supervisor tell which
+        yield from (found.body for found in find_checkpoints(folder) if found.body is not None)

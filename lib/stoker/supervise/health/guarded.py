@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.kit.lock import Lock
+from stoker.kit.loop import Waiter
 from stoker.store.parsing import parse_json
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
@@ -40,6 +41,7 @@ class GuardedTrainer:
         lock: Lock,
         stop_time_s: float,
         notify_socket: Path,
+        waiter: Waiter,
     ) -> None:
         notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         notify_socket.unlink(missing_ok=True)  # left by an earlier supervisor
@@ -70,10 +72,9 @@ class GuardedTrainer:
         self._lock = lock
         self._unread = b""
         self._end = GuardedEnd(None, None)
-
-    def filenos(self) -> tuple[int, int]:
-        """Returns report pipe and socket, readable when guard or trainer have sent a message or ended."""
-        return self._reports, self._socket.fileno()
+        self._waiter, self._filenos = waiter, (self._reports, self._socket.fileno())
+        for descriptor in self._filenos:  # readable when guard or trainer have sent a message or ended
+            waiter.add_fd(descriptor, "trainer")
 
     def poll(self) -> GuardedEnd | None:
         """Reads the guard's reports; returns the end of the launch once the guard has exited, else None."""
@@ -101,7 +102,13 @@ class GuardedTrainer:
         self._guard.kill()
 
     def close(self) -> None:
-        """Closes pipe, socket and this process's copy of the lock; a live guard holds its own copy."""
+        """Asks a trainer that still runs to save and end; closes pipe, socket and this process's lock.
+
+        A live guard holds its own copy of the lock.
+        """
+        self.stop()
+        for descriptor in self._filenos:
+            self._waiter.remove_fd(descriptor)
         os.close(self._reports)
         self._socket.close()
         self._path.unlink(missing_ok=True)

@@ -113,22 +113,16 @@ class Trial:
             lock=lock,
             stop_time_s=self.pipeline.supervise.stop_time,
             notify_socket=self.socket,
+            waiter=waiter,
         )
-        try:
+        with contextlib.closing(trainer):
             return self._watch(trainer, waiter, launch)
-        finally:
-            trainer.stop()
-            for descriptor in trainer.filenos():
-                waiter.remove_fd(descriptor)
-            trainer.close()
 
     def _watch(
         self, trainer: GuardedTrainer, waiter: Waiter, launch: Launch
     ) -> tuple[GuardedEnd, TrainerView]:
         now = time.monotonic()
         view = TrainerView(launch.launch, now, now)
-        for descriptor in trainer.filenos():
-            waiter.add_fd(descriptor, "trainer")
         is_stopping = False
         while (end := trainer.poll()) is None:
             waiter.wait(TURN_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,14 +72,6 @@ class RunRecord:
         """What a checkpoint carries of it: the part that cannot be found out again."""
         return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
 
-    def gone_back(self, step: int) -> RunRecord:
-        """This record after a rollback to a step, whatever had become of the run after that."""
-        return self.moved(state="waiting", finished=None, reason=None, fruitless=0, best_step=step)
-
-    def moved(self, **changes: Any) -> RunRecord:
-        """This record with some fields changed."""
-        return replace(self, **changes)
-
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
     """A run record from run.json or a checkpoint's `run_record`; DataError names what is wrong.
@@ -99,21 +91,6 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
     return RunRecord(identity, heldout, **{"state": "running", **progress})
 
 
-FIXED = ("seed", "dataset", "dataset_version", "build_id", "tokenizer_sha256")
-
-
-def changed_mid_run(record: Identity, wanted: Mapping[str, Any]) -> list[str]:
-    """What the configuration and the dataset's pin want otherwise than the run began: half a sentence each.
-
-    `wanted` holds the fields that are known now; those it leaves out are not compared.
-    """
-    return [
-        f"{name} is {getattr(record, name)!r} in this run and {wanted[name]!r} now"
-        for name in FIXED
-        if name in wanted and wanted[name] != getattr(record, name)
-    ]
-
-
 def configured(pipeline: Pipeline) -> dict[str, Any]:
     """What of a run's identity the configuration says."""
     train, dataset = pipeline.train, pipeline.dataset
@@ -130,8 +107,12 @@ def pinned(pin: DatasetPin) -> dict[str, Any]:
 
 
 def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> str:
-    """Why a run cannot go on as it is wanted now, and what to do; empty where it can."""
-    changes = changed_mid_run(record, wanted)
+    """Returns why a run cannot go on with the `wanted` values, and what to do; "" where it can."""
+    changes = [
+        f"{name} is {getattr(record, name)!r} in this run and {value!r} now"
+        for name, value in wanted.items()
+        if value != getattr(record, name)
+    ]
     if not changes:
         return ""
     return (

@@ -1,11 +1,15 @@
-"""The mirror of the checkpoints on warm: the tasks for its worker, and the records of the results.
+"""The supervisor's jobs: proofs of checkpoints and sets, the copy of held-out windows, the checkpoint mirror.
 
-A failure on warm never stops training: it is an event, a line in the status, and another try, without limit.
+Each job has a task for its worker, and a function that records the worker's result. A worker that ends
+without a result is no evidence against the files it read. A failure on warm never stops training: it is an
+event, a line in the status, and another try, without limit.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
@@ -13,10 +17,99 @@ from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log_data
-from stoker.supervise.actions import CopyToMirror, FetchCopy, ListMirror, MirrorJob, PruneMirror
+from stoker.supervise.actions import (
+    CopyHeldout,
+    CopyToMirror,
+    FetchCopy,
+    ListMirror,
+    MirrorJob,
+    ProveCheckpoint,
+    ProveSets,
+    PruneMirror,
+)
 from stoker.supervise.mirror.state import PRUNE_AGAIN_S, MirrorState
-from stokerd.supervision.proofs import Result
+from stoker.supervise.run.record import Heldout
+from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
+
+HOLD_OUT_RETRY_S = 10.0
+
+Result = Mapping[str, Any]
+MIRROR = MirrorJob.slot
+
+
+def checkpoint_task(run: Run, job: ProveCheckpoint) -> dict[str, Any]:
+    return {"checkpoint": str(run.checkpoints.path(job.name))}
+
+
+def checkpoint_proved(run: Run, job: ProveCheckpoint, result: Result | None, reason: str) -> None:
+    """Records the verdict on a checkpoint; moves a checkpoint that is not whole into quarantine."""
+    name, now, path = job.name, time.monotonic(), f"checkpoints/{job.name}"
+    proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
+    if proof["verdict"] == "proven":
+        if run.checkpoints.proven(name, proof["body"], proof["digest"], now):
+            run.events.record("checkpoint_proven", path=path, step=proof["body"]["step"])
+    elif proof["verdict"] == "invalid":
+        moved = run.checkpoints.reject(name, proof["reason"])
+        run.counted.quarantined += 1
+        run.events.record(
+            "checkpoint_quarantined",
+            "warning",
+            path=path,
+            reason=proof["reason"],
+            moved_to=str(moved.place),
+            dropped=list(moved.dropped),
+            message="it is not whole and is never resumed from; the one before it is used",
+        )
+    else:
+        run.checkpoints.unreadable(name, now)
+        message = "neither trusted nor thrown away, and tried again; look at the disk"
+        run.events.record(
+            "checkpoint_unreadable", "warning", path=path, reason=proof["reason"], message=message
+        )
+    if run.state.phase is Phase.PROVING:
+        run.change(proofs={**run.state.proofs, name: proof["verdict"]})
+
+
+def sets_task(run: Run, job: ProveSets) -> dict[str, Any]:
+    return {"sets": [{"path": run.data.path(key), "key": key} for key in job.sets]}
+
+
+def sets_proved(run: Run, job: ProveSets, result: Result | None, reason: str) -> None:
+    """Records the proofs of shard sets; has a damaged set restored."""
+    no_proof = {"verdict": "not proven", "reason": reason}
+    proofs = result["proofs"] if result is not None else [no_proof] * len(job.sets)
+    for (key, digest), proof in zip(job.sets.items(), proofs, strict=True):
+        if proof["verdict"] != "proven":
+            run.data.not_whole(key, f"{proof['verdict']}: {proof['reason']}")
+        elif proof["manifest_sha256"] != digest:
+            run.data.another(
+                key, f"its manifest's sha256 is {proof['manifest_sha256']}, recorded is {digest}"
+            )
+        elif run.data.whole(key, digest) and run.store.record is not None:
+            run.store.fruitful()  # launches that failed because of it no longer count
+
+
+def heldout_task(run: Run, job: CopyHeldout) -> dict[str, Any]:
+    train = run.pipeline.train
+    return {
+        "shards_root": str(run.pipeline.hot_layout.shards(run.pipeline.dataset.name)),
+        "sets": [list(pair) for pair in job.sets.items()],
+        "seq_len": train.seq_len,
+        "vocab_size": job.vocab_size,
+        "tokens": train.evaluate.tokens,
+        "target": str(run.layout.heldout),
+    }
+
+
+def heldout_copied(run: Run, _: CopyHeldout, result: Result | None, reason: str) -> None:
+    """Records the held-out windows; there are none where the val data is shorter than a window."""
+    if result is not None:
+        run.change(heldout=Heldout(**result))
+        return
+    run.events.record("heldout_failed", "warning", reason=reason)
+    doing = "held-out windows could not be copied; trying"
+    run.state = run.state.paused(HOLD_OUT_RETRY_S, doing, time.monotonic())
 
 
 def mirror_of(run: Run) -> MirrorState:
@@ -163,3 +256,20 @@ def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
     if job.need == "try":  # for a rollback: retention must not remove it before the rollback is made
         run.checkpoints.kept.add(name)
     run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """How the jobs of one slot run and end."""
+
+    module: str
+    task: Callable[[Run, Any], dict[str, Any]]
+    ended: Callable[[Run, Any, Result | None, str], None]  # gets the result, or None and the reason
+
+
+ACTIVITIES = {
+    "checkpoint": Activity("stoker.checkpoints.proof_worker", checkpoint_task, checkpoint_proved),
+    "sets": Activity("stoker.shards.format.proof_worker", sets_task, sets_proved),
+    "heldout": Activity("stoker.plan.heldout_worker", heldout_task, heldout_copied),
+    MIRROR: Activity("stoker.checkpoints.mirror.mirror_worker", mirror_task, mirror_ended),
+}
