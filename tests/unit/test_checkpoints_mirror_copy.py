@@ -74,7 +74,7 @@ class Place:
         return do(self.task("fetch", name=name, checkpoints=str(self.checkpoints), logs=[]))
 
     def task(self, verb: str, **words: object) -> dict[str, object]:
-        common = {"warm": str(self.warm.warm), "run": "main", "owner": "tiny", "expected": False}
+        common = {"warm": str(self.warm.root), "run": "main", "owner": "tiny", "expected": False}
         return {**common, "verb": verb, **words}
 
 
@@ -386,7 +386,7 @@ class TestWorker:
             require_ours(place.warm, place.mirror, "tiny", expected=False)
         place.warm.owner_lock.write_text('{"purpose":"pipeline tiny (state /elsewhere)"}\n')
         require_ours(place.warm, place.mirror, "tiny", expected=False)
-        shutil.rmtree(place.warm.warm)
+        shutil.rmtree(place.warm.root)
         with pytest.raises(UnavailableError, match="mount the disk"):
             require_ours(place.warm, place.mirror, "tiny", expected=False)
 

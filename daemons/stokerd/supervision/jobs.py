@@ -142,7 +142,7 @@ def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
             words |= {"heldout": str(run.layout.heldout)}
     return {
         "verb": job.kind,
-        "warm": str(run.pipeline.warm_layout.warm),
+        "warm": str(run.pipeline.warm_layout.root),
         "run": run.pipeline.train.run,
         "owner": run.pipeline.name,
         "expected": bool(mirror_of(run).copies),  # a mirror that held copies must still exist

@@ -19,7 +19,6 @@ from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process.process_id import ProcessId
 from stoker.kit.systemd import Notifier
-from stoker.store.ballast import Ballast
 from stoker.store.files import write_atomic
 from stoker.store.layout import runtime_dir
 from stoker.store.names import utc_now
@@ -46,7 +45,7 @@ class DaemonContext:
         self.log, self.metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
         self.events = Events(self.layout, name, pipeline.name, self.log, self.metrics)
         self.notifier = Notifier.from_environment(os.environ)
-        self.reserve = Reserve(Ballast(self.layout.ballast(name)), self.events)
+        self.reserve = Reserve(self.layout.ballast(name), self.events)
         self._since, self._started = utc_now(), time.monotonic()
         self._me = ProcessId.of(os.getpid())
         self._is_ready = self._is_status_failing = False

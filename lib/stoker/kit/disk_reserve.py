@@ -1,28 +1,42 @@
-"""A daemon's ballast on the state disk: given back when that is full, made again when space returns."""
+"""Room that a daemon keeps on the state disk for the hour when it is full: a file of real blocks.
+
+A daemon on a full disk could write neither what its workers finished nor that the disk is full.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from pathlib import Path
 
 from stoker.kit.events import Events
-from stoker.store.ballast import Ballast
+from stoker.store.errors import StorageError, storage_errors
+from stoker.store.files import fsync_dir, opened, unlink_durably
 
+RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
+SPARE = 4  # made only where this many times its size are free: it must not be what fills the disk
 LOOK_EVERY_S = 2.0
 NEARLY_FULL_BYTES = 64 << 10  # a record would go in, the next would not
 
 
 class Reserve:
-    """Looks after the ballast; `spent` while the state disk is full: only what is under way is recorded."""
+    """Gives its file back when the disk is full, and makes it again when space returns.
 
-    def __init__(self, ballast: Ballast, events: Events) -> None:
-        self._ballast, self._events = ballast, events
+    `held` while the file is there; `spent` while the disk is full: only what is under way is recorded.
+    """
+
+    def __init__(self, path: Path, events: Events, size: int = RESERVE_BYTES) -> None:
+        self._path, self._events, self._size = path, events, size
         self._look_at = 0.0
-        self.spent = False
-        ballast.hold()
+        self.held = self.spent = False
+        self._hold()
 
     def give_back(self, reason: str) -> bool:
         """The state disk is full: make room for what must be written now; False when none was left."""
-        given = self._ballast.give_back()
+        given, self.held = self.held, False
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            unlink_durably(self._path)
         if given and not self.spent:
             self.spent = True
             self._events.record("state_disk_full", level="error", reason=reason)
@@ -34,13 +48,37 @@ class Reserve:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
+        free, total = self._space()
         if self.spent:
-            if self._ballast.has_room():
-                self._ballast.hold()
+            if free >= min(SPARE * self._size, total // 4):  # of a very small disk a quarter is enough
+                self._hold()
                 self.spent = False
                 self._events.record("state_disk_has_room")
-        elif self._ballast.held:
-            if self._ballast.free_bytes() < NEARLY_FULL_BYTES:
-                self.give_back(f"the disk of {self._ballast.path.parent} is full; free space on it")
-        else:
-            self._ballast.hold()
+        elif not self.held:
+            self._hold()
+        elif free < NEARLY_FULL_BYTES:
+            self.give_back(f"the disk of {self._path.parent} is full; free space on it")
+
+    def _hold(self) -> None:
+        """Make the file, or fill up one that a crash cut short, if there is room to spare for it."""
+        with (
+            contextlib.suppress(StorageError, FileNotFoundError),
+            storage_errors("reserve room at", self._path),
+        ):
+            is_whole = self._path.exists() and self._path.stat().st_blocks * 512 >= self._size
+            if not is_whole and self._space()[0] >= SPARE * self._size:
+                with opened(self._path, os.O_WRONLY | os.O_CREAT) as descriptor:
+                    os.posix_fallocate(descriptor, 0, self._size)
+                    os.fsync(descriptor)
+                fsync_dir(self._path.parent)
+                is_whole = True
+            self.held = is_whole
+
+    def _space(self) -> tuple[int, int]:
+        """Bytes that this user may write, and of the whole disk; 0 where that cannot be told."""
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return 0, 0
+        blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+        return blocks * found.f_frsize, found.f_blocks * found.f_frsize

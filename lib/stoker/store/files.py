@@ -69,17 +69,10 @@ def sweep_temporaries(directory: Path) -> int:
 def make_dir(path: Path, mode: int = DIR_MODE) -> None:
     """Makes a directory and its missing parents, durably; an existing directory keeps its mode."""
     with storage_errors("make directory", path):
+        if not path.parent.exists():
+            make_dir(path.parent)
         try:
             os.mkdir(path, mode)
-        except FileNotFoundError:
-            if path.parent == path:
-                raise
-            make_dir(path.parent, DIR_MODE)
-            try:
-                os.mkdir(path, mode)  # no further try: /proc refuses every directory this way
-            except FileExistsError:  # another process made it meanwhile
-                make_dir(path, mode)
-                return
         except FileExistsError:
             if not path.is_dir():
                 raise

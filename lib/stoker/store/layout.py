@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.store.errors import UnavailableError, UsageError, storage_errors
+from stoker.store.errors import UnavailableError, storage_errors
 from stoker.store.files import make_dir
 from stoker.store.names import record_name
 
@@ -40,38 +40,34 @@ class StateLayout:
         self.quarantine = state / "quarantine"
         self.runs = state / "runs"
         self.demand = state / "ledger" / "demand.json"  # files that the loop misses or no longer needs
-        self.owner_lock = state / ".stoker-owner.lock"  # names the pipeline that owns the state
+        self.owner_lock = state / DISK_LOCK  # names the pipeline that owns the state
+        self._record_dirs = (
+            *(self.receipts, self.receipts / "listings", self.sources),
+            *(self.datasets, self.datasets / "tokenizers", state / "ledger"),
+        )
+        self._request_dirs = (self.requests_done, *map(self.requests, DAEMONS))
 
     def create(self) -> None:
         """Makes the missing directories, durably."""
-        make_dir(self.state)
-        for directory in (
-            *(self.locks, self.receipts, self.receipts / "listings", self.sources, self.datasets),
-            *(self.datasets / "tokenizers", self.quarantine, self.state / "ledger", self.runs),
-            self.state / "events",
-        ):
+        own = (self.locks, self.quarantine, self.runs, self.state / "events")
+        for directory in (self.state, *own, *self._record_dirs):
             make_dir(directory)
-        for directory in (self.state / "requests", self.requests_done, *map(self.requests, DAEMONS)):
+        for directory in (self.state / "requests", *self._request_dirs):
             make_dir(directory, _SHARED_MODE)
             _share(directory)
 
     def with_records(self) -> list[Path]:
         """Returns the directories with records, also those of the existing runs."""
-        runs = [path for path in self.runs.iterdir() if path.is_dir()]
-        return [
-            *(self.receipts, self.receipts / "listings", self.sources, self.datasets),
-            *(self.datasets / "tokenizers", self.state / "ledger", self.requests_done),
-            *(self.requests(daemon) for daemon in DAEMONS),
-            *runs,
-        ]
+        runs = (path for path in self.runs.iterdir() if path.is_dir())
+        return [*self._record_dirs, *self._request_dirs, *runs]
 
     def lock(self, daemon: str) -> Path:
         """Returns the lock file that a daemon holds while it lives."""
-        return self.locks / f"{_known(daemon)}.lock"
+        return self.locks / f"{daemon}.lock"
 
     def requests(self, daemon: str) -> Path:
         """Returns the directory of requests to this daemon."""
-        return self.state / "requests" / _known(daemon)
+        return self.state / "requests" / daemon
 
     def listing(self, dataset: str) -> Path:
         """Returns the record of the files in the source."""
@@ -93,18 +89,18 @@ class StateLayout:
 
     def ledger(self, daemon: str) -> Path:
         """Returns the record of this daemon's claims on file systems."""
-        return self.state / "ledger" / f"{_known(daemon)}.json"
+        return self.state / "ledger" / f"{daemon}.json"
 
     def run(self, name: str) -> RunLayout:
         return RunLayout(self.runs / name)
 
     def ballast(self, daemon: str) -> Path:
         """Returns the file that reserves room for this daemon."""
-        return self.state / f".ballast-{_known(daemon)}"
+        return self.state / f".ballast-{daemon}"
 
     def events(self, daemon: str) -> Path:
         """Returns the event log of this daemon."""
-        return self.state / "events" / f"{_known(daemon)}.jsonl"
+        return self.state / "events" / f"{daemon}.jsonl"
 
 
 class RunLayout:
@@ -160,15 +156,11 @@ class HotLayout(_DiskLayout):
 
     def __init__(self, hot: Path) -> None:
         super().__init__(hot)
-        self.hot, self.parquet, self.building = hot, hot / "parquet", hot / ".building"
+        self.parquet, self.building = hot / "parquet", hot / ".building"
 
 
 class WarmLayout(_DiskLayout):
     """The paths on warm, the big slow disk: copies of proven shard sets and of checkpoints."""
-
-    def __init__(self, warm: Path) -> None:
-        super().__init__(warm)
-        self.warm = warm
 
     def checkpoints(self, run: str) -> Path:
         """Returns the mirror directory of a run's checkpoints."""
@@ -189,7 +181,7 @@ class RuntimeLayout:
 
     def status(self, daemon: str) -> Path:
         """Returns the status file of a daemon."""
-        return self.root / "status" / f"{_known(daemon)}.json"
+        return self.root / "status" / f"{daemon}.json"
 
     def notify_socket(self, run: str) -> Path:
         """Returns the datagram socket for the messages of a run's trainer."""
@@ -197,7 +189,7 @@ class RuntimeLayout:
 
     def targets(self, daemon: str) -> Path:
         """Returns the Prometheus file-discovery entry of a daemon."""
-        return self.root / "targets" / f"{_known(daemon)}.json"
+        return self.root / "targets" / f"{daemon}.json"
 
 
 def runtime_dir(name: str, state: Path, environ: Mapping[str, str] = os.environ) -> Path:
@@ -236,9 +228,3 @@ def _share(directory: Path) -> None:
         found = os.stat(directory)
         if found.st_mode & _SHARED_MODE != _SHARED_MODE and found.st_uid == os.geteuid():
             os.chmod(directory, _SHARED_MODE)
-
-
-def _known(daemon: str) -> str:
-    if daemon not in DAEMONS:
-        raise UsageError(f"no daemon is called {daemon!r}; there are {', '.join(DAEMONS)}")
-    return daemon

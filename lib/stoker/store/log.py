@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.store.errors import DataError, storage_errors
-from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, opened, write_all
+from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, write_all
 from stoker.store.parsing import parse_json
 
 GENESIS = "0" * 64
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -57,67 +56,50 @@ def read_log_data(data: bytes) -> LogReading:
 class LogScan:
     """Iterates once over a log's valid entries with their hashes, and keeps none in memory.
 
-    `line` is the number of the last yielded line, `last` its bytes. `head`, `torn` and `damage` (see
-    LogReading) cover the lines read so far, after the iteration the whole log.
+    `line` is the number of the line just given, `last` its bytes and `head` its hash; `torn` and `damage`
+    (see LogReading) are complete once it is through.
     """
 
     def __init__(self, log: Path | bytes, *, rotated: bool = False) -> None:
-        self._lines = log.split(b"\n") if isinstance(log, bytes) else _lines(_files(log, rotated))
-        self._head = None if rotated else GENESIS  # None: accept any `prev` of the first line
-        self.line = 0
+        files = () if isinstance(log, bytes) else (_older(log), log) if rotated else (log,)
+        self._lines = log.split(b"\n") if isinstance(log, bytes) else _lines(files)
+        self._believe_first = rotated  # whatever the first line says that it chains to
+        self.head = GENESIS
+        self.line = self.torn = 0
         self.last: bytes | None = None
-        self._torn = self._unparsed = 0  # _unparsed: unparsable lines since the last valid line
-        self._damage: list[str] = []
-        self._ended = False  # the last line read is empty: the file ends in a newline
-        self._zeros = False  # the last unparsable line holds zeros: a power cut left them
+        self.damage: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], str]]:
+        line, unparsed, has_zeros = b"", 0, False
         for line in self._lines:
-            entry = self._take(line)
-            if entry is not None:
-                self.last = line
-                yield entry, self.head
+            self.line += 1
+            entry = _parse(line)
+            if entry is None:
+                unparsed += bool(line)
+                has_zeros = b"\0" in line if line else has_zeros
+                continue
+            if self._believe_first or entry["prev"] == self.head:
+                self.torn += unparsed
+            else:
+                behind = f" (behind {unparsed} that do not parse)" if unparsed else ""
+                self.damage += (
+                    f"line {self.line}{behind} chains to {entry['prev'][:16]}, but the line before it is "
+                    f"{self.head[:16]}: lines were changed or lost",
+                )
+            unparsed, self._believe_first = 0, False
+            self.head, self.last = _hash(line), line
+            yield entry, self.head
+        if unparsed and not line and not has_zeros:  # nothing is behind the last newline: the line was whole
+            changed = f"line {self.line - 1} does not parse, and is whole: it was changed or overwritten"
+            self.damage += (changed,)
+        else:
+            self.torn += unparsed
 
     def reading(self) -> LogReading:
         """Returns the content of the whole log."""
         found = list(self)
         entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
         return LogReading(entries, hashes, self.head, self.torn, self.damage)
-
-    @property
-    def head(self) -> str:
-        return self._head or GENESIS
-
-    @property
-    def torn(self) -> int:
-        return self._torn + (0 if self._ended and not self._zeros else self._unparsed)
-
-    @property
-    def damage(self) -> tuple[str, ...]:
-        if not (self._ended and self._unparsed) or self._zeros:
-            return tuple(self._damage)
-        changed = f"line {self.line - 1} does not parse, and is whole: it was changed or overwritten"
-        return (*self._damage, changed)
-
-    def _take(self, line: bytes) -> dict[str, Any] | None:
-        self.line += 1
-        self._ended = not line
-        entry = _parse(line) if line else None
-        if entry is None:
-            self._unparsed += bool(line)
-            self._zeros = b"\0" in line if line else self._zeros
-            return None
-        if self._head is None or entry["prev"] == self._head:
-            self._torn += self._unparsed
-        else:
-            behind = f" (behind {self._unparsed} that do not parse)" if self._unparsed else ""
-            self._damage.append(
-                f"line {self.line}{behind} chains to {entry['prev'][:16]}, but the line before it is "
-                f"{self._head[:16]}: lines were changed or lost"
-            )
-        self._unparsed = 0
-        self._head = _hash(line)
-        return entry
 
 
 def lost_lines(path: Path | str, ours: Sequence[str], copy: Sequence[str]) -> range:
@@ -256,26 +238,15 @@ def _older(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def _files(path: Path, rotated: bool) -> list[Path]:
-    return [_older(path), path] if rotated else [path]
+def _lines(paths: Sequence[Path]) -> Iterator[bytes]:
+    """The lines of the files, one by one: a daemon opens logs of megabytes and must stay small.
 
-
-def _lines(paths: list[Path]) -> Iterator[bytes]:
-    # In chunks: a daemon opens logs of megabytes and must stay small.
+    The last one is empty where the log ends in a newline.
+    """
+    line = b"\n"
     for path in paths:
-        with (
-            storage_errors("read", path),
-            contextlib.suppress(FileNotFoundError),
-            opened(path, os.O_RDONLY) as descriptor,
-        ):
-            begun: list[bytes] = []  # the parts of a long line whose end is not read yet
-            while chunk := os.read(descriptor, _CHUNK):
-                *whole, rest = chunk.split(b"\n")
-                if whole:
-                    yield b"".join((*begun, whole[0]))
-                    yield from whole[1:]
-                    begun.clear()
-                begun.append(rest)
-            last = b"".join(begun)
-            if last or path == paths[-1]:  # an empty last line shows that the line before is complete
-                yield last
+        with storage_errors("read", path), contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+            for line in stream:
+                yield line.removesuffix(b"\n")
+    if line.endswith(b"\n"):
+        yield b""

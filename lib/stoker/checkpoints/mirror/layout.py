@@ -80,9 +80,9 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
 
     `owner` is the pipeline's name; `expected`: something was mirrored before.
     """
-    with storage_errors("look at", warm.warm):
-        if not warm.warm.is_dir():
-            raise UnavailableError(f"{warm.warm} is not there; mount the disk: it goes on by itself")
+    with storage_errors("look at", warm.root):
+        if not warm.root.is_dir():
+            raise UnavailableError(f"{warm.root} is not there; mount the disk: it goes on by itself")
         if expected and not mirror.is_dir():
             raise UnavailableError(
                 f"{mirror} is not there, but checkpoints were copied there before; mount the disk, or, if "
@@ -91,7 +91,7 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
     holder = read_contents(warm.owner_lock).purpose
     if holder.startswith("pipeline ") and not holder.startswith(f"pipeline {owner} "):
         raise UnavailableError(
-            f"{warm.warm} is another's: {holder}; give this pipeline a `warm:` of its own, or, if that one "
+            f"{warm.root} is another's: {holder}; give this pipeline a `warm:` of its own, or, if that one "
             f"is gone, remove {warm.owner_lock}"
         )
 
