@@ -263,8 +263,7 @@ def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: py
     from stoker.kit.workers.launch import child_environment
 
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-    monkeypatch.setenv("STOKER_READY_FD", "7")
-    assert not {"NOTIFY_SOCKET", "STOKER_READY_FD"} & child_environment({"A": "b"}).keys()
+    assert not {"NOTIFY_SOCKET"} & child_environment({"A": "b"}).keys()
 
 
 @pytest.mark.parametrize(

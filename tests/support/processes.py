@@ -7,17 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.kit.process.poll import readable
 from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 from support.waiting import LONG_S, wait_until
 
 # For what has been told that it ended well: the time to vanish, far less than any stop time.
 ENDING_S = 10.0
+READY = b"event=daemon_ready"  # in the log of a daemon that has started
 
 
 @dataclass
@@ -26,7 +25,6 @@ class RunningDaemon:
 
     process: subprocess.Popen[bytes]
     errors: Path
-    ready_after_s: float | None = None
 
     @property
     def pid(self) -> int:
@@ -67,32 +65,27 @@ def start_daemon(
     environ: Mapping[str, str] | None = None,
     timeout_s: float = LONG_S,
 ) -> RunningDaemon:
-    """Start a daemon and return once it is READY; fails with its words when it ends or stays silent."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    started = time.monotonic()
-    try:
-        with errors.open("ab") as stream:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                pass_fds=(writing,),
-                env={**os.environ, **(environ or {}), "STOKER_READY_FD": str(writing)},
-            )
-    finally:
-        os.close(writing)
+    """Start a daemon and return once it is ready; fails with its words when it ends or stays silent."""
+    with errors.open("ab") as stream:
+        before = stream.tell()
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, **(environ or {})},
+        )
     daemon = RunningDaemon(process, errors)
-    try:
-        said = readable(reading, timeout_s=timeout_s)
-        word = os.read(reading, 64) if said else b""
-    finally:
-        os.close(reading)
-    if word != b"READY\n":
+
+    def is_ready() -> bool:
+        return READY in errors.read_bytes()[before:]
+
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: is_ready() or process.poll() is not None, timeout_s, "READY")
+    if not is_ready():
         kill_tree(process.pid)
         code = process.wait(LONG_S)
         raise AssertionError(f"{command[-1]}: not READY but exit code {code}; it said:\n{daemon.said()}")
-    daemon.ready_after_s = time.monotonic() - started
     return daemon
 
 

@@ -92,7 +92,6 @@ def test_the_environment_wins_over_the_file_and_other_variables_are_left_alone(t
         "STOKER_DATASET__SOURCE__INCLUDE": '["a*.parquet", b.parquet]',
         "STOKER_DATASET__FILTERS__AT_LEAST": "{language_score: 0.65}",
         "STOKER_NOTIFY_SOCKET": "/run/x",
-        "STOKER_READY_FD": "7",
         "STOKER_TORCH_INDEX": "https://example.org",
         "STOKER_TEST_SEED": "4",
         "HOME": "/root",

@@ -94,10 +94,9 @@ def test_what_the_data_left_over_is_booked_as_remainder() -> None:
 
 def test_the_trainer_hears_nothing_that_is_meant_for_its_supervisor() -> None:
     launch = Launch("l-1", 0, None, 0, Path("/run/x.sock"))
-    ours = {"NOTIFY_SOCKET": "/run/systemd/notify", "STOKER_READY_FD": "9", "PATH": "/bin"}
+    ours = {"NOTIFY_SOCKET": "/run/systemd/notify", "PATH": "/bin"}
     environ = trainer_environment(ours, launch, RunLayout(Path("/s/runs/main")))
     assert "NOTIFY_SOCKET" not in environ
-    assert "STOKER_READY_FD" not in environ
     assert environ["PATH"] == "/bin"
     assert environ["STOKER_RESUME_FROM"] == ""
     assert environ["STOKER_RUN_DIR"] == "/s/runs/main"

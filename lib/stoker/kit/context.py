@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -26,7 +25,6 @@ from stoker.store.record import RecordDamaged, set_aside
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 BEAT_S = 1.0  # the shortest time between two beats, where systemd's watchdog wants no more of them
-READY_VARIABLE = "STOKER_READY_FD"
 
 
 class DaemonContext:
@@ -62,16 +60,11 @@ class DaemonContext:
         return bool(self.waiter.received & STOP_SIGNALS)
 
     def ready(self, text: str) -> None:
-        """Tell systemd and whoever started us that the start is complete; `text` is the first status line."""
+        """Tell systemd that the start is complete; `text` is the first status line."""
         self._is_ready = True
         self.notifier.ready()
         self.notifier.status(text)
         self.log.info("daemon_ready", message=text)
-        descriptor = os.environ.pop(READY_VARIABLE, "")
-        if descriptor.isdigit():
-            with contextlib.suppress(OSError):  # who asked for it has gone
-                os.write(int(descriptor), b"READY\n")
-                os.close(int(descriptor))
 
     def beat(self, status: dict[str, Any], text: str) -> None:
         """Show how the work stands and feed the watchdog; after each round, acts at most each second.

@@ -17,7 +17,7 @@ from importlib.metadata import version
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.kit.context import READY_VARIABLE, STOP_SIGNALS, DaemonContext
+from stoker.kit.context import STOP_SIGNALS, DaemonContext
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
@@ -48,7 +48,6 @@ def daemon_main(
     if isinstance(options, int):
         return options
     faulthandler.enable()
-    _keep_ready_fd()
     waiter = Waiter()
     waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop is an orderly one
     try:
@@ -93,12 +92,6 @@ def _parse(
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has said what is wrong, or printed the help
         return EXIT_USAGE if error.code else 0
-
-
-def _keep_ready_fd() -> None:
-    descriptor = os.environ.get(READY_VARIABLE, "")
-    if descriptor.isdigit():
-        os.set_inheritable(int(descriptor), False)  # a worker that held it would keep its reader waiting
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:

@@ -11,6 +11,12 @@ from stoker.store.errors import ConfigError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
 
+# Fields of the launch record that are passed on as they are.
+_AS_WRITTEN = (
+    *("run", "run_id", "timeline", "config_digest", "seed", "steps", "seq_len", "global_batch", "precision"),
+    *("deterministic", "model", "optimizer", "schedule", "vocab_size", "dtype", "log_every", "run_record"),
+)
+
 
 @dataclass(frozen=True)
 class Heldout:
@@ -89,37 +95,21 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
 def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, str]) -> Launch:
     resume = environ.get("STOKER_RESUME_FROM")
     return Launch(
+        **{field: record[field] for field in _AS_WRITTEN},
         id=record["launch"],
-        run=record["run"],
-        run_id=record["run_id"],
         layout=layout,
         plan=Path(environ.get("STOKER_PLAN") or layout.plan),
         timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),
         resume_from=Path(resume) if resume else None,
-        timeline=record["timeline"],
-        config_digest=record["config_digest"],
-        seed=record["seed"],
-        steps=record["steps"],
         until=record.get("until"),
-        seq_len=record["seq_len"],
-        global_batch=record["global_batch"],
         micro_batch=None if record["micro_batch"] in (None, "auto") else int(record["micro_batch"]),
-        precision=record["precision"],
-        deterministic=record["deterministic"],
         threads=None if record["threads"] in (None, "auto") else int(record["threads"]),
-        model=record["model"],
-        optimizer=record["optimizer"],
-        schedule=record["schedule"],
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
         shards_root=Path(record["shards_root"]),
         tokenizer_file=Path(record["tokenizer_file"]),
-        vocab_size=record["vocab_size"],
-        dtype=record["dtype"],
         heldout=_heldout(record["heldout"], layout, record["seq_len"]),
-        log_every=record["log_every"],
-        run_record=record["run_record"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.plan.timelines import ancestry, read_timelines, skips
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
 from stoker.training import device, state
 from stoker.training.batches import Batches
@@ -27,7 +27,6 @@ def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
     compute = device.set_up(
         launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
     )
-    _known(launch)
     timelines = read_timelines(launch.timelines)
     body: dict[str, Any] | None = None
     if launch.resume_from is not None:
@@ -67,24 +66,4 @@ def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
         )
     history = ancestry(timelines, launch.timeline)
     metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
-    return Training(
-        launch,
-        model=model,
-        optimizer=optimizer,
-        compute=compute,
-        progress=progress,
-        batches=batches,
-        heldout=heldout,
-        metrics=metrics,
-        protocol=protocol,
-        stop=stop,
-    )
-
-
-def _known(launch: Launch) -> None:
-    for what, name, known in (
-        ("optimizer", launch.optimizer["name"], "adamw"),
-        ("schedule", launch.schedule["name"], "cosine"),
-    ):
-        if name != known:
-            raise ConfigError(f"train.{what}.name {name!r} is not known to the built-in trainer: {known}")
+    return Training(launch, model, optimizer, compute, progress, batches, heldout, metrics, protocol, stop)

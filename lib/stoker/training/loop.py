@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -36,26 +35,23 @@ PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0
 
 
+@dataclass
 class Training:
     """The training of one launch, made by `load`."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        *,
-        model: Model,
-        optimizer: AdamW,
-        compute: Compute,
-        progress: Progress,
-        batches: Batches,
-        heldout: npt.NDArray[Any] | None,
-        metrics: MetricsLog,
-        protocol: Protocol,
-        stop: Stop,
-    ) -> None:
-        self.launch, self.model, self.optimizer, self.compute = launch, model, optimizer, compute
-        self.progress, self.batches, self.heldout = progress, batches, heldout
-        self.metrics, self.protocol, self.stop = metrics, protocol, stop
+    launch: Launch
+    model: Model
+    optimizer: AdamW
+    compute: Compute
+    progress: Progress
+    batches: Batches
+    heldout: npt.NDArray[Any] | None
+    metrics: MetricsLog
+    protocol: Protocol
+    stop: Stop
+
+    def __post_init__(self) -> None:
+        launch = self.launch
         self.schedule = Schedule(
             peak=launch.optimizer["lr"],
             warmup_steps=launch.schedule["warmup_steps"],
@@ -63,7 +59,7 @@ class Training:
             min_ratio=launch.schedule["min_ratio"],
         )
         self.cadence = Cadence(launch.checkpoint_every_s, launch.checkpoint_every_steps)
-        self.saved_step, self.saved_at = progress.step, time.monotonic()
+        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -118,36 +114,32 @@ class Training:
             loss=result.loss,
         )
         speed = batch.tokens / max(1e-9, time.monotonic() - started)
+        told = {
+            "lr": rate,
+            "grad_norm": result.grad_norm,
+            "tokens_per_s": round(speed, 1),
+            "data_wait_s": round(waited, 6),
+        }
         if step % self.launch.log_every == 0 or step == self.launch.steps:
             self.metrics.append(
                 {
                     "step": step,
                     "loss": result.loss,
-                    "lr": rate,
-                    "grad_norm": result.grad_norm,
                     "tokens": self.progress.tokens,
                     "position": batch.position.as_list(),
-                    "tokens_per_s": round(speed, 1),
-                    "data_wait_s": round(waited, 6),
+                    **told,
                     "time": utc_now(),
                 }
             )
-        self.protocol.tell(
-            **self._words(),
-            lr=rate,
-            grad_norm=result.grad_norm,
-            tokens_per_s=round(speed, 1),
-            data_wait_s=round(waited, 6),
-        )
+        self.protocol.tell(**self._words(), **told)
 
     def _micro_batches(self, batch: Batch) -> list[Tensor]:
         """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
-        groups = (torch.from_numpy(group).to(self.compute.device) for group in batch.groups)
-        return [part for group in groups for part in self._split(group)]
-
-    def _split(self, group: Tensor) -> Sequence[Tensor]:
-        """Splits windows (b, seq_len + 1) of the same length into micro-batches."""
-        return torch.split(group, self._micro_batch(group.shape[1] - 1))
+        parts: list[Tensor] = []
+        for group in batch.groups:
+            windows = torch.from_numpy(group).to(self.compute.device)
+            parts += torch.split(windows, self._micro_batch(windows.shape[1] - 1))
+        return parts
 
     def _micro_batch(self, seq_len: int) -> int:
         """Returns the windows per forward pass; from the length alone, so that a step stays the same."""

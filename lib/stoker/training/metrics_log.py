@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.select import counts
-from stoker.store.files import make_dir, write_atomic
+from stoker.store.files import make_dir, write_all, write_atomic
 from stoker.store.parsing import parse_json
 
 
@@ -38,9 +38,7 @@ class MetricsLog:
         """Appends a row with its timeline; writes infinity and nan as null. Raises OSError (a full disk)."""
         body = {name: None if _is_endless(value) else value for name, value in row.items()}
         body["timeline"] = self._timeline
-        line = memoryview(json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        while line:
-            line = line[os.write(self._fd, line) :]
+        write_all(self._fd, json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         if "val_loss" in row:
             self._evaluated.add(row["step"])
 
@@ -60,36 +58,23 @@ def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int
     """Removes the timeline's rows beyond the resume step, and unreadable lines; returns evaluated steps."""
     timeline = history[0][0]
     try:
-        size = path.stat().st_size
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         write_atomic(path, b"")
         return set()
     evaluated: set[int] = set()
-    kept: list[tuple[int, int]] = []  # the remaining rows, as ranges of bytes
-    for start, line in _lines(path):
+    kept: list[bytes] = []
+    for line in lines:
         row = _row(line)
         beyond = row is None or row["step"] > resume_step
         if row is None or (row["timeline"] == timeline and beyond):
             continue
         if "val_loss" in row and not beyond and counts(row["timeline"], row["step"], history):
             evaluated.add(row["step"])
-        if kept and kept[-1][1] == start:
-            kept[-1] = (kept[-1][0], start + len(line))
-        else:
-            kept.append((start, start + len(line)))
-    if sum(stop - start for start, stop in kept) == size:
-        return evaluated
-    raw = path.read_bytes()
-    write_atomic(path, b"".join(raw[start:stop] for start, stop in kept))
+        kept.append(line)
+    if len(kept) < len(lines):
+        write_atomic(path, b"".join(kept))
     return evaluated
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    position = 0
-    with path.open("rb") as file:
-        for line in file:
-            yield position, line
-            position += len(line)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,20 +35,10 @@ class Shape:
     @classmethod
     def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
         """Returns the shape of a model mapping; raises ConfigError for contradicting numbers."""
-        fields = (
-            "layers",
-            "width",
-            "heads",
-            "kv_heads",
-            "ffn_width",
-            "rope_theta",
-            "norm_eps",
-            "tie_embeddings",
-        )
-        missing = [field for field in fields if field not in model]
-        if missing:
+        names = [field.name for field in fields(cls) if field.name not in ("vocab_size", "seq_len")]
+        if missing := [name for name in names if name not in model]:
             raise ConfigError(f"the model lacks {', '.join(missing)}")
-        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **{field: model[field] for field in fields})
+        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **{name: model[name] for name in names})
         if shape.width % shape.heads or (shape.width // shape.heads) % 2 or shape.heads % shape.kv_heads:
             raise ConfigError(
                 f"model width {shape.width}, heads {shape.heads}, kv_heads {shape.kv_heads}: "

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from stoker.kit.lock import Lock
 from stoker.kit.process.prctl import set_death_signal
-from stoker.store.errors import StokerError, StorageError
+from stoker.store.errors import StokerError
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked
 
@@ -80,12 +80,11 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
 
 
 def exit_code(problem: Exception) -> int:
-    """Returns the sysexits code of a failure; 70 for an unforeseen one."""
-    if isinstance(problem, StokerError) and not isinstance(problem, StorageError):
+    """The sysexits code of a failure; 70 for one that nobody foresaw."""
+    if isinstance(problem, StokerError):
         return problem.exit_code
-    if isinstance(problem, OSError):
-        known = isinstance(problem, StorageError) or problem.errno in STORAGE_ERRNOS
-        return EXIT_STORAGE if known else EXIT_BUG
+    if isinstance(problem, OSError) and problem.errno in STORAGE_ERRNOS:
+        return EXIT_STORAGE
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return EXIT_TRY_AGAIN
     return EXIT_BUG

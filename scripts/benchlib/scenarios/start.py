@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -28,7 +27,8 @@ train: {steps: 10, model: demo, seq_len: 256, global_batch: 16, micro_batch: 16}
 metrics: {ports: {download: 0, shard: 0, train: 0}}
 """
 
-BARE = "import os, signal; os.write(int(os.environ['STOKER_READY_FD']), b'READY\\n'); signal.pause()"
+READY = "event=daemon_ready"  # in a daemon's log
+BARE = f"import os, signal; os.write(2, b'{READY}'); signal.pause()"
 
 
 class Start(Scenario):
@@ -53,21 +53,13 @@ class Start(Scenario):
 
 def measure_start(command: list[str], directory: Path) -> Measures:
     """Start a daemon, wait for its READY, look at its memory, stop it; RuntimeError when any of it fails."""
-    reader, writer = os.pipe()
-    with (directory / "stderr.log").open("ab") as errors:
+    with (directory / "stderr.log").open("wb") as errors:
         began = time.monotonic()
         process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            pass_fds=(writer,),
-            env={**os.environ, "STOKER_READY_FD": str(writer)},
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
         )
-    os.close(writer)
     try:
-        _wait_ready(reader, command, directory)
+        _wait_ready(command, directory)
         ready_s = time.monotonic() - began
         measures = {"ready_s": ready_s, "cpu_s": _cpu_s(process.pid), "rss_bytes": _rss(process.pid)}
         began = time.monotonic()
@@ -75,17 +67,17 @@ def measure_start(command: list[str], directory: Path) -> Measures:
         process.wait(LONGEST_S)
         return {**measures, "stop_s": time.monotonic() - began}
     finally:
-        os.close(reader)
         if process.poll() is None:
             process.kill()
             process.wait()
 
 
-def _wait_ready(reader: int, command: list[str], directory: Path) -> None:
-    readable, _, _ = select.select([reader], [], [], LONGEST_S)
-    if not readable or os.read(reader, 64) != b"READY\n":
-        said = (directory / "stderr.log").read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"{command[0]} did not say READY within {LONGEST_S:g} s; it said:\n{said}")
+def _wait_ready(command: list[str], directory: Path) -> None:
+    give_up = time.monotonic() + LONGEST_S
+    while READY not in (said := (directory / "stderr.log").read_text(errors="replace")):
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"{command[0]} was not ready within {LONGEST_S:g} s; it said:\n{said[-2000:]}")
+        time.sleep(0.002)
 
 
 def _cpu_s(pid: int) -> float:

@@ -16,11 +16,10 @@ _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # Workers scale by processes; numpy's pool of threads, which none of them uses, doubles what loading it takes.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 POOL_VARIABLE = "STOKER_CREW"  # whose process it is, so that it is found when its daemon died
-# What the service manager and the tests tell the daemon is not for its children.
+# What the service manager tells the daemon is not for its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
-    "STOKER_READY_FD",
 }
 
 

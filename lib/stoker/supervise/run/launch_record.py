@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
+from stoker.kit.workers.launch import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
@@ -109,7 +110,8 @@ def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) 
 
 def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunLayout) -> dict[str, str]:
     """The trainer's environment: ours, without what is meant for us alone, and the protocol's variables."""
-    kept = {name: value for name, value in environ.items() if name not in OURS}
+    # A trainer that found the others would speak to systemd in the supervisor's name.
+    kept = {name: value for name, value in environ.items() if name not in DAEMON_VARIABLES}
     return {
         **kept,
         "PYTHONSAFEPATH": "1",  # a file in the working directory must not stand in for a module
@@ -120,10 +122,6 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
         "STOKER_PLAN": str(layout.plan),
         "STOKER_TIMELINES": str(layout.timelines),
     }
-
-
-# A trainer that found these would speak to systemd, or to `stoker run`, in the supervisor's name.
-OURS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "STOKER_READY_FD"})
 
 
 SETTINGS = (
