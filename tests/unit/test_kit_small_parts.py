@@ -178,12 +178,14 @@ def test_a_process_is_its_pid_and_its_start_time() -> None:
 
 def test_children_and_environments_are_found_and_the_dead_are_not() -> None:
     heard, said = os.pipe()
+    reading, writing = os.pipe()
     pid = os.posix_spawn(
-        "/bin/sh",
-        ["sh", "-c", "echo up; exec sleep 100"],
-        {"STOKER_TEST_MARK": f"m{os.getpid()}", "PATH": os.defpath},
-        file_actions=[(os.POSIX_SPAWN_DUP2, said, 1)],
+        "/bin/cat",
+        ["cat"],
+        {"STOKER_TEST_MARK": f"m{os.getpid()}"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, said, 1)],
     )
+    os.write(writing, b"up\n")
     child = ProcessId.of(pid)
     try:
         assert os.read(heard, 3) == b"up\n"  # only then is its environment surely its own
@@ -193,8 +195,8 @@ def test_children_and_environments_are_found_and_the_dead_are_not() -> None:
     finally:
         os.kill(pid, 9)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        os.close(heard)
-        os.close(said)
+        for descriptor in (heard, said, reading, writing):
+            os.close(descriptor)
     assert not child.alive() and child not in children_tree(os.getpid())  # a zombie
     os.waitpid(pid, 0)
 

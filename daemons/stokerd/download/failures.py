@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.retry_rules import LOCAL, OF_THE_SOURCE, OURS
+from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.retries import Retries
 from stoker.store.errors import UnavailableError
 from stoker.store.names import utc_at
 from stokerd.download.state import State, Subject

@@ -12,10 +12,10 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.source.remote_listing import listing_task, shown_as
+from stoker.kit.backoff import Retries
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import WorkerPool
-from stoker.kit.workers.retries import Retries
 from stokerd.download.state import LISTER
 
 FOLLOW_EVERY_S = 600.0  # between two questions for new commits

@@ -13,8 +13,8 @@ from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
+from stoker.kit.backoff import Retries
 from stoker.kit.events import Events
-from stoker.kit.workers.retries import Retries
 from stokerd.common.alerts import REPEAT_S, Alerts
 
 LISTER = "/lister"  # no source's path begins with a slash

@@ -22,9 +22,9 @@ from stoker.corpus.schedule.memory_steps import Attempt
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
+from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job, WorkerPool
-from stoker.kit.workers.retries import Retries
 from stoker.observe.headroom import MemoryFacts
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import STAGE_SHARD

@@ -28,7 +28,6 @@ from stoker.store.files import sweep_temporaries
 
 __all__ = ["DaemonContext", "daemon_main"]
 
-EXIT_USAGE, EXIT_SOFTWARE, EXIT_IO, EXIT_CONFIG = 64, 70, 74, 78
 FAILED_S = 30.0
 COMMAND_PURPOSE = "command"  # what a command writes that does a stopped daemon's work for a moment
 COMMAND_PATIENCE_S = 30.0
@@ -62,10 +61,10 @@ def daemon_main(
         code = error.exit_code
     except OSError as error:
         print(f"{program}: {error}; look at that path and its disk, then start again", file=sys.stderr)
-        code = EXIT_IO
+        code = os.EX_IOERR
     finally:
         waiter.close()
-    if code not in (0, EXIT_CONFIG) and not waiter.received & STOP_SIGNALS and "NOTIFY_SOCKET" in os.environ:
+    if code not in (0, os.EX_CONFIG) and not waiter.received & STOP_SIGNALS and "NOTIFY_SOCKET" in os.environ:
         # The unit restarts a killed daemon after a second; one that fails each time must not spin.
         time.sleep(FAILED_S)  # a TERM ends it: closing the waiter gave the signals back
     return code
@@ -91,7 +90,7 @@ def _parse(
     try:
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has said what is wrong, or printed the help
-        return EXIT_USAGE if error.code else 0
+        return os.EX_USAGE if error.code else 0
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
@@ -133,7 +132,7 @@ def _tell(story: Story, context: DaemonContext) -> int:
         code = error.exit_code
         context.events.record("daemon_failed", "error", message=str(error), exit_code=code)
     except Exception as error:  # noqa: BLE001 - a bug: its stack into the log, and systemd starts us again
-        code = EXIT_SOFTWARE
+        code = os.EX_SOFTWARE
         context.log.write("error", "daemon_traceback", "".join(traceback.format_exception(error)), {})
         said = f"{type(error).__name__}: {error}; this is a bug, the log holds its traceback"
         context.events.record("daemon_failed", "error", message=said, exit_code=code)

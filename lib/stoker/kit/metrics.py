@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from typing import Any
 
@@ -97,7 +96,7 @@ class Metrics:
         """
         key = f"metrics.ports.{PORT_KEYS.get(self.daemon, self.daemon)}"
         try:
-            self._server = _Server(address, port, self.text)
+            self._server = _Server(address, port, self._registry)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UnavailableError(
@@ -108,7 +107,6 @@ class Metrics:
                 f"metrics cannot be served on {address} port {port}: {error.strerror or error}; "
                 f"correct metrics.address or {key}"
             ) from error
-        self._server.start()
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -129,55 +127,39 @@ def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tup
         yield from _found(status[path[0]], path[1:], *labels)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(prometheus_client.MetricsHandler):
     timeout = CLIENT_TIMEOUT_S
 
-    def do_GET(self) -> None:
-        if self.path.split("?", 1)[0] != "/metrics":
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+        if self.path.split("?", 1)[0] == "/metrics":
+            super().do_GET()
+        else:
             self.send_error(404, "Only /metrics is here")
-            return
-        body = self.server.text()
-        self.send_response(200)
-        self.send_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape every few seconds is not news."""
 
 
-class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    daemon_threads = True
+class _Server(socketserver.ThreadingTCPServer):
+    """Answers scrapes from a thread. No HTTPServer: that asks the resolver for a name, maybe for a minute."""
 
-    def __init__(self, address: str, port: int, text: Any) -> None:
-        self.text = text
-        self._ending = False
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        super().__init__((address, port), _Handler)
-
-    def start(self) -> None:
-        """Answer from a thread of its own."""
+        super().__init__((address, port), _Handler.factory(registry))
+        self._is_ending = False
         self._thread = threading.Thread(target=self._answer, name="metrics", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Stop answering, at once: serve_forever() would look only every half second whether it may go on."""
-        self._ending = True
+        self._is_ending = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread
         self._thread.join(1.0)
         self.server_close()
 
     def _answer(self) -> None:
-        while not self._ending:
+        while not self._is_ending:
             self.handle_request()
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's own: that asks the resolver for a name, which can take a minute.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: the client went away."""

@@ -21,3 +21,8 @@ def paced(report: Callable[..., Any], every_s: float = EVERY_S) -> Callable[...,
             report(*about)
 
     return progress
+
+
+def heartbeat(report: Callable[..., None], name: str) -> Callable[[int], None]:
+    """A progress callback for long reading, given bytes, that sends a `progress` message now and then."""
+    return paced(lambda done: report("progress", reading=name, bytes=done), ALIVE_EVERY_S)

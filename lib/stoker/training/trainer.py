@@ -19,9 +19,6 @@ from stoker.store.errors import StokerError
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked
 
-EXIT_BUG = 70
-EXIT_STORAGE = 74
-EXIT_TRY_AGAIN = 75
 STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE})
 
 
@@ -80,14 +77,14 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
 
 
 def exit_code(problem: Exception) -> int:
-    """The sysexits code of a failure; 70 for one that nobody foresaw."""
+    """Returns the sysexits code of a failure; 70 for an unforeseen one."""
     if isinstance(problem, StokerError):
         return problem.exit_code
     if isinstance(problem, OSError) and problem.errno in STORAGE_ERRNOS:
-        return EXIT_STORAGE
+        return os.EX_IOERR
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-        return EXIT_TRY_AGAIN
-    return EXIT_BUG
+        return os.EX_TEMPFAIL
+    return os.EX_SOFTWARE
 
 
 if __name__ == "__main__":

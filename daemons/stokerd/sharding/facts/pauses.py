@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.corpus.staging.disk_full import LOOK_S, Place, has_room
+from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.retries import Retries
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.errors import StorageError, Transient, UnavailableError
 from stokerd.sharding.facts.memory import Memory

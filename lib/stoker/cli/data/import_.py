@@ -18,7 +18,7 @@ from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources, write_source
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_contents
-from stoker.kit.workers.heartbeat import heartbeat
+from stoker.kit.throttle import heartbeat
 from stoker.shards.exchange.import_claim import claim
 from stoker.shards.exchange.import_set import ImportTask, import_place
 from stoker.shards.format.manifest import Manifest

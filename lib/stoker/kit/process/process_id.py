@@ -8,14 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
-_STATE, _PARENT, _FLAGS, _START = 0, 1, 6, 19
-_KERNEL_THREAD, _ENDING = 0x00200000, 0x00000004  # PF_KTHREAD, PF_EXITING
-_EXEC_S = 2.0  # the longest that a process is waited for in the middle of its exec, starved or on a slow disk
+_STATE, _PARENT, _START = 0, 1, 19
 _DEAD = ("Z", "X")
 
 
@@ -88,36 +85,22 @@ def children_tree(pid: int) -> list[ProcessId]:
 def processes_with_environment(name: str, value: str) -> list[ProcessId]:
     """Living processes, except this one, that were started with name=value in their environment.
 
-    Sees only processes whose environment this user may read.
+    Sees only processes whose environment this user may read, and none in the middle of its exec: there the
+    launcher's death signal ends what has lost its parent.
     """
     wanted = os.fsencode(f"{name}={value}")
     found = []
-    give_up = time.monotonic() + _EXEC_S
     for pid in _every_pid():
         if pid == os.getpid():
             continue
         try:
             process = ProcessId.of(pid)
-            while not (environ := _read(f"/proc/{pid}/environ")) and _in_exec(pid):
-                if time.monotonic() > give_up:
-                    break
-                time.sleep(0.001)
+            environ = _read(f"/proc/{pid}/environ")
         except OSError:  # gone meanwhile, or another user's: then not one of ours
             continue
         if wanted in environ.split(b"\0") and process.alive():
             found.append(process)
     return found
-
-
-def _in_exec(pid: int) -> bool:
-    """Whether a process is between its old image and the new one: for a moment it has no arguments either.
-
-    One that is ending has none any more, and giving its memory back may take it long.
-    """
-    fields = _stat(pid)
-    if fields[_STATE] in _DEAD or int(fields[_FLAGS]) & (_KERNEL_THREAD | _ENDING):
-        return False
-    return not _read(f"/proc/{pid}/cmdline")
 
 
 def signal_process(process: ProcessId, signum: int) -> bool:

@@ -29,13 +29,12 @@ from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
-EXIT_IO, EXIT_AGAIN, EXIT_SOFTWARE = 74, 75, 70
 
 
 class WorkerStopped(BaseException):
     """The daemon asked this worker to stop. Not an Exception: no handler for errors may swallow it."""
 
-    exit_code = EXIT_AGAIN
+    exit_code = os.EX_TEMPFAIL
 
 
 class InputClosed(EOFError):
@@ -151,11 +150,11 @@ def exit_code_of(error: BaseException) -> int:
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
-    return EXIT_IO if isinstance(error, OSError) else EXIT_SOFTWARE
+    return os.EX_IOERR if isinstance(error, OSError) else os.EX_SOFTWARE
 
 
 def _describe(error: BaseException, code: int) -> dict[str, Any]:
-    if code == EXIT_SOFTWARE:  # nobody foresaw it: the stack says more than the message
+    if code == os.EX_SOFTWARE:  # nobody foresaw it: the stack says more than the message
         traceback.print_exception(error)
     described: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": code}
     if isinstance(error, WorkerStopped):
@@ -178,4 +177,4 @@ def _end_with_parent() -> None:
     if expected is not None:
         set_death_signal(signal.SIGKILL)
         if os.getppid() != int(expected):
-            os._exit(EXIT_AGAIN)
+            os._exit(os.EX_TEMPFAIL)

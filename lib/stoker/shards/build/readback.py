@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from stoker.kit.workers.heartbeat import heartbeat
+from stoker.kit.throttle import heartbeat
 from stoker.store.direct import DirectReader
 from stoker.store.errors import storage_errors
 from stoker.store.hashing import FileHash
