@@ -127,7 +127,7 @@ def test_what_cannot_be_replayed_is_refused_with_what_to_do(
     code, why = refused("main", tmp_path / "mine")
     assert (code, "name a new directory" in why) == (64, True)
     code, why = refused("mian", tmp_path / "out")
-    assert (code, "did you mean main?" in why) == (64, True)
+    assert (code, "did you mean 'main'?" in why) == (64, True)
     code, why = refused("main", tmp_path / "out", "--to", 999)
     assert (code, f"write 1 to {LAST}" in why) == (64, True)
 

@@ -151,7 +151,7 @@ def test_what_is_not_sealed_or_not_made_yet_is_said_so(
     )
     code, words = refused(capsys, "batch", site.file, "main", 30, "--timeline", 3)
     assert (code, "the run has 0 to 1" in words) == (64, True)
-    assert refused(capsys, "batch", site.file, "mian", 3)[1].endswith("did you mean main?\n")
+    assert refused(capsys, "batch", site.file, "mian", 3)[1].endswith("did you mean 'main'?\n")
     assert "steps count from 1" in refused(capsys, "batch", site.file, "main", 0)[1]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from stoker.cli.options import printable
+from stoker.cli.options import did_you_mean, printable
 from stoker.store.errors import ConfigError, StokerError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
@@ -58,8 +57,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}."
+            known = did_you_mean(args[0], COMMANDS, f"there are {', '.join(COMMANDS)}.")
             ctx.fail(f"No such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)
 

@@ -69,4 +69,4 @@ def counts(figures: Mapping[str, int]) -> str:
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """The known word most like this one, as a question; `otherwise` where none is like it."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    return f"did you mean {near[0]!r}?" if near else otherwise

@@ -15,9 +15,9 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import VOUCHED, speaks_of
+from stoker.corpus.http.client import Manners
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.corpus.source.arrivals import file_of
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.corpus.source.probe import probe
 from stoker.store.errors import UnavailableError, UsageError
@@ -71,7 +71,7 @@ def dry_run_of(pipeline: Pipeline) -> int:
     Raises UnavailableError where nothing is listed.
     """
     listed = list_source(pipeline)
-    if not (listed.seen or listed.wanted):
+    if not listed.files:
         click.echo("\n".join(_refusals(listed)), nl=bool(listed.refused))
         globs = ", ".join(pipeline.dataset.source.include or DEFAULT_INCLUDE)
         raise UnavailableError(
@@ -80,34 +80,33 @@ def dry_run_of(pipeline: Pipeline) -> int:
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
     piles: dict[str, Pile] = {kind: [] for kind in KINDS}
     missing: list[RemoteFile] = []
-    root = str(pipeline.source_root)
-    for file in listed.seen:
-        receipt = receipts.get(file.path)
-        same = receipt is not None and receipt.etag == file.etag and receipt.file == file_of(root, file.path)
-        is_known = receipt is not None and same and receipt.usable
-        piles["here, verified" if is_known else "to be hashed"].append(file.size)
-    for wanted in listed.wanted:
-        kind, size = _standing(pipeline, wanted, receipts.get(wanted.path))
+    for file in listed.files:
+        kind, size = _standing(pipeline, file, receipts.get(file.path))
         piles[kind].append(size)
         if kind == "to be fetched":
-            missing.append(wanted)
+            missing.append(file)
     click.echo("\n".join([*_report(pipeline, listed, piles), *_refusals(listed)]))
-    if missing:
-        return _measure(pipeline, listed, piles["to be fetched"], missing)
+    if missing and listed.manners is not None:
+        return _measure(pipeline, listed, listed.manners, missing)
     click.echo("nothing has to be fetched" if piles["to be hashed"] else "nothing is left to do")
     return 0
 
 
-def _standing(pipeline: Pipeline, wanted: RemoteFile, receipt: Receipt | None) -> tuple[str, int | None]:
-    """The kind of a file that is fetched, by its receipt or by what is in the landing without one."""
-    if receipt is not None and receipt.state in VOUCHED and speaks_of(receipt, wanted):
+def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> tuple[str, int | None]:
+    """The kind of a file and its size, by its receipt, or by what lies in its place without one."""
+    place = inside(pipeline.source_root, file.path)
+    known = receipt if receipt is not None and speaks_of(receipt, file) else None
+    if pipeline.dataset.source.kind == "folder":
+        is_true = known is not None and known.usable and known.file == str(place)
+        return "here, verified" if is_true else "to be hashed", file.size
+    if known is not None and known.state in VOUCHED:
         kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
-        return kinds.get(receipt.state, "released"), receipt.size if wanted.size is None else wanted.size
+        return kinds.get(known.state, "released"), known.size if file.size is None else file.size
     try:
-        lies = inside(pipeline.source_root, wanted.path).lstat().st_size
+        lies = place.lstat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        return "to be fetched", wanted.size
-    return ("to be hashed", lies) if wanted.size in (None, lies) else ("to be fetched", wanted.size)
+        return "to be fetched", file.size
+    return ("to be hashed", lies) if file.size in (None, lies) else ("to be fetched", file.size)
 
 
 def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Pile]) -> Iterator[str]:
@@ -133,11 +132,11 @@ def _refusals(listed: Listed) -> Iterator[str]:
         yield f"refused         {more:,} more"
 
 
-def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[RemoteFile]) -> int:
+def _measure(pipeline: Pipeline, listed: Listed, manners: Manners, missing: list[RemoteFile]) -> int:
     """Read the first files for some seconds, as many at once as the watchdog would; say how long all take."""
     first = missing[: pipeline.download.files_at_once]
-    files = [wanted.at(listed.repo, listed.revision) for wanted in first]
-    found = probe(files, PROBE_S, listed.manners)
+    files = [file.at(manners.hub, listed.revision) for file in first]
+    found = probe(files, PROBE_S, manners)
     if not found.bytes:
         click.echo(f"rate            the rate cannot be measured: {found.failure or 'nothing came'}")
         return EXIT_UNAVAILABLE if found.failure and found.failure.kind in REFUSALS else 0
@@ -148,11 +147,11 @@ def _measure(pipeline: Pipeline, listed: Listed, pile: Pile, missing: list[Remot
     if bandwidth is not None and bandwidth < rate:
         rate = bandwidth
         click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
-    unsized = sum(size is None for size in pile)
+    unsized = sum(file.size is None for file in missing)
     if unsized and not sizes:
         click.echo("time            not known: the server tells no sizes")
         return 0
-    left = sum(size or 0 for size in pile) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
+    left = sum(file.size or 0 for file in missing) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
     if unsized:
         click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
     click.echo(f"time            about {format_duration(left / rate)}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stoker.cli.worker_jobs import work
-from stoker.config.schema import Pipeline
+from stoker.config.schema import Pipeline, Source
 from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.http.client import Manners
-from stoker.corpus.http.hub import HubRepo, hub_token
+from stoker.corpus.http.hub import hub_token
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.listing import read_listing
@@ -26,24 +26,17 @@ CONNECT_S, READ_S = 20.0, 30.0
 
 @dataclass(frozen=True)
 class Listed:
-    """The files within dataset.limit.files, sorted by path: `wanted` are fetched, `seen` lie in a folder.
+    """The files within dataset.limit.files, sorted by path: those of a folder lie there, others are fetched.
 
     `refused` are (path, reason) of some that can have no place, `refused_in_all` how many there are.
     """
 
     origin: str
-    revision: str
-    wanted: tuple[RemoteFile, ...]
-    seen: tuple[FileSeen, ...]
-    refused: tuple[tuple[str, str], ...]
+    files: Sequence[RemoteFile]
+    refused: Sequence[tuple[str, str]]
     refused_in_all: int
-    repo: HubRepo | None = None
-    token_file: str | None = None
-
-    @property
-    def manners(self) -> Manners:
-        """How to ask for these files."""
-        return Manners(CONNECT_S, READ_S, self.repo, hub_token(self.token_file) if self.repo else None)
+    revision: str = ""
+    manners: Manners | None = None  # how to ask for them; None for a folder
 
 
 def list_source(pipeline: Pipeline) -> Listed:
@@ -52,54 +45,43 @@ def list_source(pipeline: Pipeline) -> Listed:
     Raises UnavailableError for what cannot be listed, Transient where a later try may go well, ConfigError
     for a wrong list of URLs.
     """
-    if pipeline.dataset.source.kind == "folder":
-        return _look(pipeline)
     source = pipeline.dataset.source
-    pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
+    listed = _look(pipeline.source_root, source) if source.kind == "folder" else _ask(pipeline, source)
+    files = sorted(listed.files, key=lambda file: file.path)[: pipeline.dataset.limit.files]
+    return replace(listed, files=files)
+
+
+def _ask(pipeline: Pipeline, source: Source) -> Listed:
     rows: list[RemoteFile] = []
 
     def hear(message: Mapping[str, Any]) -> None:
         if message["kind"] == "files":
             rows.extend(RemoteFile.listed(*row) for row in message["files"])
 
+    pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
     module, task = listing_task(source, pinned=pinned)
-    origin = origin_of(source)
-    listing = Activity("list", module, LIST_QUIET_S)
-    result = work(listing, task, f"{origin} cannot be listed", hear)
+    origin, repo = origin_of(source), repo_of(source)
+    what = f"{origin} cannot be listed"
+    result = work(Activity("list", module, LIST_QUIET_S), task, what, hear)
     if result["status"] == "failed":
         failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
-        raise error_of(failure, f"{origin} cannot be listed")
-    rows.sort(key=lambda wanted: wanted.path)
-    return Listed(
-        origin=origin,
-        revision=result["revision"],
-        wanted=tuple(islice(rows, pipeline.dataset.limit.files)),
-        seen=(),
-        refused=tuple((str(path), str(reason)) for path, reason in result["refused"]),
-        refused_in_all=result["refused_in_all"],
-        repo=repo_of(source),
-        token_file=None if source.token_file is None else str(source.token_file),
-    )
+        raise error_of(failure, what)
+    token_file = None if source.token_file is None else str(source.token_file)
+    manners = Manners(CONNECT_S, READ_S, repo, hub_token(token_file) if repo else None)
+    return Listed(origin, rows, result["refused"], result["refused_in_all"], result["revision"], manners)
 
 
-def _look(pipeline: Pipeline) -> Listed:
-    root, source = pipeline.source_root, pipeline.dataset.source
-    seen: list[FileSeen] = []
-    refused: list[tuple[str, str]] = []
+def _look(root: Path, source: Source) -> Listed:
     try:
-        for found in look_through(root, Selection(source.include, source.exclude)):
-            if isinstance(found, FileSeen):
-                seen.append(found)
-            elif found.kind != "foreign":
-                refused.append((found.path, found.reason))
+        found = list(look_through(root, Selection(source.include, source.exclude)))
     except OSError as error:
         raise UnavailableError(
             f"the source folder {root} cannot be looked at: {error.strerror}; mount it or correct "
             "dataset.source.path"
         ) from error
-    seen.sort(key=lambda file: file.path)
-    kept = tuple(islice(seen, pipeline.dataset.limit.files))
-    return Listed(str(root), "", (), kept, tuple(refused), len(refused))
+    seen = [RemoteFile(one.path, one.size, one.etag) for one in found if isinstance(one, FileSeen)]
+    others = [one for one in found if not isinstance(one, FileSeen) and one.kind != "foreign"]
+    return Listed(str(root), seen, [(one.path, one.reason) for one in others], len(others))
 
 
 def error_of(failure: FetchFailed, what: str) -> StokerError:

@@ -13,7 +13,6 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.preview import Preview
 from stoker.corpus.fetch.selection import speaks_of
-from stoker.corpus.http.client import Caller
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.receipts import read_receipts
@@ -51,7 +50,7 @@ def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
 
     try:
         make_dir(temporary)
-        preview = Preview(written, temporary / "landing", max_rows, Caller(listed.manners), tell)
+        preview = Preview(written, temporary / "landing", max_rows, listed.manners, tell)
         for path, found in _files(pipeline, listed):
             named = path
             if isinstance(found, Path):
@@ -84,13 +83,12 @@ def _files(pipeline: Pipeline, listed: Listed) -> Iterator[tuple[str, Path | Rem
     dataset, root = pipeline.dataset.name, pipeline.source_root
     receipts, sources = read_receipts(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
     bad = {path for path, source in sources.items() if source.state == "quarantined"}
-    for seen in listed.seen:
-        if seen.path not in bad:
-            yield seen.path, root / seen.path
-    for wanted in listed.wanted:
-        receipt = receipts.get(wanted.path)
-        is_here = receipt is not None and receipt.usable and speaks_of(receipt, wanted)
-        here = Path(receipt.file) if receipt is not None and is_here else None
-        if wanted.path not in bad:
-            is_there = here is not None and here.is_file()
-            yield wanted.path, here if here and is_there else wanted.at(listed.repo, listed.revision)
+    hub = listed.manners.hub if listed.manners else None
+    for file in listed.files:
+        receipt, here = receipts.get(file.path), None
+        if listed.manners is None:
+            here = root / file.path
+        elif receipt and receipt.usable and speaks_of(receipt, file) and Path(receipt.file).is_file():
+            here = Path(receipt.file)
+        if file.path not in bad:
+            yield file.path, here or file.at(hub, listed.revision)

@@ -1,14 +1,49 @@
-"""`stoker config`: is a pipeline file right, and what is in force."""
+"""`stoker config`: is a pipeline file right, and what is in force.
+
+One list of checks serves `stoker config check` and `stoker run`: what is wrong, and what will disappoint.
+The daemons ask the same functions of what they own, at their start: the dataset's pin, the run's record, the
+size of hot.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 import click
 
-from stoker.cli.options import pipeline_file
-from stoker.cli.pipeline.checks import checked
-from stoker.config.schema import Pipeline
+from stoker.cli.options import pipeline_file, printable
+from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
+from stoker.cli.worker_jobs import WorkerFailed, work
+from stoker.config.apart import nested_through_links
+from stoker.config.checks import Fault, notes
+from stoker.config.disk import disk_faults, disk_notes
+from stoker.config.document import dotted
+from stoker.config.load import refuse
+from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
+from stoker.corpus.http.hub import endpoint_of
+from stoker.corpus.http.urls import read_urls
+from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.sources import read_sources
+from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.kit.metrics import Metrics
+from stoker.kit.state_owner import another_owner
+from stoker.kit.workers.activity import Activity
+from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
+from stoker.store.errors import ConfigError, DataError, StorageError
+from stoker.store.parsing import parse_json
+from stoker.store.record import RecordDamaged, read_record
+from stoker.supervise.run.gates import DataInView
+from stoker.supervise.run.planner import in_view
+from stoker.supervise.run.record import configured, parse_record, pinned, refusal
+
+SURVEY = Activity("survey", "stoker.corpus.staging.survey_worker", silent_s=60.0)
 
 
 @click.group(epilog="Example: stoker config check /etc/stoker/fineweb.yaml")
@@ -49,3 +84,152 @@ def _summary(pipeline: Pipeline) -> str:
         f"version {pipeline.dataset.version} -> run {train.run}: {train.horizon} steps, "
         f"{format_count(tokens)} tokens; state in {pipeline.state}"
     )
+
+
+def checked(pipeline: Pipeline) -> list[str]:
+    """Returns warnings; raises ConfigError for what the daemons would refuse."""
+    faults, warnings = findings(pipeline)
+    refuse(pipeline, faults)
+    return [f"{dotted(warning.path)}: {printable(warning.text)}" for warning in warnings]
+
+
+def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
+    """Faults, with any of which the daemons would end or wait for ever, and warnings.
+
+    Raises ConfigError where the tokenizer's file is not there.
+    """
+    asked_of_tokenizer(pipeline)
+    seen, whole = _survey(pipeline), None
+    faults, warnings = _columns(pipeline, seen)
+    faults += _surroundings(pipeline)
+    if (capacity := _capacity(pipeline.hot)) is not None:
+        faults += disk_faults(pipeline, capacity)
+        warnings += disk_notes(pipeline, capacity)
+    try:
+        pin = None
+        with contextlib.suppress(RecordDamaged):  # the loop sets it aside and makes another
+            pin = read_pin(pipeline.layout, pipeline.dataset.name)
+        faults += [*(pin_faults(pipeline, pin) if pin is not None else ()), *_run_faults(pipeline, pin)]
+        whole = _whole(pipeline, pin, seen)
+    except StorageError as error:
+        warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
+    coming = disappointments(pipeline, whole, training_days(pipeline))
+    return faults, [*notes(pipeline), *warnings, *_source_warnings(pipeline, seen), *coming]
+
+
+def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
+    """What this machine and its environment make impossible."""
+    if why := another_owner(pipeline):
+        yield Fault(("state",), why)
+    yield from (Fault(*found) for found in nested_through_links(pipeline))
+    metrics, source = Metrics("config", pipeline.name), pipeline.dataset.source
+    try:
+        metrics.serve(pipeline.metrics.address, 0)
+        metrics.close()
+    except ConfigError as error:
+        yield Fault(("metrics", "address"), str(error))
+    try:
+        if source.kind == "hub":
+            endpoint_of(source.endpoint)
+    except ConfigError as error:
+        yield Fault(("dataset", "source", "endpoint"), str(error))
+
+
+def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
+    """What the run that began cannot go on with."""
+    layout = pipeline.layout.run(pipeline.train.run)
+    try:
+        identity = parse_record(read_record(layout.record), layout.record).identity
+    except (FileNotFoundError, RecordDamaged):
+        return
+    except DataError as problem:
+        yield Fault(("train", "run"), str(problem))
+        return
+    wanted = {**(pinned(pin) if pin is not None else {}), **configured(pipeline)}
+    if why := refusal(pipeline, identity, wanted):
+        yield Fault(("train", "run"), why)
+    began = _newest_model(layout.checkpoints)
+    changes = [
+        f"{key} is {began[key]} in its newest checkpoint and {value} now"
+        for key, value in pipeline.train.model.model_dump(mode="json").items()
+        if key in began and began[key] != value
+    ]
+    if changes:
+        advice = "Put the old value back, or begin another run with another train.run"
+        yield Fault(("train", "model"), f"run {identity.run} cannot go on: {'; '.join(changes)}. {advice}")
+
+
+def _newest_model(checkpoints: Path) -> Mapping[str, Any]:
+    newest = max(checkpoints.glob("step-*"), default=None)
+    try:
+        return dict(parse_json((newest / "model.json").read_bytes())) if newest is not None else {}
+    except (OSError, ValueError, TypeError):  # a damaged checkpoint is the supervisor's matter
+        return {}
+
+
+def _survey(pipeline: Pipeline) -> dict[str, Any]:
+    """What a worker finds in a source folder; nothing for a source that is fetched."""
+    dataset = pipeline.dataset
+    if dataset.source.path is None:
+        return {}
+    task = {
+        "root": str(dataset.source.path),
+        "include": dataset.source.include,
+        "exclude": dataset.source.exclude,
+        "text_column": dataset.text_column,
+        "columns": filters_asked(pipeline).columns(),
+    }
+    try:
+        return work(SURVEY, task, "it cannot be looked through")
+    except WorkerFailed as failed:
+        return {"problem": str(failed)}
+
+
+def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], list[Fault]]:
+    """A text column that no file has is a fault, one that some lack, or a filter's, a warning."""
+    if not seen.get("flaw"):
+        return [], []
+    path, detail, column = seen["flaw"]
+    if seen["with_text"]:
+        key = "text_column" if column == pipeline.dataset.text_column else "filters"
+        return [], [Fault(("dataset", key), f"{path}: {detail}; a file like this is quarantined")]
+    told = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that holds the text"
+    return [Fault(("dataset", "text_column"), told)], []
+
+
+def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fault]:
+    """What a run waits for: no source folder, nothing in it to read."""
+    source = pipeline.dataset.source
+    if source.path is None:
+        yield from _remote_warnings(source)
+    elif "problem" in seen:
+        why = seen["problem"].replace("{globs}", ", ".join(source.include or DEFAULT_INCLUDE))
+        yield Fault(("dataset", "source", "path"), f"{source.path} {why}; a run waits until that changes")
+
+
+def _remote_warnings(source: Source) -> Iterator[Fault]:
+    if source.token_file is not None and not os.access(source.token_file, os.R_OK):
+        yield Fault(("dataset", "source", "token_file"), f"{source.token_file} cannot be read")
+    if source.urls_file is not None:
+        try:
+            read_urls(source.urls_file.read_text(), str(source.urls_file))
+        except (OSError, ConfigError, UnicodeDecodeError) as error:
+            yield Fault(("dataset", "source", "urls_file"), str(error))
+
+
+def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) -> DataInView | None:
+    """All the data there will be: counted where it is built, else by what the source's files hold."""
+    if pin is not None and pin.complete:
+        return in_view(pin, read_sources(pipeline.layout, pin.dataset))
+    if not seen.get("looked_bytes"):
+        return None
+    text_bytes = seen["text_bytes"] / seen["looked_bytes"] * seen["bytes"]
+    return of_text(pipeline, seen["files"], text_bytes)
+
+
+def _capacity(path: Path) -> int | None:
+    """The size in bytes of the file system that holds path, or will; None where that cannot be told."""
+    try:
+        return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).total
+    except OSError:
+        return None

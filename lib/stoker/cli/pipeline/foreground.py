@@ -18,7 +18,6 @@ from typing import Any
 from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
-from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
 from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.terminal.sentences import harmless
@@ -120,11 +119,10 @@ class Foreground:
         logs.mkdir(mode=0o750, parents=True, exist_ok=True)
         self.children = [Child(name, logs / f"{name}.log") for name in DAEMONS]
 
-    def run(self, lock: Lock) -> int:
+    def run(self) -> int:
         """Run until stopped, done or failed; returns the exit code once every daemon has ended."""
         waiter = Waiter()
         waiter.signals(*STOP_SIGNALS)
-        lock.update({"daemons": list(DAEMONS)})
         for child in self.children:
             child.log.write_bytes(b"")
         self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")

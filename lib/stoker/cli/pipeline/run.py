@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from stoker.cli.options import pipeline_file
-from stoker.cli.pipeline.checks import checked
+from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.foreground import Foreground
 from stoker.cli.pipeline.output import Output
 from stoker.cli.pipeline.status import losses
@@ -41,11 +41,11 @@ def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: 
     take_up_state(pipeline)
     pipeline.runtime.create()
     output = Output(pipeline.layout, headless=headless, quiet=quiet)
-    with Lock.acquire(pipeline.layout.run_lock, purpose="stoker run") as lock:
+    with Lock.acquire(pipeline.layout.run_lock, purpose="stoker run"):
         output.say("info", f"pipeline {pipeline.name}, state {pipeline.state}, run {pipeline.train.run}")
         for warning in warnings:
             output.say("warning", warning)
-        code = Foreground(pipeline, output, until_done=until_done).run(lock)
+        code = Foreground(pipeline, output, until_done=until_done).run()
         output.close()
         output.say("info" if code == 0 else "error", f"ended with exit code {code}")
         output.write("".join(f"{line}\n" for line in summary_lines(pipeline)).encode())

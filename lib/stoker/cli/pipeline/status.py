@@ -24,6 +24,7 @@ NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
 STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that say why
 TITLE_WIDTH = 21
+Row = tuple[str, str]  # a title and its text; a figure without a text is not shown
 
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
@@ -60,17 +61,16 @@ def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -
         yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
 
 
-def _rows(name: str, daemons: Daemons) -> Iterator[tuple[str, str]]:
+def _rows(name: str, daemons: Daemons) -> Iterator[Row]:
     yield f"pipeline {name}", ""
     for daemon, about in daemons.items():
         yield from _daemon(daemon, about)
     bodies = {daemon: _body(about) for daemon, about in daemons.items()}
     data = [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])]
-    run = [*_run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])]
+    run = _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])
     for title, rows in (("data", data), ("run", run)):
-        if rows:
-            yield title, ""
-            yield from ((f"  {what}", text) for what, text in rows)
+        shown = [(f"  {what}", text) for what, text in rows if text]
+        yield from [(title, ""), *shown] if shown else []
 
 
 def _body(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _body(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
-def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[Row]:
     """What a daemon does, and while it runs its process."""
     body, text = about["body"], about["state"]
     if about["running"]:
@@ -92,34 +92,27 @@ def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"  {name}", text + (f"; it last said: {body['text']}" if body.get("text") else "")
 
 
-def _sources(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
     if "files" not in body:
         return
     verified = format_bytes(body.get("verified_bytes", 0))
     files = f"{counts(body['files'])}; {verified} verified{_complete(body)}"
     yield "files", files if body.get("looked", True) else f"looking at the source; {verified} verified"
-    yield from _transfers(body)
-    told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
-    yield from told.values()  # what pauses all may be the trouble itself
-
-
-def _transfers(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How far what is fetched has come: all of it, and each file under way."""
     here, whole = body.get("bytes_done"), body.get("bytes_of")
     if here is not None and whole and here < whole:
         text = f"{format_bytes(here)} of {format_bytes(whole)}, {100 * here / whole:.1f} %"
-        if body.get("rate_bytes_per_second"):
-            text += f"; {body['rate_bytes_per_second'] / 1e6:,.1f} MB/s"
-        if body.get("eta_s") is not None:
-            text += f", {format_duration(body['eta_s'])} left"
-        yield "fetched", text
+        rate = body.get("rate_bytes_per_second")
+        text += f"; {rate / 1e6:,.1f} MB/s" if rate else ""
+        yield "fetched", text + (f", {left} left" if (left := _left(body)) else "")
     for each in body.get("transfers") or []:
         size = "" if each["size"] is None else f" of {format_bytes(each['size'])}"
         rate = f"{each['bytes_per_second'] / 1e6:,.1f} MB/s"
         yield "", f"{each['path']}: {format_bytes(each['bytes'])}{size}, {rate}"
+    told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
+    yield from told.values()  # what pauses all may be the trouble itself
 
 
-def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     if "sources" not in body:
         return
     yield "sources", f"{counts(body['sources'])}{_complete(body)}"
@@ -132,13 +125,11 @@ def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         unknown = body["imported"]["documents_not_known"]
         told = f", documents of {unknown:,} not known" if unknown else ""
         yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
-    if body.get("dropped"):
-        yield "rows dropped", counts(body["dropped"])
-    if speed := ", ".join(rates(body)):
-        yield "building", speed
-    if body.get("eta_s") is not None:
-        left = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"
-        yield "time left", f"{format_duration(body['eta_s'])} for {left}"
+    yield "rows dropped", counts(body["dropped"]) if body.get("dropped") else ""
+    yield "building", ", ".join(rates(body))
+    if left := _left(body):
+        files = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"
+        yield "time left", f"{left} for {files}"
     sets, disks = body.get("sets"), body.get("disks", {})
     if sets and "warm" in disks:
         text = f"{sets['hot']:,} on hot, {sets['warm']:,} copied to warm, {sets['evicted']:,} only there"
@@ -147,48 +138,38 @@ def _shards(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "shard sets", text
     for name, disk in disks.items():
         if "free_bytes" in disk:
-            free, total, claimed = (
-                format_bytes(disk[f"{what}_bytes"]) for what in ("free", "total", "claimed")
-            )
-            yield f"{name} disk", f"{free} free of {total}, {claimed} claimed"
-    if body.get("trouble"):
-        yield "trouble", body["trouble"]
+            sizes = [format_bytes(disk[f"{what}_bytes"]) for what in ("free", "total", "claimed")]
+            yield f"{name} disk", "{} free of {}, {} claimed".format(*sizes)
+    yield "trouble", body.get("trouble") or ""
 
 
-def _run(body: Mapping[str, Any], running: bool) -> Iterator[tuple[str, str]]:
+def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     if "run" not in body:
         return
     state = body["run_state"]
     if not running and state in GOING_ON:
         state = f"was {state} when the supervisor ended"
     finished = PHRASES.get(body.get("finished") or "", body.get("finished"))
-    yield (
-        "run",
-        f"{body['run']}: {state}" + "".join(f" ({why})" for why in (finished, body.get("reason")) if why),
-    )
+    whys = "".join(f" ({why})" for why in (finished, body.get("reason")) if why)
+    yield "run", f"{body['run']}: {state}{whys}"
     if body.get("waiting_for"):
         yield "waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"
     if body.get("step") is not None:
         fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
         yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
-    if told := losses(body):
-        yield "loss", told
-    if body.get("tokens_per_s"):
-        yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s"
-    if body.get("eta_s") is not None:
-        yield "time left", format_duration(body["eta_s"])
+    yield "loss", losses(body)
+    yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s" if body.get("tokens_per_s") else ""
+    yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
         yield "checkpoint", f"{checkpoint['name']}{unproven}"
-    if body.get("mirror"):
-        yield "mirror", _mirror(body["mirror"])
+    yield "mirror", _mirror(body["mirror"]) if body.get("mirror") else ""
     if body.get("plan_windows"):
         ahead = body.get("plan_windows_ahead")
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
         yield "plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"
-    if body.get("launches"):
-        yield "launches", str(body["launches"])
+    yield "launches", str(body.get("launches") or "")
 
 
 def losses(body: Mapping[str, Any]) -> str:
@@ -210,3 +191,7 @@ def _mirror(body: Mapping[str, Any]) -> str:
 
 def _complete(body: Mapping[str, Any]) -> str:
     return "; complete" if body.get("complete") else ""
+
+
+def _left(body: Mapping[str, Any]) -> str:
+    return "" if body.get("eta_s") is None else format_duration(body["eta_s"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ import click
 from stoker.cli.options import PATH, answer, json_option, pipeline_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
+from stoker.kit.throttle import paced
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.replay.replay_copies import take_up
 from stoker.supervise.replay.replay_site import Site
@@ -51,7 +51,7 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
         environ = dict(os.environ)
         if refuse_other_machine(site) == "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
-        progress = _progress(site.to, say)
+        progress = paced(lambda view: say(_progress(view, site.to)), TELL_EVERY_S)
         trial = Trial(site, pipeline, environ, socket=Path(short) / "s", say=say, progress=progress)
         say(f"run {run} again in {out}: {site.to:,} steps in {plural(len(trial.phases), 'phase')}")
         try:
@@ -67,19 +67,8 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
     return 0 if verdict.identical else EXIT_DIFFERENT
 
 
-def _progress(to: int, say: Callable[[str], None]) -> Callable[[TrainerView], None]:
-    """A line every few seconds while steps are made."""
-    last = (time.monotonic(), -1)
-
-    def progress(view: TrainerView) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if view.step is None or view.step == last[1] or now - last[0] < TELL_EVERY_S:
-            return
-        last = (now, view.step)
-        say(f"step {view.step:,} of {to:,}" + ("" if view.loss is None else f", loss {view.loss:.4f}"))
-
-    return progress
+def _progress(view: TrainerView, to: int) -> str:
+    return f"step {view.step or 0:,} of {to:,}" + ("" if view.loss is None else f", loss {view.loss:.4f}")
 
 
 def _lines(site: Site, verdict: Verdict) -> Iterator[str]:

@@ -7,18 +7,15 @@ the ancestry, less the skipped.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.select import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
 from stoker.plan.positions import START, Accounts, Position, advance, after, left_after, linear, take
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
-from stoker.store.layout import RunLayout
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.audit.audit_rows import read_rows
 from stoker.supervise.run.launch_record import Makers, read_launches
@@ -81,14 +78,17 @@ class History:
         self._line = ancestry(self.timelines, self.timeline)
         self.skips = skips(self.timelines, self.timeline)
         self._accounts = Accounts(self.plan, self.skips)
-        self._given_up = [(number, step) for step, number, _ in rows if not self._counts(number, step)]
+        self._given_up = [(number, step) for step, number, _ in rows if not counts(number, step, self._line)]
+        # What checkpoints say of themselves, abandoned ones included; none is proven here.
+        folders = [run.checkpoints, *sorted(run.abandoned.glob("t*"))]
+        bodies = [found.body for folder in folders for found in find_checkpoints(folder) if found.body]
         sealed = {
             body.step: Position(*body.position)
-            for body in read_checkpoints(run)
-            if self._counts(body.timeline, body.step)
+            for body in bodies
+            if counts(body.timeline, body.step, self._line)
         }
         self.sealed = max(sealed, default=0)
-        made = {step: place for step, number, place in rows if self._counts(number, step)}
+        made = {step: place for step, number, place in rows if counts(number, step, self._line)}
         for step in made.keys() & sealed.keys():
             if linear(self.plan, made[step]) != linear(self.plan, sealed[step]):
                 raise DataError(
@@ -105,9 +105,6 @@ class History:
         if pipeline.train.run == name:
             self.global_batch, self.steps = pipeline.train.global_batch, pipeline.train.horizon
         self.finished = self._finished()
-
-    def _counts(self, timeline: int, step: int) -> bool:
-        return counts(timeline, step, self._line)
 
     @property
     def last(self) -> Mark:
@@ -189,9 +186,3 @@ class History:
             return None
         over = self.plan.ended if found == DATA_EXHAUSTED else self.last.step >= self.steps
         return str(found) if found is not None and over else None
-
-
-def read_checkpoints(run: RunLayout) -> Iterator[CheckpointBody]:
-    """What the run's checkpoints say of themselves, abandoned ones included; none is proven here."""
-    for folder in (run.checkpoints, *sorted(run.abandoned.glob("t*"))):
-        yield from (found.body for found in find_checkpoints(folder) if found.body is not None)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.transfer import FileFetch, Terms
-from stoker.corpus.http.client import Caller
+from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
@@ -33,11 +33,12 @@ class Preview:
     """
 
     def __init__(
-        self, out: Path, landing: Path, most_rows: int, caller: Caller, tell: Callable[[], None]
+        self, out: Path, landing: Path, most_rows: int, manners: Manners | None, tell: Callable[[], None]
     ) -> None:
         self.rows = self.files = self.fetched = 0  # fetched: bytes over the network
         self.left = most_rows
-        self._out, self._landing, self._caller, self._tell = out, landing, caller, tell
+        self._out, self._landing, self._tell = out, landing, tell
+        self._caller = Caller(manners) if manners else None
         self._writer: pq.ParquetWriter | None = None
 
     def take(self, path: Path) -> None:
@@ -54,6 +55,7 @@ class Preview:
 
     def take_remote(self, remote: RemoteFile) -> None:
         """Fetch a file whole, held against its sum and size, take and remove it; raises FetchFailed too."""
+        assert self._caller is not None  # only what lies here is taken without manners
         landing = Landing(self._landing, "preview", expected=False)
         terms = Terms(landing, Bandwidth(None), lambda *_, **__: None, 0.0, READ_S, 0, 0, 0)
         file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
