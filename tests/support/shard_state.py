@@ -200,9 +200,10 @@ class Shard:
         return [str(one.args["path"]) for one in filed if one.verb == "dispute"]
 
     def status(self) -> dict[str, Any]:
-        """The status that people read."""
+        """The status that people read, with its line in words."""
         Status(self.context).show(self.state)
-        shown: dict[str, Any] = json.loads(json.dumps(self.context.metrics.status, default=str))
+        self.context.end("stopped", 0)  # writes it whatever was shown a moment ago
+        shown: dict[str, Any] = json.loads(self.pipeline.runtime.status(STAGE_SHARD).read_bytes())
         return shown
 
     def read(self) -> None:

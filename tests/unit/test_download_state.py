@@ -46,9 +46,8 @@ class World:
             dataset=SimpleNamespace(name="d"), download=SimpleNamespace(stall=STALL_S), source_root=home
         )
         reserve = SimpleNamespace(spent=False)
-        self.context: Any = SimpleNamespace(
-            layout=self.layout, events=self.heard, pipeline=pipeline, reserve=reserve, once=False
-        )
+        about = {"layout": self.layout, "events": self.heard, "pipeline": pipeline, "reserve": reserve}
+        self.context: Any = SimpleNamespace(**about, once=False, set_aside=None)
         self.state = self.read()
         self.transfers = self.state.transfers
 

@@ -51,11 +51,6 @@ class Warm:
         layout.create()
         record = SimpleNamespace(identity=SimpleNamespace(run_id="r"))
         context = SimpleNamespace(pipeline=pipeline, events=self)
-        self.counted: list[str] = []
-        counters = {
-            name: SimpleNamespace(inc=lambda name=name: self.counted.append(name))
-            for name in ("mirror_failures", "quarantined")
-        }
         self.data: list[tuple[str, ...]] = []
         data = SimpleNamespace(
             whole=lambda *words: self.data.append(("whole", *words)) or True,
@@ -65,7 +60,6 @@ class Warm:
         store = SimpleNamespace(record=record, fruitful=lambda: self.data.append(("fruitful",)))
         self.run = Run(
             cast(Any, context),
-            cast(Any, SimpleNamespace(**counters)),
             RunState(phase=Phase.PROVING, proofs={NAME: "proven"}),
             cast(Any, store),
             Checkpoints(pipeline),
@@ -111,7 +105,7 @@ def test_only_a_checkpoint_that_is_found_wrong_is_moved_away(warm: Warm) -> None
     assert warm.run.state.proofs[NEWER] == "unreadable" and warm.run.checkpoints.path(NEWER).exists()
     assert warm.ended(newer, proof("invalid", reason="a bit")) == ["checkpoint_quarantined"]
     assert not warm.run.checkpoints.path(NEWER).exists()
-    assert (warm.run.newest.step, warm.counted) == (30, ["quarantined"])
+    assert (warm.run.newest.step, warm.run.counted.quarantined) == (30, 1)
 
 
 def test_a_set_is_whole_another_or_not_whole_and_one_that_was_mended_forgives_launches(warm: Warm) -> None:
@@ -142,7 +136,7 @@ def test_a_look_that_a_launch_needs_is_waited_for_and_said_once(warm: Warm) -> N
     words = [*warm.ended(MUST, None, "not mounted"), *warm.ended(MUST, None, "not mounted")]
     assert words == ["mirror_failed", "mirror_awaited"]
     assert (warm.run.state.look, warm.run.state.is_warm_awaited) == ("", True)
-    assert warm.counted == ["mirror_failures"] * 2
+    assert warm.run.counted.mirror_failures == 2
     newest = "(step 30 is the newest proven here): not mounted"
     assert f"waiting for warm, which may hold a newer checkpoint {newest}" in warm.run.state.retry_doing
     assert warm.ended(MUST, listing(COPY)) == ["mirror_recovered"]
