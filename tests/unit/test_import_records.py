@@ -57,7 +57,8 @@ def keep(shard: Shard, listing: Listing | None, *sources: Source) -> tuple[tuple
     """The pin's listing on disk, and whether it is complete, with these sources as they are now."""
     for source in sources:
         shard.state.records.put(source)
-    shard.apply(shard.state.records.pinning.keep_listing(listing, shard.state.sources))
+    shard.state.records.pinning.listing = listing
+    shard.apply(shard.state.records.pinning.keep_listing())
     pin = shard.data.pin()
     return pin.listing, pin.complete
 
@@ -99,7 +100,7 @@ def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, i
     sources = built("a"), built("b"), imported("import/x")
     for _ in range(2):  # again with what was listed before
         assert keep(shard, listed("a", "b", "c"), *sources) == (("a", "b", "import/x"), True)
-    beyond = shard.state.records.pinning.beyond(listed("a", "b", "c"), shard.state.sources)
+    beyond = shard.state.records.pinning.beyond
     assert [path for path in "abc" if path in beyond] == ["c"]
 
 
@@ -109,7 +110,8 @@ def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
     frozen = pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
     assert shard.apply(frozen) == ["WritePin", "dataset_pinned"]
     shard.state.records.put(built("a"))
-    kept = [shard.apply(pinning.keep_listing(listed("a"), shard.state.sources)) for _ in range(2)]
+    pinning.listing = listed("a")
+    kept = [shard.apply(pinning.keep_listing()) for _ in range(2)]
     assert kept == [["WritePin", "dataset_complete"], []]
 
 

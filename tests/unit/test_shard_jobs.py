@@ -259,7 +259,7 @@ class TestTokenizer:
         for path in "ab":
             shard.source(path, "staged")
             shard.receipt(path)
-        shard.state.records.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
+        shard.state.records.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
         shard.state.situation()
         return shard
 

@@ -21,7 +21,7 @@ def shard(make_shard: MakeShard) -> Shard:
     for path, state in (("a", "building"), ("b", "released")):
         shard.source(path, state)  # type: ignore[arg-type]
         shard.receipt(path)
-    shard.state.records.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
+    shard.state.records.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
     shard.look()
     return shard
 

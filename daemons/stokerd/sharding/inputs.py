@@ -44,9 +44,9 @@ class Inputs:
         """Read everything; refuse a request that is not known."""
         records = state.records
         self.read_receipts(state)
-        records.listing = self._listing.read() or records.listing
+        listing = records.pinning.listing = self._listing.read() or records.pinning.listing
         if not records.is_behind:
-            records.files.check(records.listing, records.receipts, records.sources)
+            records.files.check(listing, records.receipts, records.sources)
         records.requests = []
         self._box.answer(dict.fromkeys((PROVE_SET, *VERBS), records.requests.append))
 

@@ -154,7 +154,7 @@ class StageShard:
         state = self.state
         self.settle_due = time.monotonic() + LONGEST_WAIT_S
         self.effects.apply(keep_demand(state, situation))
-        self.effects.apply(state.records.pinning.keep_listing(state.records.listing, state.sources))
+        self.effects.apply(state.records.pinning.keep_listing())
 
     def hear(self) -> None:
         """Take in what the workers said and how they ended."""

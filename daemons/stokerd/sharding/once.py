@@ -36,7 +36,7 @@ def is_over(state: State, situation: Situation | None) -> bool:
 def end(state: State) -> int:
     """Say what was done and what was not; returns the exit code."""
     records, left = state.records, []
-    beyond = records.pinning.beyond(records.listing, state.sources)
+    beyond = records.pinning.beyond
     paths = (one.path for one in state.sources.in_state(*OPEN) if records.files.takes(one.path))
     open_ = sorted(path for path in paths if path not in beyond)
     if records.pinning.training is not None:

@@ -23,7 +23,7 @@ def read_records(context: DaemonContext) -> Records:
     with uncollected():
         dataset = context.pipeline.dataset.name
         sources = Catalog(read_sources(context.layout, dataset, context.set_aside))
-    return Records(context, sources, Pinning(context))
+    return Records(context, sources, Pinning(context, sources))
 
 
 def bring_in_line(state: State) -> Iterator[Effect]:

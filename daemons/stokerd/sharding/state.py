@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.demand import read_demand
 from stoker.corpus.records.index import KEY16, Catalog
-from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import differs
@@ -111,7 +110,6 @@ class Records:
         self.is_fetched = context.pipeline.dataset.source.kind != "folder"
         self.demand = read_demand(context.layout, self.dataset)
         self.receipts: Mapping[str, Receipt] = {}
-        self.listing: Listing | None = None
         self.is_behind = False  # whether receipts are still to be read
         # The paths whose record or receipt changed; what is on its way is held against its receipts first.
         self.touched = {source.path for source in sources.in_state("staged", "building")}
@@ -282,7 +280,7 @@ class State:
     def situation(self) -> Situation:
         """What the schedule decides on, as of now."""
         records, pinning, memory = self.records, self.records.pinning, self.pauses.memory
-        wanted = pinning.choose_training(records.listing, self.sources)
+        wanted = pinning.choose_training()
         limits, alone, waiting = memory.plan(self)
         records.compare_touched()
         key_of = pinning.key_of()
@@ -298,7 +296,7 @@ class State:
             to_prove=records.to_prove.keys(),
             wanted=wanted,
             shelved=frozenset((*self._left_alone(wanted), *waiting)),
-            beyond=pinning.beyond(records.listing, self.sources),
+            beyond=pinning.beyond,
             differing=records.differing,
             uncertain=self.warm is not None and not self.warm.is_known,
             not_before=self.retries.not_before,

@@ -16,21 +16,8 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import FILES_BYTES
 from stoker.kit.workers.pool import Job
-from stokerd.sharding.activities.base import (
-    HF_TOKENIZERS,
-    RETRY_S,
-    STALL_S,
-    Message,
-    ShardActivity,
-    blame,
-    engine_refused,
-    failed,
-    marks,
-    proven,
-    reject_set,
-    try_again,
-    uses_fast_engine,
-)
+from stokerd.sharding.activities import base
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Begin, Effect, Event, Send, Write, event
 from stokerd.sharding.state import BuildWork, State
 
@@ -52,7 +39,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
 def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
     pipeline, commit = state.pipeline, state.pipeline.shard.commit
     xxh3 = state.records.xxh3.get(source.sha256, "")  # empty where it was staged before this daemon started
-    is_reference = source.engine == HF_TOKENIZERS
+    is_reference = source.engine == base.HF_TOKENIZERS
     return {
         "parquet": state.parquet(source),
         "source": {"path": source.path, "size": source.size, "sha256": source.sha256, "xxh3": xxh3},
@@ -65,7 +52,7 @@ def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
         "target": str(state.set_on("hot", source)),
         "commit": {"every_s": commit.every, "bytes": commit.bytes},
         "commit_every_row_group": bool(source.deaths),  # to blame one
-        "engine": HF_TOKENIZERS if is_reference else pipeline.tokenizer.engine,
+        "engine": base.HF_TOKENIZERS if is_reference else pipeline.tokenizer.engine,
         "memory": pipeline.shard.memory.model_dump(),
         "disks": marks(state.hot),
     }
@@ -86,8 +73,8 @@ def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[
             state.hot.measure_soon()
         case "engine":
             source = state.sources[job.subject]
-            yield Write(replace(source, engine=HF_TOKENIZERS))
-            yield engine_refused(source, str(message["reason"]))
+            yield Write(replace(source, engine=base.HF_TOKENIZERS))
+            yield base.engine_refused(source, str(message["reason"]))
     match message.get("phase"):
         case "check_engine" | "encode":
             work.is_encoding = True
@@ -99,11 +86,11 @@ def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effe
     source = state.sources[job.subject]
     _credit(state, job, source)
     if result["status"] == "target_invalid":
-        yield from reject_set(state, source, str(result["reason"]))
+        yield from base.reject_set(state, source, str(result["reason"]))
         return
     state.pauses.memory.succeeded(source.path)
     state.records.xxh3.pop(source.sha256, None)
-    yield from proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
+    yield from base.proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
 
 
 def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
@@ -116,7 +103,7 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
             if not is_further:
                 memory.read_less(source.path, min(SMALLEST, job.facts.attempt.rows + 1))
                 reason = "its worker outgrew shard.memory.soft before it could commit"
-                yield from try_again(state, job, source, reason)
+                yield from base.try_again(state, job, source, reason)
         case "outgrown":
             state.hot.look_soon()  # its partial set is gone
             state.records.reached.pop((source.path, source.sha256), None)
@@ -131,12 +118,12 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
             if detail is not None:
                 finding = Finding("out_of_memory", detail, job.facts.row_group)
                 state.records.convicted[source.path] = finding
-            yield from try_again(state, job, source, outcome.reason, wait_s=RETRY_S)
-        case "stalled" | "silent" if job.facts.is_encoding and uses_fast_engine(state, source):
-            blamed = yield from blame(state, job, source, outcome.reason)
-            yield from try_again(state, job, blamed, outcome.reason)
+            yield from base.try_again(state, job, source, outcome.reason, wait_s=base.RETRY_S)
+        case "stalled" | "silent" if job.facts.is_encoding and base.uses_fast_engine(state, source):
+            blamed = yield from base.blame(state, job, source, outcome.reason)
+            yield from base.try_again(state, job, blamed, outcome.reason)
         case _:
-            yield from failed(state, job, outcome)
+            yield from base.failed(state, job, outcome)
 
 
 def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
@@ -194,7 +181,7 @@ def _refused(state: State, job: Job[BuildWork], source: Source) -> Finding | Eve
 BUILD = ShardActivity(
     kind="build",
     module="stoker.shards.build.build_worker",
-    stall_s=STALL_S,
+    stall_s=base.STALL_S,
     is_memory_bound=True,
     is_reusable=True,
     begin=begin,

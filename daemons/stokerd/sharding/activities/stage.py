@@ -6,17 +6,8 @@ from collections.abc import Iterator
 
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
-from stokerd.sharding.activities.base import (
-    FOOTER,
-    STALL_S,
-    Message,
-    ShardActivity,
-    columns,
-    dispute_receipt,
-    failed,
-    marks,
-    try_again,
-)
+from stokerd.sharding.activities import base
+from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Begin, Effect, Write, event
 from stokerd.sharding.state import SourceWork, State
 
@@ -32,7 +23,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
         "sha256": source.sha256,
         "target": state.parquet(source),
         "text_column": pipeline.dataset.text_column,
-        "columns": columns(pipeline),
+        "columns": base.columns(pipeline),
         "floor": pipeline.stage.free_floor,
         "decode": state.records.pinning.trains,
         "disks": marks(state.hot),
@@ -43,7 +34,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
 def on_message(_state: State, job: Job[SourceWork], message: Message) -> Iterator[Effect]:
     """Note what is being read: it is what may be blamed."""
     if message["kind"] == "preflight":
-        job.facts.row_group = FOOTER
+        job.facts.row_group = base.FOOTER
     elif "row_groups" in message:
         job.facts.row_group = int(message["row_groups"])
     return iter(())
@@ -53,13 +44,13 @@ def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Eff
     source = state.sources[job.subject]
     if result["status"] == "unavailable":
         state.pauses.source_failed(str(result["reason"]))
-        yield from try_again(state, job, source, str(result["reason"]))
+        yield from base.try_again(state, job, source, str(result["reason"]))
         return
     state.pauses.source_answered()
     if result["status"] == "missing":  # a folder's file may come back; one that was fetched is fetched again
         if state.records.is_fetched:
-            yield from dispute_receipt(state, source, job.facts.receipt)
-        yield from try_again(state, job, source, "the source file is not there")
+            yield from base.dispute_receipt(state, source, job.facts.receipt)
+        yield from base.try_again(state, job, source, "the source file is not there")
         return
     if result.get("resumed"):
         yield event("stage_resumed", path=source.path, bytes=result["resumed"])
@@ -76,13 +67,13 @@ def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Eff
         state.pauses.source_failed(words)
     elif outcome.result:
         state.pauses.source_answered()
-    return failed(state, job, outcome)
+    return base.failed(state, job, outcome)
 
 
 STAGE = ShardActivity(
     kind="stage",
     module="stoker.corpus.staging.stage_worker",
-    stall_s=STALL_S,
+    stall_s=base.STALL_S,
     is_reusable=True,
     begin=begin,
     on_message=on_message,

@@ -27,7 +27,9 @@ class Pinning:
     `earlier` is the pin of a lower version, `training` what the tokenizer is to be trained on.
     """
 
-    def __init__(self, context: DaemonContext) -> None:
+    def __init__(self, context: DaemonContext, sources: Catalog) -> None:
+        self._sources = sources
+        self.listing: Listing | None = None  # as it was last read
         pipeline = self._pipeline = context.pipeline
         self._layout = context.layout
         self._dataset, self._limit = pipeline.dataset.name, pipeline.dataset.limit
@@ -70,26 +72,23 @@ class Pinning:
         return self.pin is None and self._pipeline.tokenizer.file is None
 
     @property
-    def training_contents(self) -> frozenset[str]:
-        """The contents on hot that the tokenizer is to be trained on."""
-        return frozenset(sha256 for _, sha256 in self.training.files) if self.training else frozenset()
+    def training_contents(self) -> list[str]:
+        """The contents that the tokenizer is to be trained on, in their order."""
+        return [] if self.training is None else [sha256 for _, sha256 in self.training.files]
 
-    def choose_training(self, listing: Listing | None, sources: Catalog) -> frozenset[str]:
+    def choose_training(self) -> frozenset[str]:
         """Choose the files to train on; returns the paths that are not readable yet."""
-        self.training = self._training_set(listing, sources)
-        return frozenset() if self.training is None else self.training.wanted
-
-    def _training_set(self, listing: Listing | None, sources: Catalog) -> TrainingSet | None:
-        train = self._pipeline.tokenizer.train
+        train, listing, most = self._pipeline.tokenizer.train, self.listing, self._limit.files
         if self.pin is None and self.earlier is None and not self._is_lost:
             # Sets that were built had a pin, damaged or not there at all.
-            self._is_lost = bool(sources.count(*PUBLISHED))
+            self._is_lost = bool(self._sources.count(*PUBLISHED))
+        self.training = None
         if self.pin is not None or self._given() is not None or train is None:
-            return None
-        most = self._limit.files
+            return frozenset()
         if listing is not None and most is not None:  # it may have been written before that limit was lowered
             listing = replace(listing, files=listing.files[:most])
-        return choose(listing, sources, train.train_bytes)
+        self.training = choose(listing, self._sources, train.train_bytes)
+        return frozenset() if self.training is None else self.training.wanted
 
     def tokenizer_task(self, staged: Mapping[str, str]) -> dict[str, Any] | None:
         """The task that freezes the tokenizer, None when it cannot be done yet or is done.
@@ -101,7 +100,7 @@ class Pinning:
             return {"file": given, "target": str(self.target)}
         if self.training is None or not self.training.ready or train is None:
             return None
-        contents = [sha256 for _, sha256 in self.training.files]
+        contents = self.training_contents
         if not staged.keys() >= set(contents):
             return None  # a worker has one of them in hand
         return {
@@ -144,22 +143,23 @@ class Pinning:
 
     # The listing
 
-    def keep_listing(self, listing: Listing | None, sources: Catalog) -> Iterator[Effect]:
+    def keep_listing(self) -> Iterator[Effect]:
         """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
+        listing, sources = self.listing, self._sources
         made_of = (listing, sources.changes, self.pin)
         if self.pin is None or made_of == self._kept or (listing is None and not sources.imported):
             return
         files: Iterable[str] = ()  # what was imported does not wait for a listing
         is_known = is_whole = False
-        if (part := self._slice(listing, sources)) is not None:
+        if (part := self._slice()) is not None:
             is_known = part.full or part.settled
             is_whole = part.full or (part.settled and listing is not None and listing.complete)
-            files = (*part.paths, *self._formers(sources, part.paths))
+            files = (*part.paths, *self._formers(part.paths))
             yield from self._say_stayed(part)
         elif listing is not None:  # with every path that came to its end, though it may be listed no longer
             others = (path for path in (*sources.ended, *sources.formers) if path not in sources.imported)
             files, is_known, is_whole = {*listing.paths, *others}, True, listing.complete
-        paths = (*sorted(files), *self._imports(sources))
+        paths = (*sorted(files), *self._imports())
         has_ended = is_whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
         limit = self._limit.model_dump(exclude_none=True)
         pin = replace(self.pin, listing=paths, complete=has_ended, whole=is_known, limit=limit)
@@ -170,13 +170,15 @@ class Pinning:
                 yield event("dataset_complete", dataset=self._dataset, files=len(pin.listing))
         self._kept = (listing, made_of[1], self.pin)
 
-    def _formers(self, sources: Catalog, paths: Iterable[str]) -> list[str]:
+    def _formers(self, paths: Iterable[str]) -> list[str]:
         """What the files of a slice held before: it stays with them, and counts nothing."""
+        sources = self._sources
         kept = frozenset((*paths, *(() if self.pin is None else self.pin.listing))) if sources.formers else ()
         return [path for path in sources.formers if path in kept or sources[path].former in kept]
 
-    def _imports(self, sources: Catalog) -> list[str]:
+    def _imports(self) -> list[str]:
         """What was imported, to be trained on after all files; once listed it stays, for plans name it."""
+        sources = self._sources
         listed = frozenset(() if self.pin is None or not sources.imported else self.pin.listing)
         return [
             path for path in sorted(sources.imported) if path in listed or sources[path].state in PUBLISHED
@@ -184,16 +186,18 @@ class Pinning:
 
     # dataset.limit
 
-    def beyond(self, listing: Listing | None, sources: Catalog) -> Container[str]:
+    @property
+    def beyond(self) -> Container[str]:
         """What the configured slice of the source leaves out."""
-        part = self._slice(listing, sources)
+        part = self._slice()
         return () if part is None else part.beyond
 
-    def _slice(self, listing: Listing | None, sources: Catalog) -> Slice | None:
+    def _slice(self) -> Slice | None:
         """The configured slice of what is listed; None when nothing bounds it, or none is listed.
 
         What was in it and has come to its end stays: a plan may name it, whatever the limit is lowered to.
         """
+        listing, sources = self.listing, self._sources
         if listing is None or not is_bounded(self._limit):
             return None
         asked = (listing, self.pin, sources.changes)  # 0.2 s of work for 50,000 files

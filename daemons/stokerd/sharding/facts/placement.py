@@ -21,6 +21,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
+from stoker.store.files import opened
 from stokerd.sharding.effects import Alert, AlertOver, Effect, Write
 
 if TYPE_CHECKING:
@@ -133,8 +134,12 @@ class Placement:
         if not self._to_evict(state, free, wanted):
             self.due = now + NOTHING_LEFT_S
             return
-        with _exclusive(self._layout.shard_sets_lock) as is_held:
-            if not is_held:
+        # Supervisors hold it, shared, while they name sets in a plan: they go first.
+        held = self._layout.shard_sets_lock
+        with storage_errors("lock", held), opened(held, os.O_RDWR | os.O_CREAT) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 self.due = now + LOCKED_S
                 return
             yield from self.look()
@@ -194,19 +199,3 @@ def _fingerprint(runs: Path) -> object:
                     about = (run / name).stat()
                     found.append((run.name, name, about.st_ino, about.st_size, about.st_mtime_ns))
     return tuple(found)
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[bool]:
-    """Hold the lock file alone, if that is possible at once: supervisors that name sets go first."""
-    with storage_errors("open", path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    is_held = True
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_held = False
-        yield is_held
-    finally:
-        os.close(descriptor)
