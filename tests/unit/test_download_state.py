@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, write_receipt
+from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import StateLayout
 from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.failures import FetchFailures
@@ -47,7 +49,8 @@ class World:
         )
         reserve = SimpleNamespace(spent=False)
         about = {"layout": self.layout, "events": self.heard, "pipeline": pipeline, "reserve": reserve}
-        self.context: Any = SimpleNamespace(**about, once=False, set_aside=None)
+        self.context: Any = SimpleNamespace(**about, once=False)
+        self.context.set_aside = partial(DaemonContext.set_aside, self.context)
         self.state = self.read()
         self.transfers = self.state.transfers
 
