@@ -68,6 +68,10 @@ class Document:
             path = path[:-1]
         return self.marks[path]
 
+    def problem(self, path: KeyPath, text: str) -> Problem:
+        """Returns what is wrong with a path, with its mark."""
+        return Problem(self.mark(path), dotted(path), text)
+
     def graft(self, path: KeyPath, other: Document) -> None:
         """Replaces the value at path by another document, whose errors still name its own file."""
         holder: Any = self.values

@@ -39,11 +39,11 @@ def apply_overrides(document: Document, environ: Mapping[str, str]) -> None:
             continue
         try:
             parsed = parse_value(environ[name], mark.file)
+            wrong = parsed.problems
+            _put(document, path, parsed.values["value"], mark)
         except Unreadable as error:
-            document.problems.append(Problem(mark, dotted(path), error.problem.text))
-            continue
-        _put(document, path, parsed.values["value"], mark)
-        document.problems.extend(Problem(mark, dotted(path), problem.text) for problem in parsed.problems)
+            wrong = [error.problem]
+        document.problems.extend(Problem(mark, dotted(path), problem.text) for problem in wrong)
 
 
 def _settable(path: KeyPath) -> bool:

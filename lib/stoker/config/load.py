@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.config.checks import Fault, faults
-from stoker.config.document import Document, KeyPath, Problem, Unreadable, dotted, read_document
+from stoker.config.document import Document, KeyPath, Problem, Unreadable, read_document
 from stoker.config.environment import apply_overrides
 from stoker.config.local import on_network
 from stoker.config.problems import explain, nearest
@@ -38,7 +38,7 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
         kind = None if environ.get(ALLOW_NETWORK) == "1" else on_network(pipeline.state)
         if kind is not None:
             text = f"lies on a network file system ({kind}); name a local disk, or set {ALLOW_NETWORK}=1"
-            problems.append(Problem(document.mark(("state",)), "state", text))
+            problems.append(document.problem(("state",), text))
     if problems or pipeline is None:
         first = {str(file): 0}
         ordered = sorted(set(problems), key=lambda p: (first.get(p.mark.file, 1), p.mark, p.key))
@@ -50,8 +50,7 @@ def refuse(pipeline: Pipeline, found: Sequence[Fault]) -> None:
     """Raises ConfigError with the line of each fault, as load_pipeline does, if there is any."""
     if found:
         document = read_document(pipeline.file)
-        told = [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in found]
-        raise ConfigError("\n".join(map(str, told)))
+        raise ConfigError("\n".join(str(document.problem(fault.path, fault.text)) for fault in found))
 
 
 def examples_dir() -> Path:
@@ -74,7 +73,7 @@ def _resolve_model(document: Document) -> None:
         guess = nearest(name, known)
         hint = f"did you mean '{guess}'?" if guess else f"write its mapping, or one of {', '.join(known)}"
         text = f"there is no model named {str(name)!r}; {hint}"
-        document.problems.append(Problem(document.mark(_MODEL), dotted(_MODEL), text))
+        document.problems.append(document.problem(_MODEL, text))
         name = DEFAULT_MODEL  # any known model, so that the other keys are still checked
     document.graft(_MODEL, read_document(models / f"{name}.yaml"))
 
@@ -112,13 +111,10 @@ def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Pro
             pipeline = _build(_without(document.values, error), file)
         except ValidationError:
             return None, problems
-    told = [fault for fault in faults(pipeline, file.stem) if not _touches(fault, about)]
-    problems += [Problem(document.mark(fault.path), dotted(fault.path), fault.text) for fault in told]
+    for fault in faults(pipeline, file.stem):
+        if not any(path == fault.path[: len(path)] for path in about):
+            problems.append(document.problem(fault.path, fault.text))
     return pipeline, problems
-
-
-def _touches(fault: Fault, about: set[KeyPath]) -> bool:
-    return any(path == fault.path[: len(path)] for path in about)
 
 
 def _build(values: dict[str, Any], file: Path) -> Pipeline:

@@ -72,8 +72,7 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
             told[path] = _sentence(item["type"], item.get("ctx", {}), item["input"])
     about |= set(told)
     told |= {path: "is required; add it" for path in missing if path not in about}
-    problems = [Problem(document.mark(path), dotted(path), text) for path, text in told.items()]
-    return problems, about | set(missing)
+    return [document.problem(path, text) for path, text in told.items()], about | set(missing)
 
 
 # By pydantic's kind of error; `_sentence` appends the value that was written.
