@@ -32,12 +32,12 @@ def canonical_json(obj: Any) -> bytes:
     return text.encode()
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Writes data to path, whole or not at all; durable=False skips fsync: a power cut may lose the file."""
     temporary = temporary_beside(path)
     with storage_errors("write", path):
         try:
-            _write_new(temporary, data, mode, durable)
+            _write_new(temporary, data, durable)
             os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error matters; sweep_temporaries removes the file
@@ -158,9 +158,9 @@ def opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write_new(path: Path, data: bytes, mode: int, durable: bool) -> None:
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as descriptor:
-        os.fchmod(descriptor, mode)  # without the umask: members of the group read the state
+def _write_new(path: Path, data: bytes, durable: bool) -> None:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+        os.fchmod(descriptor, FILE_MODE)  # without the umask: members of the group read the state
         write_all(descriptor, data)
         if durable:
             os.fsync(descriptor)

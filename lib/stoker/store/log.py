@@ -137,13 +137,12 @@ class ChainedLog:
     of it the file becomes `<name>.1`, in place of the older one, and a new file continues the chain.
     """
 
-    def __init__(self, path: Path, *, rotate_bytes: int | None = None, mode: int = FILE_MODE) -> None:
+    def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
         self.path = path
         self.damage: tuple[str, ...] = ()
         self.head = GENESIS
         self._last_line: bytes | None = None  # parsed in `last`: few callers need it, some are large
         self._rotate_bytes = rotate_bytes
-        self._mode = mode
         self._descriptor: int | None = None
         self._size = 0
         self._ends_in_newline = True
@@ -185,7 +184,7 @@ class ChainedLog:
     def _open(self) -> int:
         with storage_errors("open", self.path):
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(self.path, flags, self._mode)
+            descriptor = os.open(self.path, flags, FILE_MODE)
             try:
                 self._read(descriptor)
                 # An earlier writer may have died before its fsync, and a crash could still undo its lines.
@@ -205,7 +204,7 @@ class ChainedLog:
         self._size = os.fstat(descriptor).st_size
         self._ends_in_newline = self._size == 0 or os.pread(descriptor, 1, self._size - 1) == b"\n"
         if self._size == 0:
-            os.fchmod(descriptor, self._mode)
+            os.fchmod(descriptor, FILE_MODE)
 
     def _undo(self, descriptor: int) -> None:
         # After a failed fsync the kernel may call lost pages clean: the line must not remain.
