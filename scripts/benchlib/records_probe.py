@@ -43,7 +43,7 @@ def main(file: Path) -> None:
 
     key = next(str(one.key) for one in sources.values() if one.key)
     published = {str(one.key)[:16] for one in sources.values() if one.key}
-    limits = Limits(1, 1, 1, 8, 10**15, "never")
+    limits = Limits(1, 1, 8, 10**15, "never")
     unlike: set[str] = set()
 
     def key_of(sha256: str) -> str:

@@ -9,7 +9,7 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.state import Action, Limits, Situation, WarmContents
 
-LIMITS = Limits(stagers=2, builders=2, provers=2, queue_files=3, queue_bytes=1000, release="never")
+LIMITS = Limits(stagers=2, builders=2, queue_files=3, queue_bytes=1000, release="never")
 ONE, OTHER = (Source("d", path, 100, "a" * 64) for path in ("one", "other"))
 KEY = "b" * 64
 PUBLISHED = frozenset({KEY[:16]})

@@ -19,7 +19,7 @@ from stoker.corpus.schedule.decide import decide, differs
 from stoker.corpus.schedule.landing import demand_of, may_be_demanded
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 
-LIMITS = Limits(stagers=1, builders=1, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
+LIMITS = Limits(stagers=1, builders=1, queue_files=3, queue_bytes=1000, release="after_proof")
 
 
 def sha(content: str) -> str:

@@ -21,7 +21,7 @@ from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 from support.books import books_of
 
-LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=9, queue_bytes=10**9, release="after_sync")
+LIMITS = Limits(stagers=2, builders=2, queue_files=9, queue_bytes=10**9, release="after_sync")
 BOOKS = books_of(900, 100, documents=10)
 
 

@@ -12,7 +12,7 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.state import Action, Limits, Situation, WarmContents
 
-LIMITS = Limits(stagers=2, builders=2, provers=1, queue_files=3, queue_bytes=1000, release="after_proof")
+LIMITS = Limits(stagers=2, builders=2, queue_files=3, queue_bytes=1000, release="after_proof")
 
 KEEP = replace(LIMITS, release="never")
 

@@ -116,7 +116,7 @@ def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
 
 
 def test_all_that_is_done_for_an_import_is_to_give_up_a_set_that_is_nowhere() -> None:
-    limits = Limits(2, 2, 2, 8, 1 << 40, "after_proof")
+    limits = Limits(2, 2, 8, 1 << 40, "after_proof")
     lost = imported("import/lost", "seen")
     sources = catalog(imported("import/a"), lost)
     situation = Situation(

@@ -21,7 +21,7 @@ from stokerd.sharding.activities import build
 from support.shard_state import MIB, MakeShard, Shard
 
 FLOOR = 200 * MIB
-MANY = Limits(stagers=1, builders=2, provers=1, queue_files=1, queue_bytes=1, release="never")
+MANY = Limits(stagers=1, builders=2, queue_files=1, queue_bytes=1, release="never")
 STAGE = {"settle": "0s", "free_floor": f"{FLOOR}B"}
 
 

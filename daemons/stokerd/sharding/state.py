@@ -182,7 +182,6 @@ class State:
         self.limits = Limits(
             stagers=1,
             builders=1,
-            provers=2,
             queue_files=pipeline.stage.queue_files,
             queue_bytes=pipeline.stage.queue_bytes,
             release=pipeline.shard.release,

@@ -1,4 +1,4 @@
-"""Release and sweep: remove a built file, and what was discarded of a disk."""
+"""What leaves hot: a built file, what was discarded of a disk, and what goes into quarantine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from stoker.corpus.records.index import KEY16
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import UnavailableError
+from stoker.store.names import record_name
 from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Alert, Begin, Effect, Write, event
 from stokerd.sharding.facts.disks import Disk
@@ -65,6 +68,49 @@ def _not_swept(state: State, job: Job[SweepWork], outcome: Outcome) -> Iterator[
         raise UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
 
 
+# Quarantine
+
+
+def _begin_quarantine(state: State, path: str) -> Iterator[Effect]:
+    """Set aside the path's file, or the set at its target, as the finding is about."""
+    source, finding = state.sources[path], state.records.convicted[path]
+    kind, thing, key = "parquet", state.parquet(source), ""
+    if finding.reason == SET_INVALID:
+        key = state.key(source)
+        kind, thing = "shards", str(state.set_on("hot", source, key))
+    task = {
+        "directory": str(state.pipeline.layout.quarantine),
+        "kind": kind,
+        "name": record_name(source.dataset, source.path),
+        "thing": thing,
+        "reason": {
+            "path": path,
+            "sha256": source.sha256,
+            **finding.fields(),
+            **({"key": key} if key else {}),
+        },
+        "budget_bytes": state.pipeline.quarantine.keep_bytes,
+        "disks": marks(state.hot),
+    }
+    yield Begin(QUARANTINE, path, task, SourceWork(aside_key=key[:KEY16]))
+
+
+def _quarantined(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    source, records = state.sources[job.subject], state.records
+    records.quarantine.read_soon()
+    if job.facts.aside_key:
+        records.convicted.pop(source.path, None)
+        state.hot.published.discard(job.facts.aside_key)
+    else:
+        finding = records.convicted[source.path]
+        yield Write(source.moved("quarantined", reason=finding.reason, column=finding.column))
+        del records.convicted[source.path]
+        state.discard_build(source)
+        about = {"path": source.path, "folder": str(result["folder"]), **finding.fields()}
+        yield event("source_quarantined", "warning", **about)
+    state.retries.succeeded(source.path)
+
+
 _cleanup = partial(ShardActivity, module=MODULE, is_reusable=True)
 RELEASE = _cleanup(kind="release", begin=_begin_release, on_done=_released)
 SWEEP = _cleanup(
@@ -73,4 +119,11 @@ SWEEP = _cleanup(
     begin=_begin_sweep,
     on_done=_swept,
     on_end=_not_swept,
+)
+QUARANTINE = ShardActivity(
+    kind="quarantine",
+    module="stoker.corpus.quarantine.quarantine_worker",
+    begin=_begin_quarantine,
+    on_done=_quarantined,
+    writes_to="state",
 )

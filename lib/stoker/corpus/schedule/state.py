@@ -12,7 +12,7 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 
-MOVES = 2  # at once, of each kind
+AT_ONCE = 2  # jobs of each of the other kinds
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Limits:
 
     stagers: int
     builders: int
-    provers: int
     queue_files: int
     queue_bytes: int
     release: Literal["never", "after_proof", "after_sync"]
@@ -134,7 +133,7 @@ class Situation:
     def slots(self, kind: str) -> int:
         """How many more jobs of a kind may begin."""
         limits = self.limits
-        most = {"stage": limits.stagers, "build": limits.builders, "prove": limits.provers}.get(kind, MOVES)
+        most = {"stage": limits.stagers, "build": limits.builders}.get(kind, AT_ONCE)
         return max(0, most - sum(1 for each in self.busy.values() if each == kind))
 
     def starts(self, kind: str, paths: Iterable[str], now: float) -> Iterator[Action]:
