@@ -53,7 +53,7 @@ def test_systemd_hears_ready_status_watchdog_and_stopping(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
         environ = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
-        notifier = Notifier.from_environment(environ)
+        notifier = Notifier(environ)
         assert notifier.watchdog_interval_s == 30
         notifier.ready()
         notifier.status("building\n3 of 7 " + "x" * 300)
@@ -68,17 +68,17 @@ def test_an_abstract_notify_socket_is_reached() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         name = f"stoker-test-{os.getpid()}"
         server.bind("\0" + name)
-        Notifier.from_environment({"NOTIFY_SOCKET": "@" + name}).ready()
+        Notifier({"NOTIFY_SOCKET": "@" + name}).ready()
         assert server.recv(64) == b"READY=1"
 
 
 def test_outside_systemd_notifying_does_nothing_and_another_process_watchdog_is_not_ours(
     tmp_path: Path,
 ) -> None:
-    silent = Notifier.from_environment({})
+    silent = Notifier({})
     silent.ready()
     silent.watchdog()
-    other = Notifier.from_environment(
+    other = Notifier(
         {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
     )
     assert other.watchdog_interval_s is None
@@ -89,7 +89,7 @@ def test_a_full_notify_socket_never_blocks_the_daemon(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
-        notifier = Notifier(path)
+        notifier = Notifier({"NOTIFY_SOCKET": path})
         for _ in range(2000):
             notifier.status("nobody reads this")
 

@@ -20,7 +20,6 @@ from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.state import Phase
-from stokerd.common.alerts import Alerts
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.jobs import MIRROR
 from stokerd.supervision.run import Run, load_run
@@ -30,7 +29,6 @@ from stokerd.supervision.workers import Workers
 WAIT_S = 1.0
 REAP_S = 2.0
 STORAGE_S = 5.0  # between two tries at a state directory that cannot be used
-COMPLAINT_S = 60.0
 
 
 def main(context: DaemonContext) -> int:
@@ -48,7 +46,6 @@ class Supervisor:
         self.workers = Workers(self.run)
         self.effects, self.status = Effects(self.run, self.workers), Status(self.run)
         self._reap_at = 0.0
-        self._alerts = Alerts(context.events, COMPLAINT_S)
 
     def supervise(self) -> int:
         """Repeats cycles until an exit code is set, and returns it."""
@@ -99,7 +96,7 @@ class Supervisor:
 
     def _storage_trouble(self, problem: StorageError) -> float:
         """Survives a full state disk: training continues, any other phase starts over from cleaning."""
-        self._alerts.raise_("storage_trouble", message=str(problem))
+        self.effects.requests.alerts.raise_("storage_trouble", message=str(problem))
         if self.run.state.phase is not Phase.TRAINING:
             pause = Pause(STORAGE_S, "the state directory cannot be used; trying")
             self.effects.apply(Enter(Phase.CLEANING), pause)

@@ -42,7 +42,7 @@ class DaemonContext:
         self.runtime.create()
         self.log, self.metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
         self.events = Events(self.layout, name, pipeline.name, self.log, self.metrics)
-        self.notifier = Notifier.from_environment(os.environ)
+        self.notifier = Notifier()
         self.reserve = Reserve(self.layout.ballast(name), self.events)
         self._since, self._started = utc_now(), time.monotonic()
         self._me = ProcessId.of(os.getpid())

@@ -13,25 +13,18 @@ STATUS_BYTES = 200  # a longer line is no longer read
 class Notifier:
     """The socket of NOTIFY_SOCKET, or nothing. Sending never blocks and never fails a daemon."""
 
-    def __init__(self, address: str | None = None, watchdog_interval_s: float | None = None) -> None:
-        self.watchdog_interval_s = watchdog_interval_s
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.watchdog_interval_s: float | None = None  # only where the watchdog means this process
         self._socket: socket.socket | None = None
-        self._address = ""
-        if address:
-            # "@name" is an abstract socket: its kernel address begins with a zero byte.
-            self._address = "\0" + address[1:] if address.startswith("@") else address
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Notifier:
-        """As the service manager asks; watchdog_interval_s only where the watchdog means this process."""
         address = environ.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
-            return cls()
-        interval = environ.get("WATCHDOG_USEC", "")
-        ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        seconds = int(interval) / 1e6 if interval.isdigit() and int(interval) > 0 and ours else None
-        return cls(address, seconds)
+            return
+        # "@name" is an abstract socket: its kernel address begins with a zero byte.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        interval, me = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
+        if interval.isdigit() and int(interval) > 0 and environ.get("WATCHDOG_PID", me) == me:
+            self.watchdog_interval_s = int(interval) / 1e6
 
     def ready(self) -> None:
         """The start is complete."""
