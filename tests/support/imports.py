@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stoker.corpus.records.pin import DatasetPin, TokenizerPin
 from stoker.shards.exchange.import_set import ImportTask
+from stoker.store.layout import HotLayout, StateLayout
 
 EOT = 0
 
@@ -66,18 +68,19 @@ def write_predecessor(
     return directory
 
 
-def import_task(home: Path, place: Path, **changes: Any) -> ImportTask:
+PINNED = hashlib.sha256(b"tokenizer").hexdigest()
+
+
+def import_task(home: Path, place: Path, *, vocab_size: int = 300, **changes: Any) -> ImportTask:
     """The task for an import; its tokenizer is made up."""
+    tokenizer = TokenizerPin("tokenizer.json", PINNED, vocab_size, EOT)
     task = ImportTask(
         place=place,
-        dataset="prose",
-        build_id="ab" * 32,
-        shard_tokens=500,
-        tokenizer_sha256=hashlib.sha256(b"tokenizer").hexdigest(),
-        vocab_size=300,
-        eot=EOT,
-        building=home / "hot" / ".building",
-        shards=home / "hot" / "shards" / "prose",
+        layout=StateLayout(home / "state"),
+        hot=HotLayout(home / "hot"),
+        pin=DatasetPin("prose", 1, "ab" * 32, {"shard_tokens": 500}, tokenizer, {}),
+        sources={},
+        taken=(),
         floor=0,
         stated_tokenizer=None,
         trust_tokenizer=True,

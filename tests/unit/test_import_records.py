@@ -15,16 +15,14 @@ from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
-from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
-from stoker.shards.exchange.import_claim import claim
 from stoker.shards.exchange.import_set import import_place
-from stoker.shards.format.manifest import Manifest
 from stokerd.sharding.record_actions import IMPORT_AGAIN, take
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site
@@ -176,25 +174,9 @@ def with_import(site: Site, where: str | None) -> list[int]:
     ids = streams(where=where, documents=60, vocab_size=pin.tokenizer.vocab_size)
     ids = [token if token else pin.tokenizer.eot for token in ids]
     place = write_tokens(site.home / "web" / "train.bin", ids)
-    task = import_task(
-        site.home,
-        place,
-        build_id=pin.build_id,
-        tokenizer_sha256=pin.tokenizer.sha256,
-        vocab_size=pin.tokenizer.vocab_size,
-        eot=pin.tokenizer.eot,
-    )
-    seen: list[Source] = []
-
-    def take(made: Manifest) -> str:
-        seen.append(Source("prose", "import/web", made.source_size, made.source_sha256, imported=True))
-        return "import/web"
-
-    done = import_place(task, take, lambda done: None)
-    assert done is not None
-    books, digest = Books.from_mapping(done.manifest.books.to_mapping()), done.manifest.sha256
-    write_source(
-        pipeline.layout, seen[0].moved("proven", key=done.manifest.key, books=books, manifest_sha256=digest)
+    import_place(
+        import_task(site.home, place.parent, layout=pipeline.layout, hot=pipeline.hot_layout, pin=pin),
+        lambda done: None,
     )
     write_pin(
         pipeline.layout, DatasetPin.from_record({**pin.to_record(), "listing": [*pin.listing, "import/web"]})
@@ -238,9 +220,3 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
     assert exit_code(["where", str(site.file), "import/web:0"]) == 64
     assert "was imported" in capsys.readouterr().err
     assert exit_code(["plan", str(site.file)]) == 0
-
-
-def test_a_name_that_a_file_may_have_is_not_taken(tmp_path: Path) -> None:
-    """Given a file of the dataset called import/web, an import of a folder web is called otherwise."""
-    made = claim({}, {"import/web"}, dataset="prose", name="web", size=1, sha256="ab" * 32)
-    assert made.path == "import/web-abababab"

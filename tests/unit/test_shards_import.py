@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import pytest
 from stoker.corpus.records.books import Books
 from stoker.corpus.records.sources import Source
 from stoker.shards.exchange import import_tokens
-from stoker.shards.exchange.import_claim import claim, path_of
-from stoker.shards.exchange.import_set import ImportedSet, import_place
+from stoker.shards.exchange.import_set import Imported, claim, import_place, path_of
 from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal
 from stoker.shards.format.manifest import Manifest, ManifestInvalid
 from stoker.shards.format.proof import inspect_set, prove_set
@@ -25,6 +24,7 @@ from stoker.store.hashing import hash_file
 from support.builds import set_bytes
 from support.imports import (
     EOT,
+    PINNED,
     import_task,
     streams,
     write_predecessor,
@@ -32,20 +32,18 @@ from support.imports import (
     write_with_header,
 )
 
-PINNED = import_task(Path(), Path()).tokenizer_sha256
 
-
-def do(home: Path, place: Path, **changes: Any) -> ImportedSet:
+def do(home: Path, place: Path, **changes: Any) -> Imported:
     """Import a place that is not on record yet."""
-    done = import_place(import_task(home, place, **changes), lambda content: "import/it", lambda done: None)
-    assert done is not None
-    return done
+    task = import_task(home, place, **changes)
+    task.layout.create()
+    return import_place(task, lambda done: None)
 
 
-def set_at(home: Path, result: ImportedSet) -> ShardSet:
+def set_at(home: Path, result: Imported) -> ShardSet:
     """The published set: proven, and nothing found against it."""
-    path = home / "hot" / "shards" / "prose" / result.manifest.key[:16]
-    assert prove_set(path, key=result.manifest.key).verdict == "proven"
+    path = home / "hot" / "shards" / "prose" / str(result.source.key)[:16]
+    assert prove_set(path, key=result.source.key).verdict == "proven"
     assert inspect_set(path).findings == ()
     return ShardSet(path)
 
@@ -88,7 +86,8 @@ def test_a_stream_with_ends_of_text_has_documents(
     assert [each.tolist() for each in found.documents("train")] == documents(train, where)
     assert [each.tolist() for each in found.documents("val")] == documents(val, where)
     assert found.manifest.end_of_text == where
-    books = result.manifest.books.to_mapping()
+    assert result.source.books is not None
+    books = result.source.books.to_mapping()
     assert (books["rows"], books["chars"], books["dropped"]) == (None, None, None)
     assert books["train"] == {"documents": 40, "tokens": len(train)}
     assert len(found.manifest.bins("train")) > 1
@@ -104,7 +103,8 @@ def test_a_stream_without_an_end_of_text_has_no_documents_that_anybody_knows(tmp
     found = set_at(tmp_path, result)
     assert tokens(found, "train") == train
     assert tokens(found, "val") == [5, 6, 7]
-    books = result.manifest.books.to_mapping()
+    assert result.source.books is not None
+    books = result.source.books.to_mapping()
     assert books["documents"] is None
     assert books["train"] == {"documents": None, "tokens": len(train)}
     sizes = [file.tokens for _, file in found.manifest.bins("train")]
@@ -136,7 +136,7 @@ def test_another_split_of_the_same_tokens_is_another_set(tmp_path: Path) -> None
     ids = streams()
     write_tokens(tmp_path / "a" / "train.bin", ids)
     write_tokens(tmp_path / "b" / "val.bin", ids)
-    keys = {do(tmp_path, tmp_path / name).manifest.key for name in ("a", "b")}
+    keys = {do(tmp_path, tmp_path / name).source.key for name in ("a", "b")}
     assert len(keys) == 2
 
 
@@ -271,7 +271,7 @@ def test_what_changes_while_it_is_read_is_refused(tmp_path: Path, shorter: int) 
         write_tokens(path, ids[::-1][shorter:])
 
     with pytest.raises(ImportRefused, match="changed"):
-        import_place(import_task(tmp_path, path), lambda content: "import/it", change)
+        import_place(import_task(tmp_path, path), change)
     assert left(tmp_path) == []
 
 
@@ -296,7 +296,9 @@ def test_an_exports_own_note_is_held_against_what_lies_there(tmp_path: Path) -> 
 
 def test_one_that_another_source_has_is_not_published(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "in" / "train.bin", streams())
-    assert import_place(import_task(tmp_path, path), lambda content: None, lambda done: None) is None
+    first = do(tmp_path / "first", path).source
+    again = do(tmp_path, path, sources={first.path: first})
+    assert (again.source, again.new) == (first, False)
     assert left(tmp_path) == []
 
 
@@ -364,15 +366,18 @@ def test_an_index_that_does_not_follow_the_ends_of_text_is_found(tmp_path: Path)
 
 
 def test_a_content_has_one_record_and_a_name_one_content() -> None:
-    first = claim({}, (), dataset="prose", name="web text.bin", size=4, sha256="ab" * 32)
+    def claimed(sources: Mapping[str, Source], taken: set[str], name: str, sha256: str) -> Source:
+        return claim(import_task(Path(), Path(name), sources=sources, taken=taken), size=4, sha256=sha256)
+
+    first = claimed({}, set(), "web text.bin", "ab" * 32)
     assert first == Source("prose", "import/web_text", 4, "ab" * 32, imported=True)
     known = {first.path: first.moved("proven", key="cd" * 32)}
-    assert claim(known, (), dataset="prose", name="other", size=4, sha256="ab" * 32) == known[first.path]
-    second = claim(known, (), dataset="prose", name="web text", size=4, sha256="ef" * 32)
-    assert second.path == "import/web_text-efefefef"
-    assert claim({}, {"import/a"}, dataset="prose", name="a", size=1, sha256="ef" * 32).path != "import/a"
+    assert claimed(known, set(), "other", "ab" * 32) == known[first.path]
+    assert claimed(known, set(), "web text", "ef" * 32).path == "import/web_text-efefefef"
+    # A file of the dataset may have that name.
+    assert claimed({}, {"import/web"}, "web", "ab" * 32).path == "import/web-abababab"
     lost = {first.path: first.moved("quarantined", reason="lost")}
-    again = claim(lost, (), dataset="prose", name="other", size=4, sha256="ab" * 32)
+    again = claimed(lost, set(), "other", "ab" * 32)
     assert (again.path, again.state) == ("import/web_text", "seen")
 
 

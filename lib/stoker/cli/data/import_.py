@@ -15,13 +15,11 @@ from stoker.cli.options import PATH, json_option, pipeline_file, print_json
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
-from stoker.corpus.records.sources import PUBLISHED, Source, read_sources, write_source
+from stoker.corpus.records.sources import read_sources
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_contents
 from stoker.kit.throttle import heartbeat
-from stoker.shards.exchange.import_claim import claim
 from stoker.shards.exchange.import_set import ImportTask, import_place
-from stoker.shards.format.manifest import Manifest
 from stoker.store.errors import LockHeld, UnavailableError, UsageError
 from stoker.store.files import make_dir
 from stoker.store.layout import STAGE_SHARD
@@ -110,48 +108,24 @@ def _import(pipeline: Pipeline, place: Path, stated: str | None, *, trusted: boo
         raise UnavailableError(f"{pipeline.hot}: not the disk that was used before; mount it, then try again")
     task = ImportTask(
         place=place,
-        dataset=dataset,
-        build_id=pin.build_id,
-        shard_tokens=int(pin.build["shard_tokens"]),
-        tokenizer_sha256=pin.tokenizer.sha256,
-        vocab_size=pin.tokenizer.vocab_size,
-        eot=pin.tokenizer.eot,
-        building=hot.building,
-        shards=hot.shards(dataset),
+        layout=layout,
+        hot=hot,
+        pin=pin,
+        sources=sources,
+        taken=frozenset() if listing is None else frozenset(listing.paths),
         floor=pipeline.stage.free_floor,
         stated_tokenizer=stated,
         trust_tokenizer=trusted,
     )
-    claimed: list[Source] = []
-
-    def put_on_record(manifest: Manifest) -> str | None:
-        taken = frozenset() if listing is None else frozenset(listing.paths)
-        size, sha256 = manifest.source_size, manifest.source_sha256
-        source = claim(sources, taken, dataset=dataset, name=place.name, size=size, sha256=sha256)
-        claimed.append(source)
-        if source.state in PUBLISHED:
-            return None
-        write_source(layout, source)
-        return source.path
-
     make_dir(pipeline.hot)
     with Lock.acquire(hot.owner_lock, purpose=pipeline.owner):
-        result = import_place(task, put_on_record, heartbeat(_show_progress, place.name))
-        source = claimed[0]
-        if result is not None:
-            books, digest = result.manifest.books, result.manifest.sha256
-            key = result.manifest.key
-            source = source.moved("proven", reason=None, key=key, manifest_sha256=digest, books=books)
-            write_source(layout, source)
+        made = import_place(task, heartbeat(_show_progress, place.name))
+    source = made.source
     if source.path not in pin.listing:
         write_pin(layout, replace(pin, listing=(*pin.listing, source.path)))
-    return {
-        "path": source.path,
-        "key": source.key,
-        "new": result is not None and result.new,
-        "books": None if source.books is None else source.books.to_mapping(),
-        "notes": [] if result is None else list(result.notes),
-    }
+    books = None if source.books is None else source.books.to_mapping()
+    about = {"path": source.path, "key": source.key, "new": made.new, "books": books}
+    return {**about, "notes": list(made.notes)}
 
 
 def _show_progress(_kind: str, **fields: Any) -> None:

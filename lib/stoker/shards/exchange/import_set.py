@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from stoker.corpus.records.books import SPLITS, Books
+from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.sources import PUBLISHED, Source, write_source
 from stoker.shards.exchange.export_out import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Progress, Tokens, end_of_text, pieces
@@ -34,70 +37,100 @@ from stoker.shards.format.proof import prove_set
 from stoker.store.durable_copy import insist_on_room
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
+from stoker.store.layout import HotLayout, StateLayout
 from stoker.store.names import new_id, utc_now
 
-# Gets the manifest, gives the path under which its source is on record now; None where another has its set.
-Claim = Callable[[Manifest], str | None]
+FOLDER = "import"
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class ImportTask:
-    """One import; `building` and `shards` are directories on hot, `floor` the bytes to stay free there."""
+    """One import of a place into the dataset of a pin, on a hot disk of which `floor` bytes stay free.
+
+    `sources` are the records of the dataset, `taken` paths that a file of it has, or may have.
+    """
 
     place: Path
-    dataset: str
-    build_id: str
-    shard_tokens: int
-    tokenizer_sha256: str
-    vocab_size: int
-    eot: int
-    building: Path
-    shards: Path
+    layout: StateLayout
+    hot: HotLayout
+    pin: DatasetPin
+    sources: Mapping[str, Source]
+    taken: Collection[str]
     floor: int
     stated_tokenizer: str | None
     trust_tokenizer: bool
 
 
 @dataclass(frozen=True)
-class ImportedSet:
-    """A published set; `new`: it was not there before. `notes` are what was passed over, in words."""
+class Imported:
+    """What an import is on record now; `new`: its set was not there before, `notes`: what was passed over."""
 
-    manifest: Manifest
+    source: Source
     new: bool
     notes: tuple[str, ...] = ()
 
 
-def import_place(task: ImportTask, claim: Claim, progress: Progress) -> ImportedSet | None:
-    """Import it; None where another source has its set.
+def import_place(task: ImportTask, progress: Progress) -> Imported:
+    """Copy a place, put it on record, publish it, and record what was published.
 
     Raises ImportRefused for what is not taken over, DataError for a wrong set at its target, StorageError
     where a disk does not do what it should.
     """
-    found = look_at(task.place, dtype_for(task.vocab_size))
+    tokenizer, root = task.pin.tokenizer, task.hot.building
+    dtype = dtype_for(tokenizer.vocab_size)
+    found = look_at(task.place, dtype)
     if refusal := tokenizer_refusal(
-        task.tokenizer_sha256, found.tokenizer, task.stated_tokenizer, trusted=task.trust_tokenizer
+        tokenizer.sha256, found.tokenizer, task.stated_tokenizer, trusted=task.trust_tokenizer
     ):
         raise ImportRefused(f"{task.place}: {refusal}")
-    make_dir(task.building)
-    size = sum(file.tokens for file in found.files) * TOKEN_BYTES[dtype_for(task.vocab_size)]
-    insist_on_room(task.building, size, task.floor)
-    building = task.building / f"import-{new_id()}"
+    make_dir(root)
+    insist_on_room(root, sum(file.tokens for file in found.files) * TOKEN_BYTES[dtype], task.floor)
+    building = root / f"import-{new_id()}"
     make_dir(building)
     try:
-        manifest = _copy(task, found, building, progress)
-        path = claim(manifest)
-        if path is None:
-            return None
-        target = task.shards / manifest.key[:16]
-        if os.path.lexists(target):
-            return ImportedSet(_examine(target, manifest.key, progress), new=False)
-        write_atomic(building / BUILD_NOTE, canonical_json(_note(path, task.place, found)) + b"\n")
-        make_dir(task.shards)
-        publish_dir(building, target)
-        return ImportedSet(manifest, new=True, notes=found.notes)
+        manifest = _copy(task.pin, found, building, progress)
+        source = claim(task, size=manifest.source_size, sha256=manifest.source_sha256)
+        if source.state in PUBLISHED:
+            return Imported(source, new=False)
+        write_source(task.layout, source)
+        target = task.hot.shards(task.pin.dataset) / manifest.key[:16]
+        is_new = not os.path.lexists(target)
+        if is_new:
+            note = _note(source.path, task.place, found)
+            write_atomic(building / BUILD_NOTE, canonical_json(note) + b"\n")
+            make_dir(target.parent)
+            publish_dir(building, target)
+        else:
+            manifest = _examine(target, manifest.key, progress)
     finally:
         with contextlib.suppress(StorageError):  # the first error matters; the next start sweeps what is left
             remove_tree(building)
+    named = {"key": manifest.key, "manifest_sha256": manifest.sha256, "books": manifest.books}
+    source = source.moved("proven", reason=None, **named)
+    write_source(task.layout, source)
+    return Imported(source, is_new, found.notes if is_new else ())
+
+
+def claim(task: ImportTask, *, size: int, sha256: str) -> Source:
+    """The record of an imported content: as what it was before, else under its place's name.
+
+    One that is published has the set already.
+    """
+    known = [source for source in task.sources.values() if source.imported and source.sha256 == sha256]
+    if published := next((source for source in known if source.state in PUBLISHED), None):
+        return published
+    if known:
+        return known[0] if known[0].state == "seen" else known[0].renewed(size=size, sha256=sha256)
+    path = path_of(task.place.name)
+    path += f"-{sha256[:8]}" if path in task.sources or path in task.taken else ""
+    return Source(task.pin.dataset, path, size, sha256, imported=True)
+
+
+def path_of(name: str) -> str:
+    """The path of an import by the name of its place; never one that parquet has."""
+    plain = _PLAIN.sub("_", name).strip("._")[:80] or "tokens"
+    return f"{FOLDER}/{plain.removesuffix('.bin').removesuffix('.parquet')}"
 
 
 class Shard:
@@ -144,24 +177,29 @@ class Shard:
             self.documents, self._end = self.documents + ends.size, int(ends[-1])
 
 
-def _copy(task: ImportTask, found: Found, building: Path, progress: Progress) -> Manifest:
+def _copy(pin: DatasetPin, found: Found, building: Path, progress: Progress) -> Manifest:
     """Write a whole set of what was found and prove it; raises StorageError for a disk that lies."""
-    dtype = dtype_for(task.vocab_size)
-    where = end_of_text(found, task.vocab_size, task.eot, progress)
+    vocab_size, eot, shard_tokens = (
+        pin.tokenizer.vocab_size,
+        pin.tokenizer.eot,
+        int(pin.build["shard_tokens"]),
+    )
+    dtype = dtype_for(vocab_size)
+    where = end_of_text(found, vocab_size, eot, progress)
     files: dict[str, DataFile] = {}
     hashes: dict[str, str] = {}
     for split in SPLITS:
         digest, number = hashlib.sha256(), 0
-        shard = Shard(building, split, number, task.shard_tokens)
-        for piece in pieces(found, split, task.vocab_size, progress):
+        shard = Shard(building, split, number, shard_tokens)
+        for piece in pieces(found, split, vocab_size, progress):
             digest.update(piece.data)
             left = piece
             while left.size:
                 if shard.full:
                     files |= shard.finish(counted=where is not None)
                     number += 1
-                    shard = Shard(building, split, number, task.shard_tokens)
-                left = left[shard.append(left, task.eot, where) :]
+                    shard = Shard(building, split, number, shard_tokens)
+                left = left[shard.append(left, eot, where) :]
         files |= shard.finish(counted=where is not None)  # a split without tokens has an empty one
         hashes[split] = digest.hexdigest()
     bins = {split: [files[name] for name in files if name.startswith(f"{split}-")] for split in SPLITS}
@@ -171,14 +209,14 @@ def _copy(task: ImportTask, found: Found, building: Path, progress: Progress) ->
     # Names the content, whatever files it lies in: the same tokens make the same set.
     content = hashlib.sha256(canonical_json({"import": 1, "dtype": dtype, **hashes})).hexdigest()
     manifest = Manifest(
-        dataset=task.dataset,
-        key=set_key(content, task.build_id),
-        build_id=task.build_id,
+        dataset=pin.dataset,
+        key=set_key(content, pin.build_id),
+        build_id=pin.build_id,
         source_size=sum(tokens) * TOKEN_BYTES[dtype],
         source_sha256=content,
-        tokenizer_sha256=task.tokenizer_sha256,
-        vocab_size=task.vocab_size,
-        eot=task.eot,
+        tokenizer_sha256=pin.tokenizer.sha256,
+        vocab_size=vocab_size,
+        eot=eot,
         dtype=dtype,
         books=Books(None, in_all, None, sum(tokens), documents[0], tokens[0], documents[1], tokens[1], None),
         files=files,
