@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.by_path import by_path, first
+from stoker.corpus.records.listing import first
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Worklist
 
@@ -27,7 +27,7 @@ class Source:
 
     def __init__(self) -> None:
         sizes = zip(PATHS, (1, 20, None, 300, 4000, 50000), strict=True)
-        self.listed = by_path((path, RemoteFile(path, size, f"sha256:{SUM}")) for path, size in sizes)
+        self.listed = {path: RemoteFile(path, size, f"sha256:{SUM}") for path, size in sorted(sizes)}
         self.receipts = {"z": receipt("z", "verified")}
         self.work = self.looked_at()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.fetch.landing import PARTS, Landing
-from stoker.corpus.records.listing import ListingWriter, read_listing
+from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.pin import read_pin
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_source, read_sources
@@ -29,7 +29,6 @@ Reader = Callable[[StateLayout], object]
 RECORDS: dict[str, tuple[Reader, Reader]] = {  # by name: where it lies, and who reads it
     "pin": (lambda at: at.dataset("data"), lambda at: read_pin(at, "data")),
     "listing": (lambda at: at.listing("data"), lambda at: read_listing(at, "data")),
-    "listing, by its writer": (lambda at: at.listing("data"), lambda at: ListingWriter(at, "data")),
     "receipt": (lambda at: at.receipt("data", "a"), lambda at: read_receipts(at, "data")),
     "source": (lambda at: at.source("data", "a"), lambda at: read_sources(at, "data")),
     "one source": (lambda at: at.source("data", "a"), lambda at: read_source(at, "data", "a")),

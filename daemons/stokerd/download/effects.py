@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.records.listing import Listing, ListingWriter
+from stoker.corpus.records.listing import Listing, read_listing, write_listing
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.corpus.records.record_dir import each_record
 from stoker.kit.daemon import DaemonContext
@@ -26,11 +26,11 @@ def read_receipts(context: DaemonContext) -> Iterable[tuple[str, Receipt]]:
 
 
 class Effects:
-    """Writes what was decided, and nothing twice; the `head` of `listing` is what that says."""
+    """Writes what was decided, and nothing twice; `listing` is the one that was written."""
 
     def __init__(self, context: DaemonContext, state: State[Any]) -> None:
         self._layout, self._events, self._state = context.layout, context.events, state
-        self.listing = ListingWriter(self._layout, context.pipeline.dataset.name)
+        self.listing = read_listing(self._layout, context.pipeline.dataset.name)
         self._warned: set[tuple[str, ...]] = set()
         self._claimed = -1  # bytes; -1: what an earlier daemon claimed
         self._claim_due = 0.0
@@ -38,7 +38,7 @@ class Effects:
     @property
     def is_complete(self) -> bool:
         """What the listing that was written says."""
-        return self.listing.head is not None and self.listing.head.complete
+        return self.listing is not None and self.listing.complete
 
     def apply(self, change: Change) -> Mapping[str, Any]:
         """Write a receipt, then record its event; returns the answer to the request for it."""
@@ -58,7 +58,11 @@ class Effects:
     def write_listing(self, listing: Listing) -> None:
         """Write the listing where it is another; the event tells that it has come to be complete."""
         was_complete = self.is_complete
-        if self.listing.write(listing) and listing.complete and not was_complete:
+        if listing == self.listing:
+            return
+        write_listing(self._layout, listing)
+        self.listing = listing
+        if listing.complete and not was_complete:
             self._events.record("listing_complete", files=len(listing.files))
 
     def claim(self, root: str, device: int | None, size: int, *, at_once: bool = False) -> None:

@@ -16,9 +16,8 @@ from stoker.corpus.fetch.selection import RemoteRules, landed_before
 from stoker.corpus.fetch.stretch import StretchReader
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
-from stoker.corpus.records.by_path import first
 from stoker.corpus.records.demand import Unneeded
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.listing import Listing, first
 from stoker.corpus.records.sources import read_source
 from stoker.corpus.source.arrivals import file_of
 from stoker.corpus.source.remote_listing import origin_of, repo_of, shown_as
@@ -43,7 +42,7 @@ class RemoteSource(Source[RemoteFile]):
         source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo, origin = repo_of(source), origin_of(source)
         super().__init__(context, RemoteRules(self.root, self.repo), shown=shown_as(source))
-        head = self.effects.listing.head
+        head = self.effects.listing
         self.origin, self.revision = origin, head.revision if head else ""
         self.pinned = head.revision or None if head and head.origin == origin else None
         self.lister = RemoteLister(self.pipeline, pool, self.state.retries, self.pinned)
@@ -116,7 +115,7 @@ class RemoteSource(Source[RemoteFile]):
         if self.seen:
             super().keep_listing()
         elif self._kept != (0, self.state.changes) and self.effects.is_complete:
-            self._kept, listing = (0, self.state.changes), self.effects.listing.read()
+            self._kept, listing = (0, self.state.changes), self.effects.listing
             if listing and not selection.still_complete(listing.paths, self.state.receipts):
                 self.effects.write_listing(replace(listing, complete=False))
 

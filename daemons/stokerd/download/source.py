@@ -92,7 +92,7 @@ class Source(Generic[L]):
         nothing is left to do; else now and then."""
         if not self.seen or self._kept == (self.listed, self.state.changes):
             return
-        now, head, complete = time.monotonic(), self.effects.listing.head, self.is_complete
+        now, head, complete = time.monotonic(), self.effects.listing, self.is_complete
         is_other = head is None or (head.complete, head.revision) != (complete, self.revision)
         if is_other or now >= self.listing_due or self.is_drained():
             self._kept, self.listing_due = (self.listed, self.state.changes), now + LISTING_EVERY_S

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import canonical_json, make_dir, move_durably, opened, remove_tree, write_atomic
 from stoker.store.names import as_text, new_id, utc_now
 from stoker.store.parsing import MOST_BYTES, parse_json, require_version
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SUM_HEX = 16
 
@@ -103,6 +109,27 @@ def set_aside(path: Path, quarantine: Path, reason: str, detail: str) -> Path:
         remove_tree(place)
         raise
     return place
+
+
+def body_of(thing: DataclassInstance) -> dict[str, Any]:
+    """A dataclass as the body of a record, its fields as they are."""
+    return {"v": 1, **{name: getattr(thing, name) for name in _names(type(thing))}}
+
+
+def values_of(cls: type[DataclassInstance], record: Mapping[str, Any], *shared: str) -> dict[str, Any]:
+    """What a record holds for the fields of a dataclass; the text of the shared ones is interned.
+
+    Raises KeyError or TypeError where one of those is missing or no text.
+    """
+    values = {name: record[name] for name in _names(cls) if name in record}
+    for name in shared:
+        values[name] = sys.intern(values[name])
+    return values
+
+
+@functools.cache
+def _names(cls: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
 
 
 def _sum(body: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir, move_durably, remove_tree, sweep_temporaries, unlink_durably
 from stoker.store.layout import LANDING_LOCK
 from stoker.store.names import inside, new_id, record_name, utc_now
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import RecordDamaged, read_record, values_of, write_record
 
 PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
 
@@ -56,7 +56,7 @@ class PartRecord:
         """The record in that file; None where there is none, or none that can be believed."""
         try:
             record = read_record(file)
-            return cls(**{each.name: record[each.name] for each in fields(cls) if each.name in record})
+            return cls(**values_of(cls, record))
         except (FileNotFoundError, RecordDamaged, TypeError):
             return None
 

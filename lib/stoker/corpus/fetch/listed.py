@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.by_path import by_path
 from stoker.kit.workers.exit import WorkerExit
 from stoker.store.errors import ConfigError, UnavailableError
 
@@ -56,7 +56,8 @@ def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -
         case "unchanged":
             return None
         case "listed":
-            files, revision = by_path((each.path, each) for each in rows), str(result["revision"])
+            files = {each.path: each for each in sorted(rows, key=attrgetter("path"))}
+            revision = str(result["revision"])
             if files:
                 refused = tuple((str(path), str(reason)) for path, reason in result["refused"])
                 return Listed(files, revision, refused)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
 
 from stoker.corpus.records.cached_record import CachedRecord
 from stoker.store.layout import StateLayout
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,24 +34,12 @@ class Listing:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Listing:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        return cls(
-            dataset=str(record["dataset"]),
-            files=tuple((sys.intern(str(path)), int(size)) for path, size in record["files"]),
-            complete=bool(record["complete"]),
-            revision=str(record["revision"]),
-            origin=str(record.get("origin", "")),
-        )
+        files = tuple((sys.intern(path), int(size)) for path, size in record["files"])
+        return cls(**values_of(cls, record) | {"files": files})
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        return {
-            "v": 1,
-            "dataset": self.dataset,
-            "files": [list(file) for file in self.files],
-            "complete": self.complete,
-            "revision": self.revision,
-            **({"origin": self.origin} if self.origin else {}),
-        }
+        return body_of(self) | {"files": [list(file) for file in self.files]}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -74,28 +65,6 @@ def write_listing(layout: StateLayout, listing: Listing) -> None:
     write_record(layout.listing(listing.dataset), listing.to_record())
 
 
-class ListingWriter:
-    """Its one writer. `head` is what was written, without the files, which may be megabytes; None while there
-    is none, or a damaged one."""
-
-    def __init__(self, layout: StateLayout, dataset: str) -> None:
-        self._layout, self._dataset = layout, dataset
-        self.head: Listing | None = None
-        self._hash = 0
-        if (found := self.read()) is not None:
-            self._note(found)
-
-    def read(self) -> Listing | None:
-        """The listing that was written, with its files."""
-        return read_listing(self._layout, self._dataset)
-
-    def write(self, listing: Listing) -> bool:
-        """Make it durable where it is another than before; whether it was."""
-        if hash(listing) == self._hash:
-            return False
-        write_listing(self._layout, listing)
-        self._note(listing)
-        return True
-
-    def _note(self, listing: Listing) -> None:
-        self.head, self._hash = replace(listing, files=()), hash(listing)
+def first(things: Mapping[str, T], most: int | None) -> Mapping[str, T]:
+    """The first so many; the mapping itself where there are no more."""
+    return things if most is None or most >= len(things) else dict(islice(things.items(), most))

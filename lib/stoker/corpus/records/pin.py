@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stoker.store.layout import StateLayout
-from stoker.store.record import read_record, write_record
+from stoker.store.record import body_of, read_record, values_of, write_record
 
 
 @dataclass(frozen=True)
@@ -50,25 +50,18 @@ class DatasetPin:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         trained_on = record["tokenizer_trained_on"]
         return cls(
-            dataset=str(record["dataset"]),
-            version=int(record["version"]),
-            build_id=str(record["build_id"]),
-            build=dict(record["build"]),
-            tokenizer=TokenizerPin(**record["tokenizer"]),
-            asked=dict(record["asked"]),
-            tokenizer_trained_on=None
-            if trained_on is None
-            else tuple((str(path), str(sha256)) for path, sha256 in trained_on),
-            listing=tuple(sys.intern(str(path)) for path in record["listing"]),
-            complete=bool(record["complete"]),
-            whole=bool(record.get("whole", record["complete"])),
-            limit={str(name): int(most) for name, most in record.get("limit", {}).items()},
+            **{"whole": record["complete"]}
+            | values_of(cls, record)
+            | {
+                "tokenizer": TokenizerPin(**record["tokenizer"]),
+                "tokenizer_trained_on": trained_on and tuple((path, sha256) for path, sha256 in trained_on),
+                "listing": tuple(map(sys.intern, record["listing"])),
+            }
         )
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        body = {each.name: getattr(self, each.name) for each in fields(self)}  # the listing may be long
-        return {"v": 1, **body, "tokenizer": asdict(self.tokenizer)}
+        return body_of(self) | {"tokenizer": asdict(self.tokenizer)}
 
 
 def read_pin(layout: StateLayout, dataset: str) -> DatasetPin | None:

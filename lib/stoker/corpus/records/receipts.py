@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from stoker.corpus.records.record_dir import Damaged, read_records
 from stoker.store.layout import StateLayout
-from stoker.store.record import write_record
+from stoker.store.record import body_of, values_of, write_record
 
 ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up", "unproven"]
-_STATES: Mapping[object, ReceiptState] = {state: state for state in get_args(ReceiptState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +56,14 @@ class Receipt:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Receipt:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        state = _STATES.get(record["state"])
-        if state is None:
-            raise ValueError(f"state {record['state']!r}")
-        return cls(
-            sys.intern(str(record["dataset"])),
-            sys.intern(str(record["path"])),
-            str(record["file"]),
-            int(record["size"]),
-            sys.intern(str(record["sha256"])),
-            sys.intern(str(record["revision"])),
-            str(record["etag"]),
-            state,
-            str(record.get("found") or ""),
-        )
+        values = values_of(cls, record, "dataset", "path", "sha256", "revision", "state")
+        if values["state"] not in get_args(ReceiptState):
+            raise ValueError(f"state {values['state']!r}")
+        return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        return {"v": 1, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return body_of(self)
 
 
 def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:

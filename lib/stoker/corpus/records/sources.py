@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from stoker.corpus.records.books import Books
 from stoker.corpus.records.record_dir import Damaged, read_records
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
 
 SourceState = Literal[
     "seen", "staged", "building", "proven", "synced", "released", "quarantined", "duplicate"
@@ -38,7 +37,6 @@ TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
 }
 
 FORMER_DIGITS = 12  # of a content's hash, behind its path
-_STATES: Mapping[object, SourceState] = {state: state for state in get_args(SourceState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,38 +94,20 @@ class Source:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:
         """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        state = _STATES.get(record["state"])
-        if state is None:
-            raise ValueError(f"state {record['state']!r}")
-        get, deaths, formers = record.get, record.get("deaths"), record.get("formers")
-        return cls(  # by position: there are 50,000 of them to read while a daemon starts
-            sys.intern(str(record["dataset"])),
-            sys.intern(str(record["path"])),
-            int(record["size"]),
-            sys.intern(str(record["sha256"])),
-            state,
-            record["key"],
-            int(record["attempts"]),
-            record["reason"],
-            None if record["books"] is None else Books.from_mapping(record["books"]),
-            bool(record["evicted"]),
-            get("manifest_sha256"),
-            tuple(map(int, deaths)) if deaths else (),
-            get("column"),
-            bool(get("evicting", False)),
-            bool(get("on_warm", record["evicted"] or state == "synced")),
-            get("engine"),
-            bool(get("imported", False)),
-            get("former"),
-            tuple((str(sha256), int(size)) for sha256, size in formers) if formers else (),
-        )
+        values = values_of(cls, record, "dataset", "path", "sha256", "state")
+        if values["state"] not in TRANSITIONS:
+            raise ValueError(f"state {values['state']!r}")
+        if values["books"] is not None:
+            values["books"] = Books.from_mapping(values["books"])
+        values["deaths"] = tuple(values.get("deaths", ()))
+        values["formers"] = tuple((str(sha256), int(size)) for sha256, size in values.get("formers", ()))
+        values.setdefault("on_warm", values["evicted"] or values["state"] == "synced")
+        return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """The record's body."""
-        body = {field.name: getattr(self, field.name) for field in fields(self)}
         books = None if self.books is None else self.books.to_mapping()
-        formers = [list(former) for former in self.formers]
-        return {"v": 1, **body, "books": books, "deaths": list(self.deaths), "formers": formers}
+        return body_of(self) | {"books": books}
 
     def moved(self, state: SourceState, **changes: Any) -> Source:
         """This source in another state; raises DataError for a step that does not exist."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.corpus.records.by_path import by_path
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.source.folder import FileSeen
 
@@ -82,10 +81,8 @@ class Watched:
 
 def watch(before: Mapping[str, Watched], found: Iterable[Watched], now: float) -> dict[str, Watched]:
     """The watched files after another look: one seen to change begins its quiet time again, by our clock."""
-    known = ((new, before.get(new.file.path, new)) for new in found)
-    return by_path(
-        (new.file.path, old if old.file == new.file else Watched(new.file, now)) for new, old in known
-    )
+    known = ((new, before.get(new.file.path, new)) for new in sorted(found, key=lambda new: new.file.path))
+    return {new.file.path: old if old.file == new.file else Watched(new.file, now) for new, old in known}
 
 
 def file_of(root: str, path: str) -> str:

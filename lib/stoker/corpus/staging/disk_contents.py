@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from stoker.observe.ledger import Disk
 from stoker.store.durable_copy import PART
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
+from stoker.store.record import values_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Seen:
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Self:
         """What a lister tells."""
-        return cls(**{each.name: message[each.name] for each in fields(cls)})
+        return cls(**values_of(cls, message))
 
 
 @dataclass(frozen=True)

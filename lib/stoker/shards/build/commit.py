@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from stoker.corpus.records.books import Books
 from stoker.shards.build.shard_writer import GrowingFile
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, unlink_durably
-from stoker.store.record import read_record, write_record
+from stoker.store.record import body_of, read_record, values_of, write_record
 
 PROGRESS = "progress.json"
 
@@ -71,8 +71,7 @@ def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Pro
         record = read_record(directory / PROGRESS)
         if (record["key"], tuple(record["origin"])) == (key, origin):
             Books.from_mapping(record["books"])
-            told = {field.name: record[field.name] for field in fields(Progress)}
-            return Progress(**{**told, "origin": origin})
+            return Progress(**values_of(Progress, record) | {"origin": origin})
     except (FileNotFoundError, DataError, LookupError, TypeError, ValueError, AttributeError):
         pass  # no commit that can be relied on: the build starts over, which costs time only
     return Progress(key, origin)
@@ -118,7 +117,7 @@ class Committer:
         self._report("phase", phase="commit")
         for file, finished in files:
             file.make_durable(close=finished)
-        write_record(self._directory / PROGRESS, {"v": 1, **asdict(progress)})
+        write_record(self._directory / PROGRESS, body_of(progress))
         for file, _ in files:
             self._durable(file.path, (progress.files or {}).get(file.path.name, 0))
         counts = {name: (progress.books or {}).get(name, 0) for name in ("rows", "documents", "tokens")}
