@@ -49,22 +49,15 @@ class Catalog(dict[str, Source]):
 
     def put(self, source: Source) -> None:
         """Take in a new source, or another state of one."""
-        before = self.get(source.path)
-        if before is not None:
-            self._leave(before)
+        if source.path in self:
+            self._leave(self[source.path])
         self._enter(source)
-        was, now = before is not None and before.state == "seen", source.state == "seen"
-        if was and not now:
-            del self.waiting[bisect_left(self.waiting, source.path)]
-        elif now and not was:
+        if source.state == "seen":
             insort(self.waiting, source.path)
 
     def drop(self, path: str) -> None:
         """Forget a source."""
-        source = self.pop(path)
-        self._leave(source)
-        if source.state == "seen":
-            del self.waiting[bisect_left(self.waiting, path)]
+        self._leave(self.pop(path))
 
     def in_state(self, *states: SourceState) -> list[Source]:
         """The sources in these states, state by state."""
@@ -152,6 +145,8 @@ class Catalog(dict[str, Source]):
         path, content = source.path, source.sha256
         self.changes += 1
         del self._states[source.state][path]
+        if source.state == "seen":
+            del self.waiting[bisect_left(self.waiting, path)]
         others = tuple(other for other in self.with_content(content) if other != path)
         if others:
             self._contents[content] = others[0] if len(others) == 1 else others
@@ -159,10 +154,8 @@ class Catalog(dict[str, Source]):
             self._contents.pop(content, None)
         if others or self._unsettled:
             self._weigh(content)
-        self.evicting.pop(path, None)
-        self.unsynced.pop(path, None)
-        self.formers.pop(path, None)
-        self.imported.pop(path, None)
+        for marked in (self.evicting, self.unsynced, self.formers, self.imported):
+            marked.pop(path, None)
         key = str(source.key)[:KEY16]
         heirs = [self[other] for other in others if self[other].key == source.key]
         heirs = [heir for heir in heirs if heir.state in PUBLISHED]

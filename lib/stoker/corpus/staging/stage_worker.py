@@ -5,7 +5,7 @@ task: {"root", "home", "file", "size", "sha256", "target", "text_column", "colum
     directory that holds the landing, is empty only where its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
     {"kind": "progress", "row_groups"}
-result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed", "xxh3"},
+result: {"status": "staged", "how": "link" | "copy" | "kept", "sha256", "cached", "resumed", "xxh3"},
         {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
         {"status": "mismatch", "sha256"}: not what the receipt says, nothing is at the target,
         {"status": "missing"}: the source file is not there,
@@ -14,6 +14,7 @@ result: {"status": "staged", "how": "link" | "copy" | "kept", "cached", "resumed
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     target, root = Path(task["target"]), Path(task["root"])
     tell = paced(lambda what, done: report(what, bytes=done))
     make_dir(target.parent)
-    kept = _kept(task, target, tell)
-    if kept is None:
+    brought = _kept(task, target, tell)
+    if brought is None:
         try:
             brought = _bring(task, root, target, tell)
         except DiskFullError:
@@ -51,7 +52,6 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             raise
         if brought.sha256 != task["sha256"]:
             return {"status": "mismatch", "sha256": brought.sha256}
-        kept = {name: getattr(brought, name) for name in ("how", "cached", "resumed", "xxh3")}
     report("preflight")
     flaw = preflight(
         target,
@@ -66,10 +66,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         if through.sha256 != task["sha256"]:
             raise Transient(f"{target}: the page cache and the disk disagree; check this machine's memory")
         return {"status": "bad", **flaw.fields()}
-    return {"status": "staged", **kept}
+    return {"status": "staged", **asdict(brought)}
 
 
-def _kept(task: dict[str, Any], target: Path, tell: Any) -> dict[str, Any] | None:
+def _kept(task: dict[str, Any], target: Path, tell: Any) -> Brought | None:
     """How it stands with a file that is at the target already; one that is not what is wanted goes."""
     try:
         xxh3 = xxhash.xxh3_128()
@@ -80,7 +80,7 @@ def _kept(task: dict[str, Any], target: Path, tell: Any) -> dict[str, Any] | Non
         unlink_durably(target)
         return None
     drop_partial(target)  # its copy was finished, but for the tidying up
-    return {"how": "kept", "cached": found.cached, "resumed": 0, "xxh3": xxh3.hexdigest()}
+    return Brought("kept", found.sha256, found.cached, xxh3.hexdigest())
 
 
 def _bring(task: dict[str, Any], root: Path, target: Path, tell: Any) -> Brought:

@@ -46,7 +46,7 @@ class Brought:
     they changed.
     """
 
-    how: Literal["link", "copy"]
+    how: Literal["link", "copy", "kept"]
     sha256: str
     cached: bool = False
     xxh3: str = ""

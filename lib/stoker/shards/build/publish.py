@@ -17,7 +17,7 @@ from stoker.shards.build.commit import PROGRESS, origin_of
 from stoker.shards.build.readback import ReadBack, Trail
 from stoker.shards.build.shard_writer import GrowingFile
 from stoker.shards.format.manifest import BUILD_NOTE, DataFile, Manifest, write_manifest
-from stoker.shards.format.proof import prove_set
+from stoker.shards.format.proof import standing_set
 from stoker.store.errors import StorageError
 from stoker.store.files import (
     canonical_json,
@@ -82,9 +82,7 @@ def examine_target(task: BuildTask, report: Report) -> dict[str, Any]:
 
     Raises StorageError where it cannot be read now: that is no verdict.
     """
-    proof = prove_set(task.target, key=task.key, progress=heartbeat(report, task.target.name))
-    if proof.verdict == "unreadable":
-        raise StorageError(f"{task.target}: {proof.reason}; check the disk and try again")
+    proof = standing_set(task.target, task.key, heartbeat(report, task.target.name))
     if proof.manifest is None:
         return {"status": "target_invalid", "reason": proof.reason}
     remove_tree(task.building)

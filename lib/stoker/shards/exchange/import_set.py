@@ -33,7 +33,7 @@ from stoker.shards.format.manifest import (
     data_name,
     write_manifest,
 )
-from stoker.shards.format.proof import prove_set
+from stoker.shards.format.proof import prove_set, standing_set
 from stoker.store.durable_copy import insist_on_room
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
@@ -233,13 +233,8 @@ def _copy(pin: DatasetPin, found: Found, building: Path, progress: Progress) -> 
 
 
 def _examine(target: Path, key: str, progress: Progress) -> Manifest:
-    """The manifest of the set that is at the target already, proven.
-
-    Raises StorageError where it cannot be read now: that is no verdict.
-    """
-    proof = prove_set(target, key=key, progress=progress)
-    if proof.verdict == "unreadable":
-        raise StorageError(f"{target}: {proof.reason}; check the disk and try again")
+    """The manifest of the set that is at the target already, proven."""
+    proof = standing_set(target, key, progress)
     if proof.manifest is None:
         raise DataError(f"{target}: {proof.reason}; start the stage-shard loop, which sets it aside")
     return proof.manifest

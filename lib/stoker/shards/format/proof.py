@@ -33,7 +33,7 @@ from stoker.shards.format.manifest import (
     beside,
     parse_sums,
 )
-from stoker.store.errors import UnknownFormat
+from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import opened
 from stoker.store.hashing import hash_file
 
@@ -59,25 +59,15 @@ class Proof:
     unknown: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """A quick look at a set: its manifest (None where unusable), and each finding as "file: figure"."""
-
-    manifest: Manifest | None
-    manifest_sha256: str | None
-    findings: tuple[str, ...]
-    unknown: tuple[str, ...]
-
-
 def prove_set(path: Path, *, key: str | None = None, progress: Progress | None = None) -> Proof:
     """Prove the shard set in a directory, against the key it should have if one is given.
 
     Reads every byte of it; `progress` gets the bytes read. A set that is bad or cannot be read is a verdict,
     not an error. Only a format version that is not known here raises: UnknownFormat.
     """
-    walk = _Walk(path, progress, deep=True)
+    walk = Inspection(path, progress, deep=True)
     try:
-        finding = next(walk.findings(key), None)
+        finding = next(walk.disagreements(key), None)
     except OSError as error:
         return Proof("unreadable", str(error), walk.cached)
     if finding is None:
@@ -87,14 +77,25 @@ def prove_set(path: Path, *, key: str | None = None, progress: Progress | None =
     return Proof("invalid", finding.text, walk.cached)
 
 
+def standing_set(path: Path, key: str, progress: Progress) -> Proof:
+    """The proof of a set that is where another was to be published; it has a manifest where that is right.
+
+    Raises StorageError where it cannot be read now: that is no verdict.
+    """
+    proof = prove_set(path, key=key, progress=progress)
+    if proof.verdict == "unreadable":
+        raise StorageError(f"{path}: {proof.reason}; check the disk and try again")
+    return proof
+
+
 def inspect_set(path: Path) -> Inspection:
     """Compare everything but the tokens, of which only sampled document ends are read.
 
     Raises OSError; UnknownFormat where its manifest, true to its sum, is of a version that is not known here.
     """
-    walk = _Walk(path, None, deep=False)
-    findings = tuple(finding.text for finding in walk.findings(None))
-    return Inspection(walk.manifest, walk.manifest_sha256, findings, walk.unknown)
+    walk = Inspection(path, None, deep=False)
+    walk.findings = tuple(finding.text for finding in walk.disagreements(None))
+    return walk
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,11 @@ class _Finding:
     by_content: bool = True
 
 
-class _Walk:
-    """One walk over a set's files; what it has read stays in its fields."""
+class Inspection:
+    """One walk over a set's files; what it has read stays in its fields.
+
+    `manifest` is None where unusable, `findings` are each "file: figure", `unknown` the files in no list.
+    """
 
     def __init__(self, path: Path, progress: Progress | None, *, deep: bool) -> None:
         self.path, self.progress, self.deep = path, progress, deep
@@ -114,8 +118,9 @@ class _Walk:
         self.manifest: Manifest | None = None
         self.manifest_sha256: str | None = None
         self.unknown: tuple[str, ...] = ()
+        self.findings: tuple[str, ...] = ()
 
-    def findings(self, key: str | None) -> Iterator[_Finding]:
+    def disagreements(self, key: str | None) -> Iterator[_Finding]:
         """Everything that disagrees, what is cheap to see first; raises OSError, UnknownFormat."""
         names = {entry.name for entry in self.path.iterdir()}
         for name in (SUMS, MANIFEST):

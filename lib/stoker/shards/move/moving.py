@@ -66,11 +66,9 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
     """
     identity.insist()
     if os.path.lexists(target):
-        found = _prove(target, identity, progress)
+        found = _readable(target, identity, progress)
         if found.verdict == "proven":
             return Moved("existed", bytes=_bytes(target), cached=found.cached)
-        if found.verdict == "unreadable":
-            raise StorageError(f"{target}: {found.reason}; check the disk and try again")
         _into_trash(target, trash, identity)
     temporary = target.with_name(f"{TEMPORARY}{target.name}")
     make_dir(target.parent)
@@ -131,15 +129,20 @@ def _prove(path: Path, identity: Identity, progress: Progress) -> Proof:
     return proof
 
 
+def _readable(path: Path, identity: Identity, progress: Progress) -> Proof:
+    proof = _prove(path, identity, progress)
+    if proof.verdict == "unreadable":
+        raise StorageError(f"{path}: {proof.reason}; check the disk and try again")
+    return proof
+
+
 def _blame(source: Path, identity: Identity, reason: str, progress: Progress) -> Moved:
     """A copy did not become right: because of what was copied, or else StorageError, for the disks' sake."""
     if not os.path.lexists(source):
         return Moved("missing", f"{source} is not there")
-    proof = _prove(source, identity, progress)
+    proof = _readable(source, identity, progress)
     if proof.verdict == "invalid":
         return Moved("bad_source", proof.reason)
-    if proof.verdict == "unreadable":
-        raise StorageError(f"{source}: {proof.reason}; check the disk and try again")
     raise StorageError(f"{reason}, but what was copied is right; check both disks and this machine's memory")
 
 
