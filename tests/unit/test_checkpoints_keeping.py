@@ -12,8 +12,18 @@ from crash import Crash, check_crashes
 from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_over_budget, quarantine_checkpoint, quarantined
-from stoker.checkpoints.retention import Kept, RetentionPolicy, prune, remove_checkpoint, sweep_leftovers
-from stoker.checkpoints.select import Found, abandoned, candidates, counts, find_checkpoints
+from stoker.checkpoints.retention import (
+    Found,
+    Kept,
+    RetentionPolicy,
+    abandoned,
+    candidates,
+    counts,
+    find_checkpoints,
+    prune,
+    remove_checkpoint,
+    sweep_leftovers,
+)
 from stoker.store.record import read_record
 from support.checkpoint_data import seal
 

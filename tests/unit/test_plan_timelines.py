@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoints.select import counts
+from stoker.checkpoints.retention import counts
 from stoker.plan.positions import Position
 from stoker.plan.timelines import (
     Timeline,

@@ -21,7 +21,7 @@ from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import file_request, filed_requests, pending_requests
-from stoker.supervise.mirror.state import MirrorState
+from stoker.supervise.mirror.inventory import MirrorState
 from stoker.supervise.run.launch_record import read_launches
 
 NEWER = {"v": 2, "dataset": "data", "path": "a", "key": "k", "origin": [1, 2, 3], "files": []}

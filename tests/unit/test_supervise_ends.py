@@ -16,8 +16,7 @@ from stoker.store.log import ChainedLog
 from stoker.supervise import actions as do
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.mirror.inventory import Checkpoints
-from stoker.supervise.mirror.state import MirrorState
+from stoker.supervise.mirror.inventory import Checkpoints, MirrorState
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState, Trainer

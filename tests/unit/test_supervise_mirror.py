@@ -11,8 +11,7 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import RetentionPolicy, reading
 from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
 from stoker.supervise.decide import mirror_job
-from stoker.supervise.mirror.inventory import Checkpoints
-from stoker.supervise.mirror.state import COMPLAINT_S, LOOK_AGAIN_S, MirrorState
+from stoker.supervise.mirror.inventory import COMPLAINT_S, LOOK_AGAIN_S, Checkpoints, MirrorState
 from support.checkpoint_data import seal
 from support.pipelines import make_pipeline
 

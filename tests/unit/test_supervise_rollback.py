@@ -11,7 +11,7 @@ import pytest
 
 from crash.checker import Crash, CrashFound, check_crashes
 from stoker.checkpoints.format import checkpoint_name
-from stoker.checkpoints.select import candidates, counts, find_checkpoints
+from stoker.checkpoints.retention import candidates, counts, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.corpus.records.sources import Source
 from stoker.plan.log import Plan
@@ -20,17 +20,21 @@ from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines,
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
-from stoker.supervise.rollback import apply as forking
-from stoker.supervise.rollback.apply import Moved, finish, restore_lost, roll_back, standing
-from stoker.supervise.rollback.decide import (
+from stoker.supervise import rollback as forking
+from stoker.supervise.rollback import (
     Ask,
+    Moved,
     RollbackRefused,
     Standing,
     already,
     decide,
+    finish,
     parse_ask,
     require_lost,
+    restore_lost,
+    roll_back,
     skipped_windows,
+    standing,
 )
 from stoker.supervise.run.launch_record import SETTINGS, launched_body, note_launch
 from support.checkpoint_data import seal

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.checkpoints.select import find_checkpoints
+from stoker.checkpoints.retention import find_checkpoints
 from stoker.plan.timelines import Timeline, ancestry, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.log import ChainedLog

@@ -27,7 +27,7 @@ from stoker.supervise.actions import (
     ProveSets,
     PruneMirror,
 )
-from stoker.supervise.mirror.state import PRUNE_AGAIN_S, MirrorState
+from stoker.supervise.mirror.inventory import PRUNE_AGAIN_S, MirrorState
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run

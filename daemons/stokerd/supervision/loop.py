@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from stoker.checkpoints.mirror.layout import fallback
-from stoker.checkpoints.select import counts
+from stoker.checkpoints.retention import counts
 from stoker.kit.context import DaemonContext
 from stoker.kit.process.prctl import set_child_subreaper
 from stoker.kit.process.process_id import reap_strays

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
-from stoker.checkpoints.select import abandoned, find_checkpoints
+from stoker.checkpoints.retention import abandoned, find_checkpoints
 from stoker.corpus.quarantine.directory import read_quarantine
 from stoker.plan.timelines import Timeline, ancestry
 from stoker.shards.audit.recheck import DROP
@@ -21,20 +21,24 @@ from stoker.store.files import remove_tree
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request
 from stoker.supervise.decide import AskedRollback
-from stoker.supervise.rollback.apply import Moved, finish, restore_lost, roll_back, standing
-from stoker.supervise.rollback.decide import (
+from stoker.supervise.rollback import (
     Ask,
+    Moved,
     RollbackRefused,
     Standing,
     already,
     by_key,
     decide,
+    finish,
     lost_key,
     outcome_of,
     parse_ask,
     parse_skip_set,
     possible,
     require_lost,
+    restore_lost,
+    roll_back,
+    standing,
 )
 from stokerd.common.alerts import Alerts
 from stokerd.common.requests import RequestBox

@@ -12,13 +12,11 @@ from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
-from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints
-from stoker.supervise.mirror.state import MirrorState
+from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
-from stokerd.supervision.accounts import Accounts
+from stokerd.supervision.accounts import Accounts, RunStore
 from stokerd.supervision.data import DataReadiness
-from stokerd.supervision.run_store import RunStore
 
 
 @dataclass

@@ -6,15 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
-from stoker.checkpoints.retention import RetentionPolicy
-from stoker.checkpoints.select import History
+from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
 from stoker.supervise.health.exits import ExitClass, classify
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.health.liveness import judge
-from stoker.supervise.mirror.state import Look, MirrorState
+from stoker.supervise.mirror.inventory import Look, MirrorState
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.state import Phase, RunState, Trainer
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.select import counts
+from stoker.checkpoints.retention import counts
 from stoker.store.files import make_dir, write_all, write_atomic
 from stoker.store.parsing import parse_json
 

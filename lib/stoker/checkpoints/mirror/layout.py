@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import BODY, checkpoint_name, read_body
-from stoker.checkpoints.retention import Kept, RetentionPolicy, prune
-from stoker.checkpoints.select import History, counts
+from stoker.checkpoints.retention import History, Kept, RetentionPolicy, counts, prune
 from stoker.kit.lock import read_contents
 from stoker.store.errors import DataError, UnavailableError, UnknownFormat, storage_errors
 from stoker.store.layout import WarmLayout

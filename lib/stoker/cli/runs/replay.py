@@ -14,8 +14,7 @@ from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.kit.throttle import paced
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.replay.replay_copies import take_up
-from stoker.supervise.replay.replay_site import Site
+from stoker.supervise.replay.replay_site import Site, take_up
 from stoker.supervise.replay.replay_trial import Stopped, Trial
 from stoker.supervise.replay.replay_verdict import Verdict, compare, refuse_other_machine
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.checkpoints.select import counts, find_checkpoints
+from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
 from stoker.plan.positions import START, Accounts, Position, advance, after, left_after, linear, take

@@ -14,7 +14,7 @@ from typing import Any
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, CheckpointBody
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.quarantine import quarantined
-from stoker.checkpoints.select import counts, find_checkpoints
+from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.books import tokens_of
 from stoker.corpus.records.pin import DatasetPin, read_pin
@@ -28,12 +28,12 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit_identity import (
+    audit_mirror,
     checkpoint_identity_findings,
     launch_findings,
     run_findings,
     unfinished_findings,
 )
-from stoker.supervise.audit.audit_mirror import audit_mirror
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import RunRecord, parse_record

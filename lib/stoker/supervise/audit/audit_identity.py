@@ -1,18 +1,23 @@
-"""A run's identity in run.json, pin, checkpoints and heldout.bin; its rollbacks and launches."""
+"""A run's identity in run.json, pin, checkpoints and heldout.bin; its rollbacks, launches and mirror."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import CheckpointBody
-from stoker.checkpoints.select import counts
+from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.retention import counts
+from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
 from stoker.plan.timelines import Timelines, ancestry
+from stoker.store.errors import DataError
 from stoker.store.hashing import hash_file
 from stoker.store.layout import RunLayout
+from stoker.store.record import read_record
 from stoker.supervise.run.launch_record import Launched
 from stoker.supervise.run.record import Heldout, RunRecord
 
@@ -85,3 +90,51 @@ def launch_findings(
         if one.timeline > timelines.current:
             ends = f"timelines.jsonl ends at {timelines.current}"
             yield f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, {ends}"
+
+
+ON_RECORD = "checkpoint mirror"
+
+
+class MirrorAudit(NamedTuple):
+    """How many copies there are, what is wrong with them, and what was not looked at but is on record."""
+
+    copies: int = 0
+    findings: tuple[str, ...] = ()
+    on_record: tuple[str, ...] = ()
+
+
+def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) -> MirrorAudit:
+    """Audit the mirror of a pipeline's run, by its record alone or, with `deep`, every byte of it."""
+    warm, run = pipeline.warm_layout, pipeline.layout.run(pipeline.train.run)
+    try:
+        told = _on_record(run.mirror)
+    except DataError as problem:
+        return MirrorAudit(findings=(str(problem),))
+    if warm is None or not told:
+        return MirrorAudit()
+    if not deep:
+        return MirrorAudit(len(told), on_record=(ON_RECORD,))
+    mirror = warm.checkpoints(pipeline.train.run)
+    if not mirror.is_dir():
+        finding = f"{mirror}: not there, but {len(told)} checkpoints were copied there; is warm mounted?"
+        return MirrorAudit(len(told), (finding,), (ON_RECORD,))
+    run_id = record.identity.run_id if record is not None else None
+    there = {one.name for one in list_mirror(mirror) if one.run_id in (None, run_id)}
+    findings = []
+    for name in sorted(there):
+        proof = prove_checkpoint(mirror / name)
+        if proof.verdict != "proven" and (mirror / name).exists():
+            findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
+    if record is not None and (held := record.heldout) is not None:
+        findings += heldout_findings(mirror / heldout_name(held.sha256), held)
+    lost = sorted((told - there) & _on_record(run.mirror))  # some may have been pruned meanwhile
+    findings += [f"{mirror / name}: on record, but not there" for name in lost]
+    return MirrorAudit(len(there), tuple(findings))
+
+
+def _on_record(path: Path) -> set[str]:
+    try:
+        copies = read_record(path)["copies"]
+    except FileNotFoundError:
+        return set()
+    return {Mirrored.parse(copy).name for copy in copies}

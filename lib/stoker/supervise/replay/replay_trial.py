@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.retention import remove_checkpoint, sweep_leftovers
-from stoker.checkpoints.select import Found
+from stoker.checkpoints.retention import Found, remove_checkpoint, sweep_leftovers
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.checkpoints.select import History, candidates, find_checkpoints
+from stoker.checkpoints.retention import History, candidates, find_checkpoints
 from stoker.config.schema import Train
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, Skip, left_after, linear
