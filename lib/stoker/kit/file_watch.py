@@ -44,7 +44,7 @@ class Watch:
 
     @property
     def armed(self) -> bool:
-        """Whether inotify reports changes; without it check() must be called often."""
+        """Whether inotify reports changes; without it renew() must be called often."""
         return self._observer is not None and all(emitter.is_alive() for emitter in self._observer.emitters)
 
     def is_stale(self) -> bool:
@@ -54,20 +54,14 @@ class Watch:
             return now is None or self._seen is None or now[:2] != self._seen[:2]
         return self._observer is not None or now != self._seen
 
-    def renew(self) -> None:
-        """Watch the directory that is there now."""
-        is_stale, now = self.is_stale(), _signature(self.directory)
+    def renew(self) -> bool:
+        """Watch the directory that is there now; returns whether a change may have gone unreported."""
+        now, is_stale = _signature(self.directory), self.is_stale()  # what changes in between is found again
         if is_stale or not self.armed:
             self.close()
             self._seen = now
             self._arm()
         self._seen = now
-
-    def check(self) -> bool:
-        """Renew the watch where needed; whether a change may have gone unreported."""
-        is_stale = self.is_stale()
-        if is_stale or not self.armed:
-            self.renew()
         return is_stale
 
     def close(self) -> None:

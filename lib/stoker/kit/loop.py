@@ -96,7 +96,7 @@ class Waiter:
 
     def _check_watches(self) -> None:
         for directory, watch in self._watches.items():
-            if watch.check():
+            if watch.renew():
                 self._changed.add(directory)
 
     def _patience(self, give_up: float) -> float:
