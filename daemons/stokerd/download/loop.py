@@ -15,14 +15,16 @@ from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
 from stoker.corpus.records.demand import Demand, Unneeded, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
+from stoker.observe.progress import download_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
 from stokerd.common.loop import repeat
+from stokerd.common.progress import ProgressTeller
 from stokerd.common.requests import RequestBox
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
-from stokerd.download.status import StatusBoard
+from stokerd.download.status import FIGURES, status_of
 
 LONGEST_WAIT_S = 5.0
 
@@ -47,7 +49,8 @@ class DownloadWatch:
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "release", "fetch"), self.answer)
-        self.board = StatusBoard(context)
+        self.progress = ProgressTeller(context, download_parts)
+        context.metrics.figures = FIGURES
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
         self.reconciled = (Demand(), -1, False)  # the demand, and what of the source it was reconciled with
 
@@ -57,7 +60,7 @@ class DownloadWatch:
         try:
             return repeat(self.context, self.pool, self.start, self.cycle, unfinished=unfinished)
         finally:  # how far it came, and why no further, stays to be seen
-            self.board.show(self.source, at_once=True)
+            self.show()
             self.context.log.footer.clear()
 
     def start(self) -> None:
@@ -73,7 +76,7 @@ class DownloadWatch:
         self.source.look()
         self.source.bring()
         self.source.keep_listing()
-        self.board.show(self.source)
+        self.show()
         if self.context.once and self.source.is_drained():
             return self.end()
         self.wait()
@@ -124,10 +127,15 @@ class DownloadWatch:
         if change.refusal and (verb == "release" or self.source.seen):
             self.source.effects.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
 
+    def show(self) -> None:
+        """Show how the source stands."""
+        status = status_of(self.source)
+        self.progress.tell(status, self.source.trouble or ", ".join(download_parts(status)))
+
     def wait(self) -> None:
         """Sleep until a worker, a request or a signal has something, or something falls due."""
         now = time.monotonic()
-        due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.board.due)
+        due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.context.show_due)
         self.pool.wait(max(0.0, due - now))
 
     def end(self) -> int:

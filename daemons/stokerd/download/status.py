@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
-from stoker.observe.progress import download_parts
-from stokerd.common.progress import ProgressTeller
 
 if TYPE_CHECKING:
     from stokerd.download.folder import FolderSource
     from stokerd.download.remote import RemoteSource
 
-SHOW_EVERY_S = 0.3
 PAUSES = ("disk", "source", "state", "server")
 
 
@@ -41,41 +36,21 @@ FIGURES = (
 )
 
 
-class StatusBoard:
-    """Shows a source now and then; `due` is when to show what was passed over, monotonic seconds."""
-
-    def __init__(self, context: DaemonContext) -> None:
-        self._context = context
-        context.metrics.figures = FIGURES
-        self._progress = ProgressTeller(context, download_parts)
-        self._shown_at, self._is_due = -SHOW_EVERY_S, False
-
-    @property
-    def due(self) -> float:
-        return self._shown_at + SHOW_EVERY_S if self._is_due else self._context.show_due
-
-    def show(self, source: FolderSource | RemoteSource, *, at_once: bool = False) -> None:
-        """Write the status, which the metrics are read from, and feed the service manager's watchdog."""
-        now = time.monotonic()
-        self._is_due = not at_once and now < self._shown_at + SHOW_EVERY_S
-        if self._is_due:
-            return
-        self._shown_at = now
-        state, trouble = source.state, source.trouble
-        status: dict[str, Any] = {
-            "source": source.shown,
-            "looked": source.seen,
-            "files": source.counts() if source.seen else {},
-            "verified_bytes": state.verified_bytes,
-            "complete": source.effects.is_complete,
-            "trouble": trouble,
-            "available": not trouble,
-            "is_paused": dict.fromkeys(PAUSES, False),
-            "counted": dict(state.counted),
-            "failed_tries": dict(state.failed_tries),
-            "progress_at": state.progress_at,
-            **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
-            **source.status(),
-        }
-        self._progress.tell(status)
-        self._context.beat(status, trouble or ", ".join(download_parts(status)))
+def status_of(source: FolderSource | RemoteSource) -> dict[str, Any]:
+    """The source as it is now, for `stoker status` and the metrics."""
+    state, trouble = source.state, source.trouble
+    return {
+        "source": source.shown,
+        "looked": source.seen,
+        "files": source.counts() if source.seen else {},
+        "verified_bytes": state.verified_bytes,
+        "complete": source.effects.is_complete,
+        "trouble": trouble,
+        "available": not trouble,
+        "is_paused": dict.fromkeys(PAUSES, False),
+        "counted": dict(state.counted),
+        "failed_tries": dict(state.failed_tries),
+        "progress_at": state.progress_at,
+        **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
+        **source.status(),
+    }

@@ -36,7 +36,6 @@ class Status:
     """Keeps the rates of the last half minute and minute."""
 
     def __init__(self, context: DaemonContext) -> None:
-        self._context = context
         context.metrics.figures = FIGURES
         self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
@@ -59,9 +58,8 @@ class Status:
         }
         standing = _standing(state)
         status["trouble"] = state.hot.trouble or standing
-        self._teller.tell(status)
         text = _text(status)
-        self._context.beat(status, state.hot.trouble or (f"{text}; {standing}" if standing else text))
+        self._teller.tell(status, state.hot.trouble or (f"{text}; {standing}" if standing else text))
 
     def _sample(self, state: State) -> dict[str, Any]:
         """What the workers take, and the largest of each kind; looked at now and then."""
