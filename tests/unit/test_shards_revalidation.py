@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.shards.audit.recheck import BY_ITSELF, released, words_of
+from stoker.corpus.staging.finding import Finding
+from stoker.shards.audit.recheck import BY_ITSELF, released
 from stoker.shards.audit.recheck_worker import main as look
 from stoker.store.errors import UnavailableError
 from support.builds import Recorder
@@ -68,7 +69,7 @@ def test_what_is_still_bad_is_told_with_its_place_and_by_force_taken_for_good(pl
         1,
         "text",
     )
-    assert words_of(found) == f"page_corrupt in row group 1, column text: {found['detail']}"
+    assert str(Finding.of(found)) == f"page_corrupt in row group 1, column text: {found['detail']}"
     assert place.look(place.bad, decode=False)["status"] == "good"
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
-from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, released, words_of
+from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, released
 from stoker.store.names import utc_now
 from stokerd.sharding.activities.base import ShardActivity, dispute, marks
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
@@ -58,7 +59,7 @@ def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Ef
         case "good":
             yield from _release(state, kept, source, FORCED if work.is_forced else BY_ITSELF)
         case "bad" | "gone":
-            words = words_of(outcome.result) if outcome.result else f"{outcome.kind}: {outcome.reason}"
+            words = str(Finding.of(outcome.result)) if outcome.result else f"{outcome.kind}: {outcome.reason}"
             words = GONE if verdict == "gone" else words
             times = int(kept.body.get("revalidations") or 0) + 1
             yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})

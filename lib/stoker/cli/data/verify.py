@@ -13,7 +13,6 @@ from stoker.cli.data.verify_downloads import downloads
 from stoker.cli.options import PATH, one_line
 from stoker.cli.which_run import checkpoints_at
 from stoker.corpus.staging.preflight import preflight
-from stoker.shards.audit.recheck import words_of
 from stoker.shards.exchange.export_sets import find_sets
 from stoker.shards.format.proof import prove_set
 from stoker.store.errors import UnknownFormat, UsageError
@@ -115,7 +114,7 @@ def _parquet(path: Path, text_column: str) -> Finding:
         return "unreadable", str(error), ()
     if flaw is None:
         return "proven", "", ()
-    return "invalid", words_of(flaw.fields()), ()
+    return "invalid", str(flaw), ()
 
 
 def _checkpoint(path: Path) -> Finding:

@@ -28,7 +28,13 @@ class Finding:
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Finding:
         """The finding that a worker's result of status `bad` tells."""
-        return cls(str(result["reason"]), str(result["detail"]), result["row_group"], result["column"])
+        detail = str(result.get("detail") or "")
+        return cls(str(result.get("reason")), detail, result.get("row_group"), result.get("column"))
+
+    def __str__(self) -> str:
+        place = "" if self.row_group is None else f" in row group {self.row_group}"
+        place += f", column {self.column}" if self.column else ""
+        return f"{self.reason}{place}: {self.detail[:_DETAIL_CHARS] or 'no more is known'}"
 
     def fields(self) -> dict[str, Any]:
         """As a worker's result, a reason.json and an event have it."""
@@ -42,7 +48,5 @@ class BadParquet(DataError):
     def __init__(
         self, reason: str, detail: str, row_group: int | None = None, column: str | None = None
     ) -> None:
-        place = "" if row_group is None else f" in row group {row_group}"
-        place += f", column {column}" if column else ""
-        super().__init__(f"{reason}{place}: {detail}")
         self.finding = Finding(reason, detail, row_group, column)
+        super().__init__(str(self.finding))

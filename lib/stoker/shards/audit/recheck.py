@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.schema import Pipeline
@@ -53,10 +52,3 @@ def fetch_again(layout: StateLayout, path: str) -> dict[str, Any]:
         "fetching": path,
         "why": "the download watchdog is asked to fetch it now; it goes on once it is here",
     }
-
-
-def words_of(result: Mapping[str, Any]) -> str:
-    """A finding in one sentence: the reader's words and the place."""
-    where = "" if result.get("row_group") is None else f" in row group {result['row_group']}"
-    where += "" if result.get("column") is None else f", column {result['column']}"
-    return f"{result.get('reason')}{where}: {result.get('detail') or 'no more is known'}"

@@ -26,6 +26,7 @@ from stoker.shards.format.identity import BuildParameters, build_id, set_key
 from stoker.shards.format.manifest import OFFSET_BYTES
 from stoker.shards.tokenize.engine import Engine, EngineUnsupported, Ids, Lengths, portions
 from stoker.store.errors import DataError
+from stoker.store.record import values_of
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
@@ -71,14 +72,11 @@ class BuildTask:
     def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
         """Read a task; raises DataError where its key or build id is not that of its parameters."""
         try:
-            paths = ("parquet", "tokenizer_file", "building", "target")
-            plain = ("dataset", "key", "build_id", "engine", "commit_every_row_group", "read_rows", "room")
-            fields: dict[str, Any] = {name: Path(task[name]) for name in paths}
-            fields |= {name: task[name] for name in plain if name in task}
+            fields = values_of(cls, task) | {"build": BuildParameters.from_mapping(task["build"])}
+            fields |= {name: Path(task[name]) for name in ("parquet", "tokenizer_file", "building", "target")}
             fields |= {f"source_{name}": value for name, value in task["source"].items()}
             made = cls(
                 **fields,
-                build=BuildParameters.from_mapping(task["build"]),
                 commit_every_s=task["commit"]["every_s"],
                 commit_bytes=task["commit"]["bytes"],
                 soft_bytes=task.get("memory", {}).get("soft", SOFT_BYTES),
