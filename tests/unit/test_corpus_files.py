@@ -55,6 +55,9 @@ class TestRecords:
         assert read_sources(layout, "d") == {"a/b.parquet": source}
         assert read_listing(layout, "d") == listing
         assert read_listing(layout, "nothing") is None
+        file = layout.listing("d")
+        file.write_bytes(file.read_bytes().replace(b'"complete":true', b'"complete":null'))
+        assert read_listing(layout, "d") is None, "a damaged one: the next scan writes it again"
 
     def test_a_damaged_record_is_left_out_and_handed_to_its_owner(self, layout: StateLayout) -> None:
         write_receipt(layout, RECEIPT)
