@@ -11,14 +11,18 @@ from support.waiting import wait_until
 
 
 def list_hub(
-    hub: LoopbackHub, *, environ: Mapping[str, str] | None = None, **changes: Any
+    hub: LoopbackHub,
+    *,
+    environ: Mapping[str, str] | None = None,
+    repo: str = REPO,
+    repo_type: str = "dataset",
+    endpoint: str = "",
+    **changes: Any,
 ) -> tuple[list[dict[str, Any]], WorkerExit]:
     """Ask the worker for a listing."""
     task = {
-        "repo": REPO,
-        "repo_type": "dataset",
+        "hub": {"repo": repo, "repo_type": repo_type, "endpoint": endpoint or hub.endpoint},
         "revision": "main",
-        "endpoint": hub.endpoint,
         "token_file": None,
         "include": [],
         "exclude": [],

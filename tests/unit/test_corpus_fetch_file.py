@@ -35,10 +35,9 @@ class Scripted:
     @contextlib.contextmanager
     def open(self, _url: str, offset: int, validator: str) -> Iterator[Any]:
         self.asked = offset, validator
-        self.answer = Answer(206 if offset else 200, {"etag": '"e"', **self.headers}, "http://h/a/b")
-        yield self
+        yield Answer(206 if offset else 200, {"etag": '"e"', **self.headers}, "http://h/a/b"), self.pieces()
 
-    def chunks(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[bytes]:
         for each in self.script:
             if callable(each):
                 each()
@@ -126,7 +125,9 @@ def test_what_is_claimed_is_what_a_commit_made_durable(
 
 
 def test_an_old_claim_is_taken_back_before_other_bytes_grow_under_it(landing: Landing) -> None:
-    old = PartRecord("data", "a/b", offset=500, prefix="old", validator='"e"', sums=FILE.sum, mismatches=1)
+    old = PartRecord(
+        dataset="data", path="a/b", offset=500, prefix="old", validator='"e"', sums=FILE.sum, mismatches=1
+    )
     landing.write_part(old)  # as when a kill came between the part's leaving and its record
     claims: list[PartRecord | None] = []
     file, _ = on_its_way(landing)

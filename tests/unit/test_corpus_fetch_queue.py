@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from stoker.corpus.fetch.queue import Queue
+from stoker.corpus.fetch.fetch_worker import Queue
 from stoker.corpus.http.remote_file import RemoteFile
 from support.waiting import LONG_S, wait_until
 

@@ -15,7 +15,7 @@ from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.names import PathEscapes
 from stoker.store.record import read_record
 
-RECORD = PartRecord("data", "a/b", offset=5, prefix="p", validator='"e"', total=9)
+RECORD = PartRecord(dataset="data", path="a/b", offset=5, prefix="p", validator='"e"', total=9)
 
 
 @pytest.fixture

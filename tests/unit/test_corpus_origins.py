@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.corpus.http.connection_help import advice, client_does_not_start
+from stoker.corpus.http.client import advice, client_does_not_start
 from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token
 from stoker.corpus.http.remote_file import lasting, shown
 from stoker.corpus.http.retry_rules import LONGEST_RETRY_AFTER_S, retry_after

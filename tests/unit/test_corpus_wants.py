@@ -8,22 +8,20 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch.listed import Listed, NotListed, listing_outcome
-from stoker.corpus.fetch.messages import parse
+from stoker.corpus.fetch.messages import Transfers, parse
 from stoker.corpus.fetch.selection import (
     RemoteRules,
     is_complete,
-    next_step,
     speaks_of,
     still_complete,
+    stretch_of,
     wanted_again,
 )
-from stoker.corpus.fetch.stretch import stretch_of
-from stoker.corpus.fetch.transfers import Transfers
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
+from stoker.corpus.source.remote_listing import Listed, NotListed, listing_outcome
 from stoker.kit.workers.exit import WorkerExit
 from stokerd.download.failures import blame
 from support.books import books_of
@@ -32,6 +30,7 @@ from support.pipelines import make_pipeline
 SHA, OTHER = "a" * 64, "b" * 64
 FILE = "/hot/landing/data/x.parquet"
 REPO = HubRepo("org/data", endpoint="https://hub")
+RULES = RemoteRules(str(Path(FILE).parent), REPO)
 
 
 def receipt(state: ReceiptState = "verified", etag: str = f"sha256:{SHA}", file: str = FILE) -> Receipt:
@@ -66,11 +65,11 @@ def test_the_next_step_follows_from_receipt_and_listing(
 ) -> None:
     listed = wanted() if same else wanted(sha256=OTHER)
     known = receipt(state, file=FILE if here else "/elsewhere/x.parquet")
-    assert next_step(known, listed, FILE) == ("" if step == "remove-never" else step)
+    assert RULES.step(listed, known) == ("" if step == "remove-never" else step)
 
 
 def test_a_file_without_a_receipt_is_brought() -> None:
-    assert next_step(None, wanted(), FILE) == "bring"
+    assert RULES.step(wanted(), None) == "bring"
 
 
 def test_a_content_is_known_by_its_sum_however_it_was_listed_before() -> None:
@@ -132,11 +131,10 @@ def test_complete_needs_every_file_and_one_that_came() -> None:
 def test_a_file_is_shown_by_its_receipt_unless_other_content_has_to_come(
     state: ReceiptState, same: bool, here: bool, shown: str, is_pending: bool
 ) -> None:
-    rules = RemoteRules(str(Path(FILE).parent), REPO)
     known = receipt(state, file=FILE if here else "/elsewhere/x.parquet")
-    assert rules.state_of(wanted() if same else wanted(sha256=OTHER), known) == (shown, is_pending)
-    assert rules.state_of(wanted(), None) == ("waiting", True)
-    assert (rules.wanted_again(known) is not None) == (state == "disputed")
+    assert RULES.state_of(wanted() if same else wanted(sha256=OTHER), known) == (shown, is_pending)
+    assert RULES.state_of(wanted(), None) == ("waiting", True)
+    assert (RULES.wanted_again(known) is not None) == (state == "disputed")
 
 
 def heard(transfers: Transfers, now: float, **message: Any) -> None:

@@ -16,7 +16,6 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stokerd.download.state import State
 
 CLAIM_EVERY_S = 10.0  # between two claims: each wakes the daemons that read the ledger
-CLAIM_STEP = 64 << 20  # a change of fewer bytes is no news
 
 
 def read_receipts(context: DaemonContext) -> Iterable[tuple[str, Receipt]]:
@@ -66,10 +65,10 @@ class Effects:
             self._events.record("listing_complete", files=len(listing.files))
 
     def claim(self, root: str, device: int | None, size: int, *, at_once: bool = False) -> None:
-        """Claim so many bytes of the landing's disk; written when it begins, ends, or changed much."""
-        now, before, size = time.monotonic(), self._claimed, 0 if device is None else size
-        is_news = size == 0 < before or abs(size - before) >= CLAIM_STEP
-        if before < 0 or before == 0 < size or (is_news and (at_once or now >= self._claim_due)):
+        """Claim so many bytes of the landing's disk; written when that begins, and when it changes, now and
+        then."""
+        now, size = time.monotonic(), 0 if device is None else size
+        if size != self._claimed and (self._claimed <= 0 or at_once or now >= self._claim_due):
             self._claimed, self._claim_due = size, now + CLAIM_EVERY_S
             claims = (Claim(device, root, "landing", size),) if device is not None and size else ()
             write_claims(self._layout, DOWNLOAD_WATCHDOG, claims)

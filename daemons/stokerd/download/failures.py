@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.retry_rules import LOCAL, OF_THE_SOURCE, OURS
-from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import UnavailableError
 from stoker.store.names import utc_at
@@ -46,12 +45,11 @@ class FetchFailures:
     def __init__(self, context: DaemonContext, state: State[Any], *, is_repo: bool) -> None:
         self._context, self._state, self._is_repo = context, state, is_repo
         self._retries, self._pauses = state.retries, state.pauses
-        self._slow = Retries(first_s=GIVEN_UP_FIRST_S, last_s=GIVEN_UP_LAST_S)
         self._something_came = False  # since the last refusal
         self._durable, self._held_since = 0, math.inf
         self.waits = ""  # why nothing comes although files are with the worker
         for path in () if context.once else state.paths["given_up"]:
-            self._retries.retry_in(path, self._slow.failed(path))
+            self._retries.retry_in(path, GIVEN_UP_FIRST_S)
 
     @property
     def paused(self) -> str:
@@ -79,21 +77,15 @@ class FetchFailures:
         """A file came, or bytes of one: what stood in the way does not any more."""
         self._something_came = True
         if path:
-            self.try_again(path)
+            self._state.try_again(path)
         for subject in _PAUSES:
             self._pauses.end(subject, "download_resumed", reason=self._pauses.reason(subject))
-
-    def try_again(self, path: str) -> None:
-        """Forget what a file did."""
-        for retries in (self._retries, self._slow):
-            retries.succeeded(path)
-        self._state.given_up.discard(path)
 
     def listed_anew(self) -> None:
         """Another revision is listed: what was given up, or refused, may be had by it."""
         self._pauses.hurry("access")
         for path in self._state.paths["given_up"]:
-            self.try_again(path)
+            self._state.try_again(path)
 
     def removed(self) -> None:
         """A file is gone: there is room again."""
@@ -119,9 +111,11 @@ class FetchFailures:
                 raise UnavailableError(reason)
         else:
             word = "download_failed" if blamed == "ours" else "download_given_up"
-            wait_s = (self._retries if blamed == "ours" else self._slow).failed(path)
-            self._retries.retry_in(path, wait_s)
-            if self._context.once and (blamed == "file" or self._retries.failures(path) >= TRIES_ONCE):
+            wait_s, tries = self._retries.failed(path), self._retries.failures(path)
+            if blamed == "file":
+                wait_s = min(GIVEN_UP_LAST_S, GIVEN_UP_FIRST_S * 2 ** (tries - 1))
+                self._retries.retry_in(path, wait_s)
+            if self._context.once and (blamed == "file" or tries >= TRIES_ONCE):
                 self._state.given_up.add(path)
             told = {"path": path, "kind": cause, "reason": reason, "retry_in_s": round(wait_s, 1)}
             self._context.events.record(word, level="warning", status=said.status, **told)

@@ -1,15 +1,13 @@
-"""Drives the fetch worker: one that stays, holds the landing, and is started again when it ends too early."""
+"""Drives the fetch worker: one that stays, holds the landing, and is started again when it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from stoker.corpus.fetch.messages import Said, fetch_task
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
@@ -20,7 +18,6 @@ from stokerd.download.state import State
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
-IDLE_S = 60.0  # without anything to do, after which the worker may go
 AHEAD = 4  # so many times files_at_once lie with the worker: some wait for their next try
 
 
@@ -38,23 +35,22 @@ class Fetcher:
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
         self._fetch = replace(FETCH, silent_s=silent_s)
         self.device: int | None = None  # of the landing's disk
-        self._busy_at = 0.0
-        self._is_leaving = False
 
     # What it is asked
 
-    def start_if_needed(self, has_landed: Callable[[], bool]) -> bool:
-        """Have a worker; False while it may not be started yet, or one is about to end."""
-        self._busy_at = time.monotonic()
-        if FETCHER in self._pool:
-            return not self._is_leaving
-        if not self._state.retries.allows(FETCHER):
-            return False
-        self._is_leaving = False
-        repo = repo_of(self._pipeline.dataset.source)
-        task = fetch_task(self._pipeline, repo, expected=has_landed())
-        self._pool.start(self._fetch, FETCHER, task, None)
-        return True
+    def start_if_needed(self) -> bool:
+        """Have a worker; False while it may not be started yet."""
+        if FETCHER not in self._pool and self._state.retries.allows(FETCHER):
+            # Where files landed the landing must be there: a missing one is an unmounted disk then.
+            root, receipts = str(self._pipeline.source_root), self._state.receipts.values()
+            landed = (
+                each.usable or each.state == "releasing"
+                for each in receipts
+                if each.file.startswith(f"{root}/")
+            )
+            task = fetch_task(self._pipeline, expected=any(landed))
+            self._pool.start(self._fetch, FETCHER, task, None)
+        return FETCHER in self._pool
 
     @property
     def free(self) -> int:
@@ -74,15 +70,6 @@ class Fetcher:
     def drop(self, path: str) -> None:
         """Have it forgotten, with what came of it."""
         self._pool[FETCHER].worker.send({"drop": path})
-
-    def end_if_idle(self) -> None:
-        """Let a worker go that was not needed for long."""
-        now = time.monotonic()
-        if self._state.transfers or self._state.removing:
-            self._busy_at = now
-        elif FETCHER in self._pool and not self._is_leaving and now - self._busy_at >= IDLE_S:
-            self._is_leaving = True
-            self._pool[FETCHER].worker.close_input()
 
     # What it says
 
@@ -116,12 +103,9 @@ class Fetcher:
 
     def ended(self, ended: WorkerExit) -> str:
         """Forget what it had in hand; returns why the landing cannot be used, or ""."""
-        was_leaving, self._is_leaving = self._is_leaving, False
         self._state.transfers.clear()
         self._state.removing.clear()
         is_stalled = ended.kind == "silent"
-        if (was_leaving and not is_stalled and ended.kind != "over_memory") or ended.kind == "finished":
-            return ""
         wait_s = self._state.retries.failed(FETCHER)
         if ended.code == UnavailableError.exit_code:
             return ended.reason()

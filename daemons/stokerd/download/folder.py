@@ -38,13 +38,10 @@ class FolderSource(Source[Watched]):
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         root = str(context.pipeline.dataset.source.path)
-        super().__init__(context, FolderRules(root), shown=root)
-        self.pool = pool
-        stage = self.pipeline.stage
-        self.settle_s = 0.0 if context.once else stage.settle
+        super().__init__(context, pool, FolderRules(root), shown=root)
+        self.settle_s = 0.0 if context.once else self.pipeline.stage.settle
         self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
-        self.look_every_s = min(30.0, max(1.0, stage.settle / 3))
-        self.look_due = self.asked_at = self.rest_s = 0.0
+        self.asked_at = self.rest_s = 0.0
         self.is_looking = self.is_settling = False
         self.found: dict[str, Watched] = {}  # by the look under way
         self.watched: dict[str, Watched] = {}
@@ -57,11 +54,6 @@ class FolderSource(Source[Watched]):
     def is_complete(self) -> bool:
         work = self.state.work
         return not self.last.unreadable and bool(work.listed) and not work.pending
-
-    @property
-    def hashing(self) -> set[str]:
-        """The paths that workers have."""
-        return self.pool.busy.keys() - {LISTER}
 
     # Listing
 
@@ -82,7 +74,7 @@ class FolderSource(Source[Watched]):
             }
             self.pool.start(LIST, LISTER, task, None)
             self.is_looking = False
-        if self.context.once and not self.is_confirmed and not self.hashing and not self.state.is_left():
+        if self.context.once and not self.is_confirmed and super().is_drained():
             self.look_due = now
         if not self.is_looking and now >= self.look_due:
             self.is_looking, self.asked_at, self.found = True, now, {}
@@ -160,8 +152,7 @@ class FolderSource(Source[Watched]):
         if look.polling and look.polling != self.last.polling:
             every_s = round(self.look_every_s, 1)
             self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
-        if look.foreign and look.foreign != self.last.foreign:
-            self.tell_foreign(look.foreign_in_all, look.foreign[0])
+        self.take_foreign(look.foreign, look.foreign_in_all)
 
     # Hashing
 
@@ -170,7 +161,7 @@ class FolderSource(Source[Watched]):
         now = time.monotonic()
         if self.settles and min(self.settles.values()) <= now:
             self.settles = {path: due for path, due in self.settles.items() if due > now}
-        state, slots = self.state, self.pipeline.download.files_at_once - len(self.hashing)
+        state, slots = self.state, self.pipeline.download.files_at_once - len(self.state.transfers)
         if self.trouble or slots <= 0 or len(state.work.pending) <= len(self.settles):
             return
         for watched in state.work.next(
@@ -192,7 +183,7 @@ class FolderSource(Source[Watched]):
             self.state.transfers.moved(file.path, file.size, 0)
         self.state.transfers.end(file.path)
         if is_hashed:
-            self.try_again(file.path)
+            self.state.try_again(file.path)
             place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
             cached, sha256 = bool(result["cached"]), str(result["sha256"])
             self.effects.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))
@@ -235,7 +226,7 @@ class FolderSource(Source[Watched]):
 
     def counts(self) -> dict[str, int]:
         counts, disputed = self.state.work.counts, self.state.paths["disputed"]
-        hashing, settles = len(self.hashing - disputed), len(self.settles.keys() - disputed)
+        hashing, settles = len(self.state.transfers.keys() - disputed), len(self.settles.keys() - disputed)
         waiting = max(0, counts["waiting"] - hashing - settles)
         return {**counts, "settling": settles, "waiting": waiting, "hashing": hashing}
 
@@ -247,7 +238,6 @@ class FolderSource(Source[Watched]):
             "hashed_bytes": self.state.transfers.durable,
             "polling": self.last.polling,
             "watched": not self.last.polling and not self.trouble,
-            "foreign_files": self.last.foreign_in_all,
         }
 
     def _waits(self, now: float) -> str:
@@ -270,15 +260,15 @@ class FolderSource(Source[Watched]):
         """The next look, or when a file has settled or may be tried again; none while no slot is free."""
         look = max(self.look_due, self.state.retries.not_before.get(LISTER, 0.0))
         due = now + self.look_every_s if self.is_looking else look
-        if len(self.hashing) >= self.pipeline.download.files_at_once:
+        if len(self.state.transfers) >= self.pipeline.download.files_at_once:
             return due
         return min(due, self.state.next_retry(now), *self.settles.values())
 
     # Ending
 
     def is_drained(self) -> bool:
-        """Whether every file has its receipt or was tried often enough, and a last look found nothing new."""
-        return self.seen and not self.hashing and not self.state.is_left() and self.is_confirmed
+        """A last look found nothing new, too."""
+        return super().is_drained() and self.is_confirmed
 
     def keep_listing(self) -> None:
         if not self.trouble:  # a folder that cannot be seen changes nothing

@@ -101,7 +101,7 @@ class DownloadWatch:
                 owner = str(request.args.get("owner") or path)
                 change = source.released(path, Unneeded(str(sha256), owner))
             case _:
-                source.try_again(path)
+                source.state.try_again(path)
                 change = source.fetched_again(path, sha256, by)
         return source.effects.apply(change)
 
@@ -116,7 +116,7 @@ class DownloadWatch:
             self.apply("release", path, unneeded.sha256, source.released(path, unneeded))
         for path, sha256 in demand.missed.items():
             if before.missed.get(path) != sha256:
-                source.try_again(path)
+                source.state.try_again(path)
             self.apply("fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
         self.reconciled = (demand, source.state.changes, source.seen)
 

@@ -3,53 +3,75 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.fetch import receipt_changes, selection
-from stoker.corpus.fetch.listed import Listed, NotListed
 from stoker.corpus.fetch.messages import Said, parse
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.fetch.selection import RemoteRules, landed_before
-from stoker.corpus.fetch.stretch import StretchReader
+from stoker.corpus.fetch.selection import RemoteRules, Stretch, landed_before, stretch_of
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
 from stoker.corpus.records.demand import Unneeded
 from stoker.corpus.records.listing import Listing, first
+from stoker.corpus.records.record_dir import RecordDir
+from stoker.corpus.records.sources import Source as SourceRecord
 from stoker.corpus.records.sources import read_source
 from stoker.corpus.source.arrivals import file_of
-from stoker.corpus.source.remote_listing import origin_of, repo_of, shown_as
+from stoker.corpus.source.remote_listing import (
+    Listed,
+    NotListed,
+    listing_outcome,
+    listing_task,
+    origin_of,
+    repo_of,
+    shown_as,
+)
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.failures import FetchFailures
 from stokerd.download.fetcher import FETCHER, Fetcher
-from stokerd.download.remote_lister import RemoteLister
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
 SHOWN_FILES = 20
 LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
+FOLLOW_EVERY_S = 600.0  # between two questions for new commits
+REFUSED_EVERY_S = 600.0  # a gate may open, a token may be renewed
+LIST_SETTLES_S = 10.0  # a list of URLs is written in less
+LIST_SILENT_S = 60.0
+STRETCH_EVERY_S = 2.0
 
 
 class RemoteSource(Source[RemoteFile]):
-    """What is listed, what of it is here, and the one worker that brings the rest."""
+    """What is listed, what of it is here, and the one worker that brings the rest.
+
+    `pinned` is the commit to go on with, None to ask what the source's revision means.
+    """
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
-        source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
-        self.repo, origin = repo_of(source), origin_of(source)
-        super().__init__(context, RemoteRules(self.root, self.repo), shown=shown_as(source))
+        self.source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
+        self.repo = repo_of(self.source)
+        self.rules = RemoteRules(self.root, self.repo)
+        super().__init__(context, pool, self.rules, shown=shown_as(self.source))
         head = self.effects.listing
-        self.origin, self.revision = origin, head.revision if head else ""
-        self.pinned = head.revision or None if head and head.origin == origin else None
-        self.lister = RemoteLister(self.pipeline, pool, self.state.retries, self.pinned)
+        self.origin, self.revision = origin_of(self.source), head.revision if head else ""
+        self.pinned = head.revision or None if head and head.origin == self.origin else None
+        self.found: list[RemoteFile] = []  # by the listing under way
         self.fetcher = Fetcher(context, pool, self.state)
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
-        self.ahead = StretchReader(self.pipeline)
-        self.foreign: tuple[str, ...] = ()
+        # With a limit of rows or tokens, the files to have now, by what the stage-shard loop has counted.
+        self.is_bounded = bool(self.pipeline.dataset.limit.rows or self.pipeline.dataset.limit.tokens)
+        self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
+        self.stretch_due = 0.0
+        layout = context.layout
+        self.counted = RecordDir(layout.sources, self.dataset, SourceRecord.from_record, patient=True)
 
     @property
     def trouble(self) -> str:
@@ -57,16 +79,40 @@ class RemoteSource(Source[RemoteFile]):
 
     @property
     def is_complete(self) -> bool:
-        work, is_whole = self.state.work, self.ahead.stretch.is_whole
+        work, is_whole = self.state.work, self.stretch.is_whole
         return is_whole and selection.is_complete(work.selected, work.pending, self.state.receipts)
 
     # Listing
 
     def look(self) -> None:
-        """Have it listed when that is due, and see how far the slice was counted."""
-        self.lister.ask_if_due()
-        if self.seen and self.ahead.has_moved(self._as_listing):
+        """Have it listed when that is due and no listing is under way; see how far the slice was counted."""
+        if LISTER not in self.pool and time.monotonic() >= self._listing_due():
+            self.found = []
+            module, task = listing_task(
+                self.source,
+                pinned=None if self.source.follow else self.pinned,
+                known=self.revision if self.seen else None,
+                settle_s=min(LIST_SETTLES_S, self.pipeline.stage.settle),
+            )
+            self.pool.start(Activity("list", module, LIST_SILENT_S), LISTER, task, None)
+        if self.seen and self.is_bounded and time.monotonic() >= self.stretch_due:
             self._select(self.state.work.listed)
+
+    def _listing_due(self) -> float:
+        return max(self.look_due, self.state.retries.not_before.get(LISTER, 0.0))
+
+    def _listing_ended(self, ended: WorkerExit) -> None:
+        found = listing_outcome(ended, self.found, self.shown)
+        self.found = []
+        if isinstance(found, NotListed):
+            self._not_listed(found)
+            return
+        self.state.retries.succeeded(LISTER)
+        self.state.pauses.end("listing", "source_available", path=self.shown)
+        follow_s = FOLLOW_EVERY_S if self.source.follow else math.inf
+        self.look_due = time.monotonic() + (self.look_every_s if self.repo is None else follow_s)
+        if found is not None:
+            self._take_listed(found)
 
     def _take_listed(self, listed: Listed) -> None:
         """A listing came: what is new in it, what is gone."""
@@ -82,8 +128,6 @@ class RemoteSource(Source[RemoteFile]):
         self.seen, self.revision = True, listed.revision
         work = self.state.work
         self._select(first(listed.files, self.pipeline.dataset.limit.files))
-        if self.ahead.has_moved(self._as_listing):
-            self._select(work.listed)
         for path, transfer in self.state.transfers.items():
             file, wish = work.pending.get(path), transfer.wish
             if file is None or wish is None or file.identity != wish.identity:
@@ -95,18 +139,28 @@ class RemoteSource(Source[RemoteFile]):
         self.tell_vanished(gone, "it is not listed any more; its receipt is kept")
 
     def _select(self, listed: Mapping[str, RemoteFile]) -> None:
-        paths, selected = self.ahead.stretch.paths, listed
-        if self.ahead.is_bounded:
-            selected = {path: file for path, file in listed.items() if path in paths}
-        self.take_listing(listed, selected, f"the listing of {self.shown}")
-
-    def _as_listing(self) -> Listing:
-        return Listing(self.dataset, tuple(self.sized()), False, self.revision, self.origin)
+        before, selected = self.stretch, listed
+        if self.is_bounded:
+            self.stretch_due = time.monotonic() + STRETCH_EVERY_S
+            files = tuple(self.sized(listed))
+            listing = Listing(self.dataset, files, False, self.revision, self.origin)
+            self.stretch = stretch_of(listing, self.counted.read(), self.pipeline)
+            selected = {path: file for path, file in listed.items() if path in self.stretch.paths}
+        if listed is not self.state.work.listed or self.stretch != before:
+            self.take_listing(listed, selected, f"the listing of {self.shown}")
 
     def _not_listed(self, found: NotListed) -> None:
-        pauses, until = self.state.pauses, self.lister.retry_at
-        pauses.begin("listing", "source_unavailable", found.reason, until=until, kind=found.cause)
-        tries = self.state.retries.failures(LISTER)
+        retries = self.state.retries
+        wait_s = max(retries.failed(LISTER), found.retry_after_s)
+        if found.is_refusal:
+            wait_s = REFUSED_EVERY_S
+        elif found.is_config:
+            wait_s = self.look_every_s
+        if found.cause == "empty":
+            self.pinned = None
+        retries.retry_in(LISTER, wait_s)
+        until, tries = retries.not_before[LISTER], retries.failures(LISTER)
+        self.state.pauses.begin("listing", "source_unavailable", found.reason, until=until, kind=found.cause)
         if self.context.once and (found.is_final or tries >= LIST_TRIES_ONCE):
             raise (ConfigError if found.is_config else UnavailableError)(found.reason)
 
@@ -123,10 +177,9 @@ class RemoteSource(Source[RemoteFile]):
 
     def bring(self) -> None:
         """Finish what is being released, then fetch what is not here, as much as may be."""
-        self.fetcher.end_if_idle()
         state, now = self.state, time.monotonic()
         if due := state.paths["releasing"] - state.removing:
-            if now < state.pauses.until("removal") or not self._has_worker():
+            if now < state.pauses.until("removal") or not self.fetcher.start_if_needed():
                 return
             for path in due:
                 self.fetcher.remove(path)
@@ -138,9 +191,9 @@ class RemoteSource(Source[RemoteFile]):
             slots, lambda path: path not in releasing and state.may_begin(path, now)
         ):
             receipt = state.receipts.get(wanted.path)
-            if receipt is not None and self._step(wanted) == "release":
+            if receipt is not None and self.rules.step(wanted, receipt) == "release":
                 self.effects.apply(receipt_changes.listed_otherwise(receipt))
-            elif not self._has_worker():
+            elif not self.fetcher.start_if_needed():
                 return
             else:
                 is_listed = receipt is None or wanted.path in state.work.listed
@@ -149,34 +202,20 @@ class RemoteSource(Source[RemoteFile]):
                 at = wanted.at(self.repo, revision if self.repo else "", landed_before(receipt, wanted))
                 self.fetcher.fetch(at)
 
-    def _step(self, wanted: RemoteFile) -> selection.Step:
-        return selection.next_step(
-            self.state.receipts.get(wanted.path), wanted, file_of(self.root, wanted.path)
-        )
-
-    def _has_worker(self) -> bool:
-        # Where files landed the landing must be there: a missing one is an unmounted disk then.
-        return self.fetcher.start_if_needed(
-            has_landed=lambda: any(
-                (each.usable or each.state == "releasing") and each.file.startswith(file_of(self.root, ""))
-                for each in self.state.receipts.values()
-            )
-        )
-
     # Hearing
 
     def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
         if job.subject == LISTER:
-            self.lister.hear(message)
+            if message["kind"] == "files":
+                rows = ((sys.intern(path), *row) for path, *row in message["files"])
+                self.found += (RemoteFile.listed(*row) for row in rows)
             return
         said = parse(message)
         wish = self.fetcher.hear(said)
         match said.kind:
             case "ready":
                 self.state.pauses.end("landing", "landing_available", path=self.root)
-                if said.foreign and said.foreign != self.foreign:
-                    self.tell_foreign(len(said.foreign), said.foreign[0])
-                self.foreign = said.foreign
+                self.take_foreign(said.foreign, len(said.foreign))
             case "progress":
                 self.failures.went_well()
             case "done" if wish is not None:
@@ -194,14 +233,8 @@ class RemoteSource(Source[RemoteFile]):
         if job.subject == FETCHER:
             if reason := self.fetcher.ended(ended):
                 self.failures.no_landing(reason)
-            return
-        found = self.lister.ended(ended)
-        if isinstance(found, NotListed):
-            self._not_listed(found)
-            return
-        self.state.pauses.end("listing", "source_available", path=self.shown)
-        if found is not None:
-            self._take_listed(found)
+        else:
+            self._listing_ended(ended)
 
     def _change(self, decide: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
         place = file_of(self.root, file.path)
@@ -243,9 +276,6 @@ class RemoteSource(Source[RemoteFile]):
         wanted = listed or selection.wanted_again(receipt, self.repo)
         return receipt_changes.fetched_again(receipt, sha256, wanted, by)
 
-    def try_again(self, path: str) -> None:
-        self.failures.try_again(path)
-
     # What is shown
 
     def counts(self) -> dict[str, int]:
@@ -274,22 +304,19 @@ class RemoteSource(Source[RemoteFile]):
             },
             "fetched_bytes": transfers.received,
             "durable_bytes": transfers.durable,
-            "foreign_files": len(self.foreign),
         }
 
     def next_due(self, now: float) -> float:
-        due = [self.lister.next_due(now), self.failures.next_due(now), self.state.next_retry(now)]
+        listing = math.inf if LISTER in self.pool else max(now, self._listing_due())
+        due = [listing, self.failures.next_due(now), self.state.next_retry(now)]
         is_kept = self._kept == (self.listed, self.state.changes)
         return min(*due, math.inf if is_kept else max(now, self.listing_due))
 
     # Ending
 
     def is_drained(self) -> bool:
-        """Whether everything listed was brought or given up, and everything to be removed is gone."""
-        state = self.state
-        if not self.seen or state.transfers or state.removing or state.paths["releasing"]:
-            return False
-        return not state.is_left()
+        """Everything to be removed is gone, too."""
+        return super().is_drained() and not self.state.paths["releasing"]
 
     def summary(self) -> tuple[str, int]:
         """1 where files were given up, each by its name."""
@@ -300,6 +327,6 @@ class RemoteSource(Source[RemoteFile]):
             text += f", {counts[state]} {state}" if counts[state] else ""
         if missing := [path for path in work.pending if only is None or path in only]:
             text += f", {len(missing)} given up: {some(missing)}; stoker events says why"
-        elif work.selected and self.ahead.is_bounded and not self.is_complete:
+        elif work.selected and self.is_bounded and not self.is_complete:
             text += ", more come when the loop has counted these"
         return text, 1 if missing else 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from stoker.corpus.records.files_list import insist_known
 from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.worklist import Listed, Rules
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import DataError
 from stokerd.common.files_list import FilesList
 from stokerd.download.effects import Effects, read_receipts
@@ -28,19 +29,24 @@ class Source(Generic[L]):
     the listing, `origin` what it is the revision of.
     """
 
-    def __init__(self, context: DaemonContext, rules: Rules[L], *, shown: str) -> None:
-        self.context, self.shown = context, shown
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:
+        self.context, self.pool, self.shown = context, pool, shown
         self.pipeline, self.events = context.pipeline, context.events
         self.dataset = self.pipeline.dataset.name
         only = FilesList(context).names
         self.state = State(rules, read_receipts(context), Pauses(context.events), only)
         self.effects = Effects(context, self.state)
+        # Between two looks at a folder, or at a list of URLs.
+        self.look_every_s = min(30.0, max(1.0, self.pipeline.stage.settle / 3))
+        self.look_due = 0.0  # monotonic seconds
         self.seen = False
         self.revision = self.origin = ""
         self.listed = 0  # how often it was listed
         self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
         self._kept = (0, -1)  # the listing and the changes of receipts that the written listing is of
         self._gone: set[str] = set()
+        self._foreign: Sequence[str] = ()
+        self.foreign_files = 0
 
     # What each kind does its own way
 
@@ -49,16 +55,12 @@ class Source(Generic[L]):
     def is_complete(self) -> bool:
         """Whether every file is vouched for."""
 
-    @abstractmethod
-    def is_drained(self) -> bool:
-        """Whether --once has nothing left to do."""
-
     # What all have
 
-    def try_again(self, path: str) -> None:
-        """Forget how often a file failed."""
-        self.state.retries.succeeded(path)
-        self.state.given_up.discard(path)
+    def is_drained(self) -> bool:
+        """Whether --once has nothing left to do: every file was brought, or tried often enough."""
+        state = self.state
+        return self.seen and not (state.transfers or state.removing or state.is_left())
 
     def take_listing(
         self, listed: Mapping[str, L], selected: Mapping[str, L], where: str, held: Collection[str] = ()
@@ -96,17 +98,20 @@ class Source(Generic[L]):
         is_other = head is None or (head.complete, head.revision) != (complete, self.revision)
         if is_other or now >= self.listing_due or self.is_drained():
             self._kept, self.listing_due = (self.listed, self.state.changes), now + LISTING_EVERY_S
-            files = tuple(self.sized())
+            files = tuple(self.sized(self.state.work.listed))
             self.effects.write_listing(Listing(self.dataset, files, complete, self.revision, self.origin))
 
-    def tell_foreign(self, count: int, first: str) -> None:
-        """Tell of files that another client has not finished."""
-        reason = "another client's; left alone"
-        self.events.record("foreign_files", count=count, first=first, reason=reason)
+    def take_foreign(self, foreign: Sequence[str], count: int) -> None:
+        """Record some of the files that another client has not finished, and how many there are, where they
+        are others than before."""
+        if foreign and foreign != self._foreign:
+            reason = "another client's; left alone"
+            self.events.record("foreign_files", count=count, first=foreign[0], reason=reason)
+        self._foreign, self.foreign_files = foreign, count
 
-    def sized(self) -> Iterator[tuple[str, int]]:
-        """The listed files; one whose size its server alone knows has its receipt's."""
-        for path, each in self.state.work.listed.items():
+    def sized(self, listed: Mapping[str, L]) -> Iterator[tuple[str, int]]:
+        """The paths and sizes of listed files; one whose size its server alone knows has its receipt's."""
+        for path, each in listed.items():
             receipt = self.state.receipts.get(path) if each.size is None else None
             yield path, each.size if each.size is not None else receipt.size if receipt else 0
 

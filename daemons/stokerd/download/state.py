@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from stoker.corpus.fetch.transfers import Transfers
+from stoker.corpus.fetch.messages import Transfers
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
@@ -135,6 +135,11 @@ class State(Generic[L]):
         self.receipts[receipt.path] = receipt
         self.paths[receipt.state].add(receipt.path)
         self.verified_bytes += receipt.size if receipt.state == "verified" else 0
+
+    def try_again(self, path: str) -> None:
+        """Forget how often a file failed."""
+        self.retries.succeeded(path)
+        self.given_up.discard(path)
 
     def is_meant(self, path: str) -> bool:
         """Whether to do something about the path at all."""

@@ -46,6 +46,7 @@ def status_of(source: FolderSource | RemoteSource) -> dict[str, Any]:
         "verified_bytes": state.verified_bytes,
         "complete": source.effects.is_complete,
         "trouble": trouble,
+        "foreign_files": source.foreign_files,
         "available": not trouble,
         "is_paused": dict.fromkeys(PAUSES, False),
         "counted": dict(state.counted),

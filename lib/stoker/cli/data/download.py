@@ -13,10 +13,10 @@ from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
-from stoker.corpus.fetch.listed import REFUSALS
 from stoker.corpus.fetch.selection import VOUCHED, speaks_of
 from stoker.corpus.http.client import Manners
 from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.http.retry_rules import REFUSALS
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.corpus.source.probe import probe

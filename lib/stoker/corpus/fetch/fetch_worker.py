@@ -28,19 +28,20 @@ import contextlib
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.queue import Queue
 from stoker.corpus.fetch.transfer import FileFetch, Stopped, Terms
 from stoker.corpus.http.client import Caller, Manners
-from stoker.corpus.http.hub import HubRepo, hub_token
+from stoker.corpus.http.hub import HubRepo, hub_token, origin
 from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
 from stoker.kit.backoff import Backoff
+from stoker.kit.throttle import paced
 from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, run_worker
 from stoker.store.errors import StokerError, UnavailableError
 
@@ -48,6 +49,77 @@ _TURN_S, _DRAIN_S = 0.5, 0.05
 _FOREIGN_SHOWN = 100
 _ALIVE_EVERY_S = 2.0
 _HASHING_EVERY_S = 1.0
+
+
+class Queue:
+    """The files given and not ended, some of them in hand. Thread-safe; `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._files: dict[str, FileFetch] = {}
+        self._closed_until: dict[object, float] = {}  # by server
+        self.ended = False
+
+    def add(self, file: FileFetch) -> None:
+        """Take a file in, unless its path is here already."""
+        with self._changed:
+            self._files.setdefault(file.file.path, file)
+            self._changed.notify()
+
+    def take(self) -> FileFetch | None:
+        """The next file to try, waiting for one; None when there will be no more."""
+        with self._changed:
+            while not self.ended:
+                waiting = [(self._due(file), file) for file in self._files.values() if not file.in_hand]
+                now = self._clock()
+                if (ready := next((file for due, file in waiting if due <= now), None)) is not None:
+                    ready.in_hand = True
+                    return ready
+                self._changed.wait(min(due for due, _ in waiting) - now + 0.001 if waiting else None)
+            return None
+
+    def put_back(self, file: FileFetch, wait_s: float, *, everywhere: bool) -> None:
+        """Try it again after wait_s; everywhere: and nothing else of its server before that."""
+        with self._changed:
+            file.in_hand, file.not_before = False, self._clock() + wait_s
+            if everywhere:
+                server = origin(file.file.url)
+                self._closed_until[server] = max(file.not_before, self._closed_until.get(server, 0.0))
+            self._changed.notify_all()
+
+    def remove(self, path: str) -> None:
+        """The file is done with."""
+        with self._changed:
+            self._files.pop(path, None)
+
+    def drop(self, path: str) -> bool:
+        """Forget a file; False when it is in hand, where it ends soon and stays until removed."""
+        with self._changed:
+            file = self._files.get(path)
+            if file is not None and file.in_hand:
+                file.stop(dropped=True)
+                return False
+            if file is not None:
+                self._files.pop(path).close()
+            return True
+
+    def end(self) -> None:
+        """No file is taken any more."""
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
+    def in_hand(self) -> list[FileFetch]:
+        """The files that are being worked on."""
+        with self._changed:
+            return [file for file in self._files.values() if file.in_hand]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def _due(self, file: FileFetch) -> float:
+        return max(file.not_before, self._closed_until.get(origin(file.file.url), 0.0))
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -63,7 +135,8 @@ class FetchWorker:
         self._landing = Landing(Path(task["root"]), task["dataset"], expected=task["expected"])
         self._owned = self._landing.own(task["owner"]) if task.get("owner") else None
         self._queue, self._gone = Queue(), ""
-        self._said = self._said_hashing = time.monotonic()
+        self._alive = paced(lambda: report("alive"), _ALIVE_EVERY_S)
+        self._hashing = paced(lambda fields: report("hashing", **fields), _HASHING_EVERY_S)
         names = ("min_rate", "window_s", "floor", "keep_files", "keep_bytes")
         limits = {name: task[name] for name in names}
         self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), self._tell, **limits)
@@ -89,10 +162,8 @@ class FetchWorker:
                     time.sleep(_DRAIN_S)
             except InputClosed:
                 open_input = False
-            now = time.monotonic()
-            if not self._queue.in_hand() and now - self._said >= _ALIVE_EVERY_S:
-                self._said = now
-                self._report("alive")
+            if not self._queue.in_hand():
+                self._alive()
             if self._gone:
                 raise UnavailableError(self._gone)
         self._queue.end()
@@ -175,8 +246,9 @@ class FetchWorker:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         """Pass on what a file says of itself."""
-        if kind != "hashing" or time.monotonic() - self._said_hashing >= _HASHING_EVERY_S:
-            self._said_hashing = time.monotonic() if kind == "hashing" else self._said_hashing
+        if kind == "hashing":
+            self._hashing(fields)
+        else:
             self._report(kind, **fields)
 
 

@@ -30,8 +30,8 @@ from stoker.store.record import RecordDamaged, read_record, values_of, write_rec
 PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
 
 
-@dataclass(frozen=True)
-class PartRecord:
+@dataclass(frozen=True, kw_only=True)
+class PartRecord(Kept):
     """What is durable of an unfinished file: `offset` bytes, whose sha256 is `prefix`.
 
     `validator` and `total` are the answer's that they came from; `sums` is what the listing wanted then, and
@@ -40,16 +40,9 @@ class PartRecord:
 
     dataset: str
     path: str
-    offset: int = 0
     prefix: str = ""
-    validator: str = ""
-    total: int | None = None
     sums: str = ""
     mismatches: int = 0
-
-    @property
-    def kept(self) -> Kept:
-        return Kept(self.offset, self.validator, self.total)
 
     @classmethod
     def read(cls, file: Path) -> PartRecord | None:
@@ -116,10 +109,7 @@ class Landing:
     def write_part(self, record: PartRecord) -> None:
         """Claim bytes; they must be durable already. UnavailableError when the directory is not there."""
         self.insist()
-        try:
-            write_record(self.record(record.path), {"v": 1, **asdict(record)})
-        except FileNotFoundError as error:
-            raise UnavailableError(f"{self.root / PARTS} is not there; mount the disk again") from error
+        write_record(self.record(record.path), {"v": 1, **asdict(record)})
 
     def sweep(self) -> None:
         """Remove what no record speaks of, as nothing can continue it."""

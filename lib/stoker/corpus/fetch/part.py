@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.corpus.fetch.landing import Landing, PartRecord, part_bytes
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import Answer, FetchFailed, Go, Kept, resume_offset, written_end
+from stoker.corpus.http.retry_rules import Answer, FetchFailed, Kept, resume_offset, written_end
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.hashing import FileHash, hash_file
 
@@ -95,7 +95,7 @@ class Part:
     @property
     def kept(self) -> Kept:
         """What the next bytes must fit to."""
-        return replace(self.record.kept, offset=self.size)
+        return replace(self.record, offset=self.size)
 
     @property
     def total(self) -> int | None:
@@ -111,9 +111,10 @@ class Part:
         claim = PartRecord.read(self._landing.record(self._file.path))
         record = claim if claim is not None and claim.sums == self._file.sum else self._blank()
         size = part_bytes(path) if record is claim else 0
-        offset = resume_offset(record.kept, self._file, size)
-        end = written_end(record.kept, self._file, size, offset)
-        descriptor, content = open_part(path), Content(self._file)
+        offset = resume_offset(record, self._file, size)
+        end = written_end(record, self._file, size, offset)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        content = Content(self._file)
         try:
             os.ftruncate(descriptor, end)
             content.read_on(descriptor, offset, tick)
@@ -138,11 +139,11 @@ class Part:
         self.commit()
         return rotten
 
-    def note(self, answer: Answer, go: Go) -> None:
+    def note(self, answer: Answer, total: int | None) -> None:
         """Whose bytes come now."""
         with self._committing:
             self._trouble = None
-            self.record = replace(self.record, validator=answer.validator, total=go.total)
+            self.record = replace(self.record, validator=answer.validator, total=total)
 
     def receive(self, chunk: bytes, total: int | None) -> None:
         """Take the next bytes; raises FetchFailed when they are more than there should be."""
@@ -230,19 +231,11 @@ class Part:
             self._content.add(data)
 
     def _blank(self) -> PartRecord:
-        return PartRecord(self._landing.dataset, self._file.path, sums=self._file.sum)
+        return PartRecord(dataset=self._landing.dataset, path=self._file.path, sums=self._file.sum)
 
     def _write_claim(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)
         self._landing.write_part(self.record)
-
-
-def open_part(path: Path) -> int:
-    """The descriptor of a part, made where there is none; UnavailableError where its folder is gone."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-    except FileNotFoundError as error:
-        raise UnavailableError(f"{path.parent} is not there; mount the disk again") from error
 
 
 def write_at(descriptor: int, data: bytes | bytearray, at: int) -> None:

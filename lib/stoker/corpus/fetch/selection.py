@@ -1,13 +1,24 @@
-"""What to do about the files of a source that is fetched: pure decisions of the download watchdog."""
+"""What to do about the files of a source that is fetched: pure decisions of the download watchdog.
+
+How many files fill a limit of rows or tokens is known only as they are built. Fetching all that is listed
+would bring a terabyte for ten million rows, so the files come in listing order, a bounded stretch ahead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
+from stoker.config.schema import Pipeline
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
+from stoker.corpus.records.limit import slice_of
+from stoker.corpus.records.listing import Listing
 from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.sources import TERMINAL, Source
+from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.source.arrivals import file_of
 
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
@@ -42,20 +53,6 @@ def is_settled(receipt: Receipt | None, wanted: RemoteFile) -> bool:
     return receipt is not None and receipt.state in ("releasing", "given_up") and speaks_of(receipt, wanted)
 
 
-def next_step(receipt: Receipt | None, wanted: RemoteFile, file: str) -> Step:
-    """What to do about a listed file whose place in the landing is `file`; given up is brought too, later."""
-    if receipt is None:
-        return "bring"
-    if receipt.state == "releasing":
-        return "remove"
-    same, here = speaks_of(receipt, wanted), receipt.file == file
-    if receipt.state == "released":
-        return "" if same else "bring"
-    if same:
-        return "" if receipt.usable and here else "bring"
-    return "release" if here and receipt.state != "given_up" else "bring"
-
-
 class RemoteRules:
     """What is to be done about the files of a fetched source, whose landing is `root`."""
 
@@ -65,8 +62,17 @@ class RemoteRules:
         self._root, self._repo = root, repo
 
     def step(self, wanted: RemoteFile, receipt: Receipt | None) -> Step:
-        """What to do about it now."""
-        return next_step(receipt, wanted, file_of(self._root, wanted.path))
+        """What to do about a listed file now; one that was given up is brought too, later."""
+        if receipt is None:
+            return "bring"
+        if receipt.state == "releasing":
+            return "remove"
+        same, here = speaks_of(receipt, wanted), receipt.file == file_of(self._root, wanted.path)
+        if receipt.state == "released":
+            return "" if same else "bring"
+        if same:
+            return "" if receipt.usable and here else "bring"
+        return "release" if here and receipt.state != "given_up" else "bring"
 
     def state_of(self, file: RemoteFile, receipt: Receipt | None) -> tuple[str, bool]:
         """As Rules have it."""
@@ -92,3 +98,28 @@ def is_complete(meant: Collection[str], still: Mapping[str, RemoteFile], book: M
 def still_complete(paths: Iterable[str], book: Mapping[str, Receipt]) -> bool:
     """Whether a listing that was complete can still be so, before the source was listed anew."""
     return all((receipt := book.get(path)) is not None and receipt.state in VOUCHED for path in paths)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The paths to have now; `is_whole`: they are all that the limit will ever take."""
+
+    paths: frozenset[str]
+    is_whole: bool
+
+
+def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeline) -> Stretch:
+    """The files of a slice that is full, else those counted, and so many behind the first that is not."""
+    limit = pipeline.dataset.limit
+    part = slice_of(listing.paths, sources, limit)
+    if part.full:
+        return Stretch(frozenset(part.paths), is_whole=True)
+    order = sorted(listing.paths)[: limit.files]
+    counted = {path for path in order if path in sources and sources[path].state in TERMINAL}
+    ahead = pipeline.stage.queue_files + pipeline.download.files_at_once
+    wanted = set(islice((path for path in order if path not in counted), ahead))
+    training = pipeline.tokenizer.train
+    if training is not None:  # nothing is built, so nothing counted, before its files are here
+        wanted |= choose(listing, sources, training.train_bytes).wanted.intersection(order)
+    paths = frozenset(counted | wanted)
+    return Stretch(paths, is_whole=len(paths) == len(order))

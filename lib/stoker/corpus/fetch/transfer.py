@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.part import Part, look_at_landed
-from stoker.corpus.http.client import Body, Caller
+from stoker.corpus.http.client import Caller
 from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
@@ -148,30 +148,30 @@ class FileFetch:
         if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
             self._restart("nothing would tell that the rest is of the same content")
         kept = self._part.kept
-        with caller.open(self.file.url, kept.offset, kept.validator) as body:
+        with caller.open(self.file.url, kept.offset, kept.validator) as (answer, chunks):
             try:
-                go = judge(body.answer, kept, self.file)
+                total = judge(answer, kept, self.file)
             except FetchFailed as failure:
                 if failure.kind == "anew":
                     self._restart(failure.reason)
                     if not kept.offset:
                         failure.kind = "broken"  # there was nothing to drop: only a pause can help
                 raise
-            if go.offset < kept.offset:
-                self._restart(f"{body.answer.where} sends it from the start")
-            self._part.note(body.answer, go)
-            self._take(body, self.file.size if go.total is None else go.total)
+            if kept.offset and answer.status != 206:
+                self._restart(f"{answer.where} sends it from the start")
+            self._part.note(answer, total)
+            self._take(answer.where, chunks, self.file.size if total is None else total)
 
-    def _take(self, body: Body, total: int | None) -> None:
+    def _take(self, where: str, chunks: Iterator[bytes], total: int | None) -> None:
         watch = RateWatch(self._terms.min_rate, self._terms.window_s)
         read_from = time.monotonic()
         try:
-            for chunk in body.chunks():
+            for chunk in chunks:
                 waited_s = time.monotonic() - read_from
                 self.received += len(chunk)
                 self._part.receive(chunk, total)
                 if watch.add(waited_s, len(chunk)):
-                    raise FetchFailed("slow", f"{body.answer.where} sends too slowly")
+                    raise FetchFailed("slow", f"{where} sends too slowly")
                 self._stop_if_asked()
                 if pause_s := self._terms.bandwidth.take(len(chunk)):
                     self._wake.wait(pause_s)
@@ -179,7 +179,7 @@ class FileFetch:
         finally:
             self._part.write_pending()
         if total is not None and self._part.size < total:
-            raise FetchFailed("short", f"{body.answer.where} ended {total - self._part.size} bytes early")
+            raise FetchFailed("short", f"{where} ended {total - self._part.size} bytes early")
 
     def _finish(self) -> Done:
         if (differs := self._part.mismatch()) is not None:

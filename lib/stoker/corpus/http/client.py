@@ -16,14 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
-from stoker.corpus.http.connection_help import advice, client_does_not_start
 from stoker.corpus.http.hub import HubRepo, explain, origin
 from stoker.corpus.http.remote_file import shown
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
+from stoker.store.errors import UnavailableError
 
 MOST_REDIRECTS = 10
 _SHORT_BODY = 1 << 16
@@ -41,19 +42,6 @@ class Manners:
     hub: HubRepo | None = None
     token: str | None = None
     head_s: float = 120.0
-
-
-class Body:
-    """An answer that is being read; `answer` is its head."""
-
-    def __init__(self, answer: Answer, response: httpx2.Response) -> None:
-        self.answer = answer
-        self._response = response
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes as they come, undecoded; raises FetchFailed when they stop before the end."""
-        with _failures(self.answer.where, "broken"):
-            yield from self._response.iter_raw()
 
 
 class Caller:
@@ -77,10 +65,13 @@ class Caller:
         self._sockets = weakref.WeakSet[socket.socket]()
 
     @contextlib.contextmanager
-    def open(self, url: str, offset: int = 0, validator: str = "") -> Iterator[Body]:
-        """Ask for the bytes from `offset` on, if they are still of the content with that validator.
+    def open(
+        self, url: str, offset: int = 0, validator: str = ""
+    ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
+        """Ask for the bytes from `offset` on, if they are still of the content with that validator: an
+        answer's head, and the bytes as they come, undecoded.
 
-        Raises FetchFailed when there is no answer with a body in the end.
+        Raises FetchFailed when there is no answer with a body in the end, or the bytes stop before it.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         if offset and validator:
@@ -95,7 +86,7 @@ class Caller:
                     redirected=redirects > 0,
                 )
                 if answer.status in (200, 206):
-                    yield Body(answer, response)
+                    yield answer, _body(answer, response)
                     return
                 self._drain(response)
                 if answer.status not in _REDIRECTS:
@@ -154,11 +145,15 @@ class Caller:
     def _refusal(self, answer: Answer) -> FetchFailed:
         hub = self._manners.hub
         if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
-            code = answer.headers.get("x-error-code", "")
-            has_token = self._manners.token is not None
+            code, has_token = answer.headers.get("x-error-code", ""), self._manners.token is not None
             kind, reason = explain(answer.status, code, hub, token=has_token, pinned=True)
             return FetchFailed(kind, reason, status=answer.status)
         return refusal(answer, time.time())
+
+
+def _body(answer: Answer, response: httpx2.Response) -> Iterator[bytes]:
+    with _failures(answer.where, "broken"):
+        yield from response.iter_raw()
 
 
 def _next(url: str, answer: Answer, redirects: int) -> str:
@@ -200,3 +195,30 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
         kind, text = next((kind, text) for types, kind, text in _FAILURES if isinstance(error, types))
         said = text.format(error=str(error) or type(error).__name__, advice=advice(error, where))
         raise FetchFailed(kind or otherwise, where + said) from error
+
+
+def client_does_not_start(error: Exception) -> UnavailableError:
+    """For an HTTP client that does not like its environment."""
+    said = str(error).split(". Make sure", maxsplit=1)[0]
+    return UnavailableError(
+        f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
+    )
+
+
+def advice(error: Exception, url: str) -> str:
+    """What to look at after a failed connection to that address, to be put behind it; mostly nothing."""
+    text = ""
+    if proxy := proxy_of(url):
+        text = f" (through the proxy {proxy})"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and look at the clock"
+    return text
+
+
+def proxy_of(url: str) -> str:
+    """The proxy that the environment names for that address, without its password; empty for none."""
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return ""
+    return shown(proxy if "://" in proxy else f"http://{proxy}")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from stoker.corpus.http.remote_file import RemoteFile
 
@@ -17,7 +18,7 @@ TRANSIENT = ("connect", "stalled", "slow", "broken", "short", "throttled", "serv
 # Tried again `attempts` times, then given up; of these only "expired" is forgotten after progress.
 COUNTED = ("mismatch", "length", "redirects", "expired")
 # Nothing that a second try would change; gated, unauthorized and vanished say what the operator must do.
-FINAL = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded")
+REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded", "offline")
 # Of this machine: whoever gave the task tries again when the disk is well.
 LOCAL = ("disk_full", "gone", "storage")
 OURS = ("storage", "bug")  # a place that cannot be written, or a mistake in the worker: met by one file
@@ -44,6 +45,11 @@ class FetchFailed(Exception):
         super().__init__(reason)
         self.kind, self.reason, self.status = kind, reason, status
         self.retry_after_s = retry_after_s
+
+    def result(self) -> dict[str, Any]:
+        """What a worker returns that ends with it."""
+        told = {"class": self.kind, "reason": self.reason, "retry_after_s": self.retry_after_s}
+        return {"status": "failed", **told}
 
 
 def next_pause(
@@ -145,16 +151,9 @@ def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> i
     return part_bytes
 
 
-@dataclass(frozen=True)
-class Go:
-    """Take this answer's body: it begins at `offset` of a file of `total` bytes (None: until it ends)."""
-
-    offset: int
-    total: int | None
-
-
-def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
-    """Whether an answer to a request from kept.offset on is what was asked for; raises FetchFailed if not.
+def judge(answer: Answer, kept: Kept, file: RemoteFile) -> int | None:
+    """The whole file's size by an answer to a request from kept.offset on, None where it tells none; raises
+    FetchFailed where it is not what was asked for.
 
     200 to a ranged request is a server without ranges, or another content since: the file is taken from 0.
     """
@@ -165,19 +164,19 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> Go:
         found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", "").strip())
         if found is None or int(found[1]) != kept.offset:
             raise FetchFailed("anew", f"{answer.where} answers with another range than asked for")
-        go = Go(kept.offset, None if found[3] == "*" else int(found[3]))
+        total = None if found[3] == "*" else int(found[3])
         known = answer.validator or not file.sum  # without a sum nothing else would tell another content
         if kept.validator and known and answer.validator != kept.validator:
             said = f"has another content than before ({answer.etag})" if answer.validator else _UNTOLD
             raise FetchFailed("anew", f"{answer.where} {said}")
-        if kept.total is not None and go.total not in (None, kept.total):
-            raise FetchFailed("anew", f"{answer.where} has {go.total} bytes, {kept.total} before")
+        if kept.total is not None and total not in (None, kept.total):
+            raise FetchFailed("anew", f"{answer.where} has {total} bytes, {kept.total} before")
     else:
         length = answer.headers.get("content-length", "")
-        go = Go(0, int(length) if length.isdecimal() else None)
-    if file.size is not None and go.total not in (None, file.size):
-        raise FetchFailed("length", f"{answer.where} has {go.total} bytes, the listing says {file.size}")
-    return go
+        total = int(length) if length.isdecimal() else None
+    if file.size is not None and total not in (None, file.size):
+        raise FetchFailed("length", f"{answer.where} has {total} bytes, the listing says {file.size}")
+    return total
 
 
 _REFUSALS = {

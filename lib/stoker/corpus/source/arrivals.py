@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from stoker.corpus.records.receipts import Receipt
@@ -20,25 +20,17 @@ class Look:
     """
 
     files: Mapping[str, Watched]
-    refused: tuple[tuple[str, str], ...] = ()
-    unreadable: tuple[tuple[str, str], ...] = ()
+    refused: Sequence[tuple[str, str]] = ()
+    unreadable: Sequence[tuple[str, str]] = ()
     missing: bool = False
     polling: str = ""
-    foreign: tuple[str, ...] = ()
+    foreign: Sequence[str] = ()
     foreign_in_all: int = 0
 
     @classmethod
     def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> Look:
         """From the lister's last message of a look, and the files that it named before."""
-        return cls(
-            files=files,
-            refused=tuple((path, reason) for path, reason in message["refused"]),
-            unreadable=tuple((path, reason) for path, reason in message["unreadable"]),
-            missing=bool(message["missing"]),
-            polling=str(message["polling"]),
-            foreign=tuple(message["foreign"]),
-            foreign_in_all=int(message["foreign_in_all"]),
-        )
+        return cls(files, **{each.name: message[each.name] for each in fields(cls) if each.name != "files"})
 
     def trouble(self, root: str, receipts: int) -> str:
         """Why this look says nothing about the files, in a sentence; empty when it does."""

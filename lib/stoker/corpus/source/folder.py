@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.config.origins import compile_glob
+from stoker.corpus.http.remote_file import printable
 from stoker.store.beneath import Linked, folder_beneath
 from stoker.store.layout import OWNER_LOCKS
 
@@ -126,7 +127,7 @@ def _sort_out(
             if not entry.name.startswith(".") or path in _FOREIGN_FOLDERS:
                 below.append(path)
         elif entry.name.endswith(FOREIGN_SUFFIXES):
-            found.append(PassedOver("foreign", _printable(path)))
+            found.append(PassedOver("foreign", printable(path)))
         elif selection.takes(path) or _linked_folder(entry):
             found.append(_examine(entry, path))
     return found, below
@@ -143,7 +144,7 @@ def _examine(entry: os.DirEntry[str], path: str) -> Found:
             return PassedOver("refused", path, LINK)
         found = entry.stat(follow_symlinks=False)
     except UnicodeEncodeError:
-        return PassedOver("refused", _printable(path), "its name is not UTF-8")
+        return PassedOver("refused", printable(path), "its name is not UTF-8")
     except FileNotFoundError:
         return PassedOver("refused", path, "it went away during the look")
     except OSError as error:
@@ -151,7 +152,3 @@ def _examine(entry: os.DirEntry[str], path: str) -> Found:
     if not stat.S_ISREG(found.st_mode):
         return PassedOver("refused", path, "it is not a regular file")
     return FileSeen(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
-
-
-def _printable(path: str) -> str:
-    return path.encode(errors="backslashreplace").decode()

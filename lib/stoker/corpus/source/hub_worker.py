@@ -1,13 +1,13 @@
 """Worker: what a hub's repository holds at a commit. It imports huggingface_hub, without telemetry and xet.
 
-task: {"repo", "repo_type", "revision", "endpoint", "token_file", "include": [...], "exclude": [...],
+task: {"hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision", "include": [...], "exclude": [...],
        "pinned": the commit to list, or null for what `revision` means now,
        "known": a commit; when `revision` still means it, nothing is listed}
 messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then, and, as often as needed,
     {"kind": "files", "files": [[path, size, sha256 or null, git blob name or null]]}, in no order promised
 result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
     {"status": "unchanged", "revision"},
-    {"status": "failed", "class", "reason", "http_status", "retry_after_s"}: class is one of gated,
+    {"status": "failed", "class", "reason", "retry_after_s"}: class is one of gated,
     unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change) and
     throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
 It asks once: pauses are the daemon's. A hub that does not answer is told by this worker's silence.
@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.http.connection_help import advice, client_does_not_start
-from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
+from stoker.corpus.http.client import advice, client_does_not_start
+from stoker.corpus.http.hub import HubRepo, explain, hub_token, is_commit, origin
 from stoker.corpus.http.remote_file import clashes, printable, unsafe
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
 from stoker.corpus.source.folder import Selection
@@ -40,17 +40,10 @@ Row = tuple[str, int, str | None, str | None]
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Pin, list, tell."""
-    hub = HubRepo(task["repo"], task["repo_type"], endpoint_of(task["endpoint"]))
     try:
-        return _list(task, report, _Asked(hub, hub_token(task["token_file"])))
+        return _list(task, report, _Asked(HubRepo(**task["hub"]), hub_token(task["token_file"])))
     except FetchFailed as failure:
-        return {
-            "status": "failed",
-            "class": failure.kind,
-            "reason": failure.reason,
-            "http_status": failure.status,
-            "retry_after_s": failure.retry_after_s,
-        }
+        return failure.result()
 
 
 def _list(task: dict[str, Any], report: Report, asked: _Asked) -> dict[str, Any]:

@@ -102,27 +102,25 @@ def give_way() -> None:
     """Have this process come after others from now on, for good."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    _set_io(_IDLE)
+    _io_call(_SET, _IDLE)
 
 
 @contextlib.contextmanager
 def giving_way_on_disk() -> Iterator[None]:
     """Have this thread's reads come after others' within the block."""
     before = _io_call(_GET)
-    _set_io(_IDLE)
+    _io_call(_SET, _IDLE)
     try:
         yield
     finally:
         if before >= 0:
-            _set_io(before if before >> _CLASS_SHIFT else 0)  # of no class, with a level, it is refused
-
-
-def _set_io(priority: int) -> None:
-    """Of the calling thread, and what it starts; nothing where the system knows no such thing."""
-    _io_call(_SET, priority)
+            _io_call(
+                _SET, before if before >> _CLASS_SHIFT else 0
+            )  # of no class, with a level, it is refused
 
 
 def _io_call(which: int, *priority: int) -> int:
+    """Get or set the I/O priority of the calling thread, and of what it starts; -1 where there is none."""
     numbers = _IOPRIO.get(platform.machine())
     if numbers is None:
         return -1

@@ -45,9 +45,9 @@ class _Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self._caller.open(self._file.url) as body:
-                self.size = judge(body.answer, Kept(), self._file).total
-                for chunk in body.chunks():
+            with self._caller.open(self._file.url) as (answer, chunks):
+                self.size = judge(answer, Kept(), self._file)
+                for chunk in chunks:
                     self.read += len(chunk)
         except FetchFailed as failure:
             self.failure = failure

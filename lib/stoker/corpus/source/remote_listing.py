@@ -1,13 +1,19 @@
-"""How a source that is fetched is listed: which worker, with which task; the commit that stays pinned."""
+"""How a source that is fetched is listed: which worker, with which task; which commit; what came of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from stoker.config.schema import Source
 from stoker.corpus.http.hub import HubRepo, endpoint_of
-from stoker.corpus.http.remote_file import shown
+from stoker.corpus.http.remote_file import RemoteFile, shown
+from stoker.corpus.http.retry_rules import REFUSALS
 from stoker.corpus.records.listing import Listing
+from stoker.kit.workers.exit import WorkerExit
+from stoker.store.errors import ConfigError, UnavailableError
 
 HUB_WORKER, URLS_WORKER = "stoker.corpus.source.hub_worker", "stoker.corpus.source.urls_worker"
 
@@ -17,6 +23,12 @@ def repo_of(source: Source) -> HubRepo | None:
     if source.kind != "hub" or source.repo is None:
         return None
     return HubRepo(source.repo, source.repo_type, endpoint_of(source.endpoint))
+
+
+def access_to(source: Source) -> dict[str, Any]:
+    """What each worker's task holds that asks for files of the source: `hub` and `token_file`."""
+    repo, token_file = repo_of(source), source.token_file
+    return {"hub": repo and asdict(repo), "token_file": None if token_file is None else str(token_file)}
 
 
 def origin_of(source: Source) -> str:
@@ -47,15 +59,60 @@ def listing_task(
         "exclude": list(source.exclude),
         "known": known,
     }
-    repo = repo_of(source)
-    if repo is None:
+    if repo_of(source) is None:
         return URLS_WORKER, {**task, "file": str(source.urls_file), "settle_s": settle_s}
-    return HUB_WORKER, {
-        **task,
-        "repo": repo.repo,
-        "repo_type": repo.repo_type,
-        "revision": source.revision,
-        "endpoint": repo.endpoint,
-        "token_file": None if source.token_file is None else str(source.token_file),
-        "pinned": pinned,
-    }
+    return HUB_WORKER, {**task, **access_to(source), "revision": source.revision, "pinned": pinned}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What the source holds at `revision`, by path; `refused` are (path, reason) of some."""
+
+    files: Mapping[str, RemoteFile]
+    revision: str
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class NotListed:
+    """Why there is no listing now; `cause` is one of retry_rules' names, "list" for a wrong list of URLs,
+    "empty", or "died", with the worker's exit code."""
+
+    cause: str
+    reason: str
+    code: int | None = None
+    retry_after_s: float = 0.0
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether only the source's owner, or its operator, can change that."""
+        return self.cause in REFUSALS or self.cause == "empty"
+
+    @property
+    def is_config(self) -> bool:
+        """Whether the configuration is wrong."""
+        return self.cause == "list" or self.code == ConfigError.exit_code
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a second try at once would be the same."""
+        return self.is_refusal or self.is_config or self.code == UnavailableError.exit_code
+
+
+def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -> Listed | NotListed | None:
+    """What a lister's end says, with the rows that it named before; None where nothing is new."""
+    result = ended.result or {}
+    match result.get("status"):
+        case "unchanged":
+            return None
+        case "listed":
+            files = {each.path: each for each in sorted(rows, key=attrgetter("path"))}
+            revision = str(result["revision"])
+            if files:
+                refused = tuple((str(path), str(reason)) for path, reason in result["refused"])
+                return Listed(files, revision, refused)
+            correct = "correct dataset.source.include and exclude"
+            return NotListed("empty", f"{shown} holds no file that is meant at {revision[:12]}; {correct}")
+    cause = str(result.get("class", "died"))
+    reason = f"the source cannot be listed: {result.get('reason') or ended.reason()}"
+    return NotListed(cause, reason, ended.code, float(result.get("retry_after_s") or 0.0))
