@@ -186,7 +186,6 @@ class FileFetch:
             self._part.close()
             count = self.failures["mismatch"] + 1
             self._set_aside(self._landing.part(self.file.path), differs, count, landed=False)
-            self._part.start_over(count)
             raise FetchFailed("mismatch", f"{self.file.path} has the sum {differs[1]}, not {differs[0]}")
         unproven = self._part.total is None and self.file.sha256 is None
         size, sha256 = self._part.publish()
@@ -203,6 +202,8 @@ class FileFetch:
         told = {"expected": differs[0], "found": differs[1], "landed": landed}
         most = {"most_files": self._terms.keep_files, "most_bytes": self._terms.keep_bytes}
         place = self._landing.keep_evidence(bad, self.file.path, {"reason": "mismatch", **told}, **most)
+        if not landed:
+            self._part.start_over(count)  # the count is durable before it is told
         self._tell("mismatch", path=self.file.path, evidence=place, count=count, **told)
 
     def _insist_on_room(self) -> None:
