@@ -71,7 +71,7 @@ class RemoteSource(Source[RemoteFile]):
         self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
         self.stretch_due = 0.0
         layout = context.layout
-        self.counted = RecordDir(layout.sources, self.dataset, SourceRecord.from_record, patient=True)
+        self.source_records = RecordDir(layout.sources, self.dataset, SourceRecord.from_record, patient=True)
 
     @property
     def trouble(self) -> str:
@@ -144,7 +144,7 @@ class RemoteSource(Source[RemoteFile]):
             self.stretch_due = time.monotonic() + STRETCH_EVERY_S
             files = tuple(self.sized(listed))
             listing = Listing(self.dataset, files, False, self.revision, self.origin)
-            self.stretch = stretch_of(listing, self.counted.read(), self.pipeline)
+            self.stretch = stretch_of(listing, self.source_records.read(), self.pipeline)
             selected = {path: file for path, file in listed.items() if path in self.stretch.paths}
         if listed is not self.state.work.listed or self.stretch != before:
             self.take_listing(listed, selected, f"the listing of {self.shown}")
