@@ -1,4 +1,4 @@
-"""The books of a shard set, as source records hold them: what it was made of, and what is in it."""
+"""The books of a shard set, as source records and manifests hold them: rows, documents, tokens, drops."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Counts of one published set; None for what an import does not tell.
+    """Counts of one published set; an imported set has None where the import did not count."""
 
-    `rows` and `chars` are the source's, `dropped` its dropped rows by reason; documents and tokens are
-    counted for the training and the held-out split, and in sum.
-    """
-
-    rows: int | None
-    documents: int | None
-    chars: int | None
+    rows: int | None  # that were read from the source
+    documents: int | None  # that were kept
+    chars: int | None  # of the source's text
     tokens: int
     train_documents: int | None
     train_tokens: int
-    val_documents: int | None
+    val_documents: int | None  # of the held-out split
     val_tokens: int
-    dropped: tuple[tuple[str, int], ...] | None  # pairs: as mappings 50,000 would take 4 MB more
+    dropped: tuple[tuple[str, int], ...] | None  # rows by reason, as pairs: 50,000 mappings take 4 MB more
 
     @classmethod
     def from_mapping(cls, books: Mapping[str, Any]) -> Books:
-        """Read them from a record or a manifest; raises KeyError or TypeError where a count is missing."""
+        """Parses a record's or manifest's books; raises KeyError or TypeError where a count is missing."""
         train, val, dropped = books["train"], books["val"], books["dropped"]
-        return cls(  # by position: there are 50,000 of them to read while a daemon starts
+        return cls(  # by position, for speed: a daemon parses 50,000 of them at its start
             books["rows"],
             books["documents"],
             books["chars"],
@@ -47,17 +43,17 @@ class Books:
 
     @property
     def is_imported(self) -> bool:
-        """Whether they are of tokens that were taken over: of their source nothing is known."""
+        """Whether the set was imported as tokens, so that its source's rows were never read."""
         return self.rows is None
 
     def of(self, split: str) -> tuple[int | None, int]:
-        """Documents and tokens of a split."""
+        """Returns documents and tokens of a split."""
         if split == "train":
             return self.train_documents, self.train_tokens
         return self.val_documents, self.val_tokens
 
     def plus(self, counted: Mapping[str, int], dropped: Mapping[str, int] = {}) -> Books:
-        """These books of what was built, and what was counted since; documents and tokens by split."""
+        """Returns these books with counts added; `counted` has the names of fields by split."""
         sums = {name: getattr(self, name) + more for name, more in counted.items()}
         drops = Counter(dict(self.dropped or ())) + Counter(dropped)
         books = replace(self, **sums, dropped=tuple(sorted(drops.items())))
@@ -65,7 +61,7 @@ class Books:
         return replace(books, documents=documents, tokens=books.train_tokens + books.val_tokens)
 
     def flaw(self) -> str:
-        """Why these counts cannot be true, in words; empty where they balance."""
+        """Returns why these counts cannot be true; empty where they balance."""
         dropped = [rows for _, rows in self.dropped or ()]
         documents = [self.documents, self.train_documents, self.val_documents]
         tokens = [self.tokens, self.train_tokens, self.val_tokens]
@@ -84,7 +80,6 @@ class Books:
         return ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a record or a manifest holds them."""
         return {
             "rows": self.rows,
             "documents": self.documents,
@@ -97,7 +92,7 @@ class Books:
 
 
 def tokens_of(books: Books | None, split: str) -> int:
-    """Tokens of a split; 0 before there are books."""
+    """Returns the tokens of a split; 0 without books."""
     return 0 if books is None else books.of(split)[1]
 
 

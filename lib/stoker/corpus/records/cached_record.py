@@ -1,4 +1,4 @@
-"""A record that one daemon writes and another reads again and again: parsed anew only after it changed."""
+"""A record that one daemon writes and another polls: parsed again only after its file changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class CachedRecord(Generic[T]):
-    """What `parse` makes of the file as it is now; `absent` while there is no file."""
+    """Caches the result of `parse` until the file changes; the result is `absent` while there is no file."""
 
     def __init__(self, file: Path, parse: Callable[[], T], absent: T) -> None:
         self._file, self._parse, self._absent = file, parse, absent
@@ -20,7 +20,7 @@ class CachedRecord(Generic[T]):
         self._found = absent
 
     def read(self) -> T:
-        """The record, the same object while its file is the same."""
+        """Returns the parsed record: the same object until the file changes."""
         with storage_errors("look at", self._file):
             try:
                 about = self._file.stat()

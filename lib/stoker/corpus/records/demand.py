@@ -1,7 +1,7 @@
-"""The demand: which fetched files the stage-shard loop needs no more, and which it misses.
+"""The demand: which fetched files the stage-shard loop no longer needs, and which files it misses.
 
-The loop alone writes this record, whole each time; the download watchdog reconciles the landing with it. What
-came true, or may not be done, the loop takes out with its next version.
+Only the loop writes this record, always as a whole; the download watchdog reconciles the landing with it. The
+loop's next version leaves out every demand that was met or that the watchdog may not meet.
 """
 
 from __future__ import annotations
@@ -17,28 +17,24 @@ from stoker.store.record import RecordDamaged, read_record, write_record
 
 @dataclass(frozen=True)
 class Unneeded:
-    """A file to remove from the landing: its content, and the path whose shard set stands for that content
-    (another path than the file's for a duplicate)."""
+    """A file that the watchdog is to remove from the landing."""
 
-    sha256: str
-    owner: str
+    sha256: str  # the file's content
+    owner: str  # the path whose shard set has that content: another path than the file's for a duplicate
 
 
 @dataclass(frozen=True)
 class Demand:
-    """`unneeded` by path; `missed` are the contents (sha256) to fetch again, by path."""
-
-    unneeded: Mapping[str, Unneeded] = field(default_factory=dict)
-    missed: Mapping[str, str] = field(default_factory=dict)
+    unneeded: Mapping[str, Unneeded] = field(default_factory=dict)  # by path
+    missed: Mapping[str, str] = field(default_factory=dict)  # sha256 of the content to fetch again, by path
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Demand:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        """Parses a record; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         unneeded = {str(path): Unneeded(str(sha), str(owner)) for path, sha, owner in record["unneeded"]}
         return cls(unneeded, {str(path): str(sha256) for path, sha256 in record["missed"]})
 
     def to_record(self, dataset: str) -> dict[str, Any]:
-        """The record's body."""
         return {
             "v": 1,
             "dataset": dataset,
@@ -48,12 +44,15 @@ class Demand:
 
 
 def write_demand(layout: StateLayout, dataset: str, demand: Demand) -> None:
-    """Make the demand durable."""
+    """Writes the demand durably."""
     write_record(layout.demand, demand.to_record(dataset))
 
 
 def read_demand(layout: StateLayout, dataset: str) -> Demand:
-    """The demand; empty where there is none, or a damaged one, which the loop writes again at its start."""
+    """Returns the demand; an empty demand where the record is missing or damaged.
+
+    The loop writes a damaged record again at its start.
+    """
     try:
         record = read_record(layout.demand)
         return Demand.from_record(record) if record["dataset"] == dataset else Demand()
@@ -62,5 +61,5 @@ def read_demand(layout: StateLayout, dataset: str) -> Demand:
 
 
 def demand_reader(layout: StateLayout, dataset: str) -> CachedRecord[Demand]:
-    """Reads the demand again only after it changed."""
+    """Returns a reader that parses the demand only after its file changed."""
     return CachedRecord(layout.demand, lambda: read_demand(layout, dataset), Demand())

@@ -1,4 +1,4 @@
-"""`--files-list`: which files are worked on, and no others; a line each, their path as the listing has it."""
+"""`--files-list`: a text file that limits a command to the listed paths; one path of the listing a line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN = 5
 
 
 def read_files_list(file: Path) -> frozenset[str]:
-    """The paths a list names; empty lines count nothing.
+    """Returns the paths in a list; empty lines are ignored.
 
-    Raises UsageError where there is no such list or it names nothing, DataError for a name that leads out of
-    the source.
+    Raises UsageError where the list is missing or names no path, DataError for a path that leads out of the
+    source.
     """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -33,7 +33,7 @@ def read_files_list(file: Path) -> frozenset[str]:
 
 
 def insist_known(names: Iterable[str], known: Collection[str], where: str) -> None:
-    """Raise DataError, listing them, for names that nothing is known of."""
+    """Raises a DataError that lists the names that are not known."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""

@@ -1,7 +1,7 @@
-"""The sources by path, and what the decisions ask of them, kept up to date with each that changes.
+"""The sources by path, with indexes for the questions that the stage-shard loop's decisions ask.
 
-With 50,000 sources a look at all of them takes longer than a turn of the loop may. Only a few are on their
-way at any time, so the decisions ask for those, and sums are carried along.
+With 50,000 sources a pass over all of them takes longer than a cycle of the loop may take. Only a few sources
+are in work at any time, so the decisions look at those, and sums are updated with each change.
 """
 
 from __future__ import annotations
@@ -15,40 +15,35 @@ from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceSta
 from stoker.corpus.records.sums import Sums
 
 OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
-KEY16 = 16  # digits of a shard set's key that its directory is called by
+KEY16 = 16  # digits of a shard set's key: the name of its directory
 KeyOf = Callable[[str], str]
 
 
 class Catalog(dict[str, Source]):
-    """Sources by path; changed through put() and drop() alone.
-
-    `changes` counts them. `waiting` are the paths of state `seen` in listing order; `unsynced` those whose
-    set is on hot to stay and has no proven copy on warm; `evicting` those with the intent to evict; `formers`
-    those of contents that a file had before, `imported` those of tokens that were taken over.
-    """
+    """Sources by path with their indexes; changed only through put() and drop()."""
 
     def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
         super().__init__()
-        self.changes = 0
+        self.changes = 0  # how many so far
         self.sums = Sums()
-        self.waiting: list[str] = []
-        self.unsynced: dict[str, None] = {}
-        self.evicting: dict[str, None] = {}
-        self.formers: dict[str, None] = {}
-        self.imported: dict[str, None] = {}
+        self.waiting: list[str] = []  # paths of sources in state `seen`, in listing order
+        self.unsynced: dict[str, None] = {}  # the set stays on hot and has no proven copy on warm
+        self.evicting: dict[str, None] = {}  # the record holds the intent to evict
+        self.formers: dict[str, None] = {}  # sources of a content that a file had before
+        self.imported: dict[str, None] = {}  # sources whose set was imported as tokens
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
         self._contents: dict[str, str | tuple[str, ...]] = {}
         self._unsettled: dict[str, None] = {}
-        self._owned: dict[str, str] = {}  # path by the first digits of its set's key
+        self._owned: dict[str, str] = {}  # path by the first digits of its published set's key
         self._key_of: KeyOf | None = None
-        self._open: dict[str, str] = {}  # content by the first digits of its key, of what has no set yet
-        self._evicted: dict[str, str] = {}  # path by the first digits of its set's key
+        self._open: dict[str, str] = {}  # content without a set, by the first digits of its key
+        self._evicted: dict[str, str] = {}  # path by the first digits of its evicted set's key
         for source in () if sources is None else sources.values():
             self._enter(source)
         self.waiting = sorted(self._states["seen"])
 
     def put(self, source: Source) -> None:
-        """Take in a new source, or another state of one."""
+        """Adds a source, or replaces it by its new version."""
         if source.path in self:
             self._leave(self[source.path])
         self._enter(source)
@@ -56,51 +51,49 @@ class Catalog(dict[str, Source]):
             insort(self.waiting, source.path)
 
     def drop(self, path: str) -> None:
-        """Forget a source."""
         self._leave(self.pop(path))
 
     def in_state(self, *states: SourceState) -> list[Source]:
-        """The sources in these states, state by state."""
+        """Returns the sources in these states, state by state."""
         return [self[path] for state in states for path in self._states[state]]
 
     def count(self, *states: SourceState) -> int:
-        """How many are in these states."""
+        """Returns how many sources are in these states."""
         return sum(len(self._states[state]) for state in states)
 
     @property
     def ended(self) -> Iterable[str]:
-        """The paths that came to their end."""
+        """The paths of the sources in a terminal state."""
         return chain.from_iterable(self._states[state] for state in sorted(TERMINAL))
 
     # By content
 
     def with_content(self, sha256: str) -> tuple[str, ...]:
-        """The paths of this content, in listing order."""
+        """Returns the paths of this content, in listing order."""
         paths = self._contents.get(sha256, ())
         return (paths,) if isinstance(paths, str) else paths
 
     def owner(self, sha256: str) -> str | None:
-        """The path whose shard set stands for a content."""
+        """Returns the path whose published shard set has this content."""
         return next((path for path in self.with_content(sha256) if self[path].state in PUBLISHED), None)
 
     @property
     def unsettled(self) -> list[tuple[str, ...]]:
-        """The paths of each content of which one waits although there is a set, or is a duplicate although
-        there is none."""
+        """The paths of each content with an open source beside a published set, or a duplicate without a set."""
         return [self.with_content(sha256) for sha256 in self._unsettled]
 
     # By key
 
     def of_key(self, key16: str) -> str | None:
-        """The path whose published set has a key with these first digits."""
+        """Returns the path whose published set has a key with these first digits."""
         return self._owned.get(key16)
 
     def left_behind(self, keys: Set[str]) -> list[str]:
-        """The paths of those of these sets (first digits of keys) that by their record are on warm only."""
+        """Returns the paths of those sets (first digits of keys) that are on warm only by their record."""
         return sorted(self._evicted[key] for key in self._evicted.keys() & keys)
 
     def open_with(self, keys: Set[str], key_of: KeyOf) -> list[str]:
-        """The paths without a set whose set would be called by one of these, in listing order."""
+        """Returns the open paths, in listing order, whose future set has a key with one of these first digits."""
         if not keys:
             return []
         if self._key_of is not key_of:
@@ -118,7 +111,7 @@ class Catalog(dict[str, Source]):
         self[path] = source
         self.changes += 1
         self._states[state][path] = None
-        # Of what could not be fetched it may not be known.
+        # The content of a source that could not be fetched may be unknown.
         others = self._contents.setdefault(content, path) if content else path
         if others is not path:
             self._contents[content] = tuple(sorted({*self.with_content(content), path}))

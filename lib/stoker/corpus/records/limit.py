@@ -1,9 +1,9 @@
 """`dataset.limit`: which files of a listing a bounded slice takes, whatever order they were built in.
 
-A slice takes whole files in listing order until their rows, or their tokens, reach the limit. How much a file
-counts is known when it has come to its end, so the slice is settled file by file from the listing's front: a
-file behind one that is still open is neither in nor out. A content counts where it is listed first, under
-whichever path it was built; a quarantined file counts nothing.
+A slice takes whole files in listing order until their rows or their tokens reach the limit. The counts of a
+file are known when its source reaches a terminal state, so the slice is settled file by file from the front
+of the listing: a file behind an open file is neither in nor out. A content counts at the place where it is
+listed first, under whichever path it was built; a quarantined file counts nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from stoker.corpus.records.sources import PUBLISHED, Source
 
 @dataclass(frozen=True)
 class Slice:
-    """`paths` are in the slice for certain, in listing order; `settled`: of what is known, nothing else is.
+    """A slice as far as it is known."""
 
-    `full`: a limit of rows or tokens is reached, so that no file to come can change it. `beyond` holds every
-    path that is left out. `stayed` are those that the limit alone would leave out.
-    """
-
-    paths: tuple[str, ...]
-    settled: bool
-    full: bool
-    beyond: Container[str]
-    stayed: tuple[str, ...]
+    paths: tuple[str, ...]  # certainly in the slice, in listing order
+    settled: bool  # no other known path can come in
+    full: bool  # a limit of rows or tokens is reached: no file that appears later can change the slice
+    beyond: Container[str]  # every path that is left out
+    stayed: tuple[str, ...]  # in the slice only because they were in it before
 
 
 @dataclass(frozen=True)
 class _Outside:
-    """All paths but these."""
+    """The set of all paths except these."""
 
     inside: Collection[str]
 
@@ -41,7 +37,6 @@ class _Outside:
 
 
 def is_bounded(limit: Limit) -> bool:
-    """Whether anything is limited at all."""
     return limit != Limit()
 
 
@@ -52,10 +47,10 @@ def slice_of(
     *,
     kept: Iterable[str] = (),
 ) -> Slice:
-    """The slice of the listed paths, as far as the sources that have come to their end tell it.
+    """Returns the slice of the listed paths, as far as the sources in a terminal state settle it.
 
-    `kept` are paths that were in the slice before and have come to their end: they stay, whatever the limit
-    is now, for a plan may name them; they count like the others.
+    `kept` are paths that were in the slice before and are in a terminal state: they stay, whatever the limit
+    is now, because a plan may name them; they count like the others.
     """
     kept = frozenset(kept)
     order = sorted({*listed, *kept})
@@ -77,15 +72,15 @@ def slice_of(
             continue
         owner = None if source is None else owners.get(source.sha256)
         if owner is None:
-            settled = settled and not (limit.rows or limit.tokens)  # an open file hides no number of files
+            settled = settled and not (limit.rows or limit.tokens)  # a limit of files needs no counts
             continue
-        paths.add(owner.path)  # a content is trained on through the path that has its set, wherever that is
+        paths.add(owner.path)  # training reads a content through the path that has its set, listed or not
         if owner.sha256 not in counted and owner.books is not None:
             rows += owner.books.rows or 0
             tokens += owner.books.train_tokens + owner.books.val_tokens
         counted.add(owner.sha256)
         full = bool(limit.rows and rows >= limit.rows) or bool(limit.tokens and tokens >= limit.tokens)
     beyond: Container[str] = _Outside(paths)
-    if not settled:  # what stands behind the open file may still come in, unless it is one file too many
+    if not settled:  # a file behind the open file may still come in, unless the limit of files excludes it
         beyond = _Outside(paths | files) if limit.files else ()
     return Slice(tuple(sorted(paths)), settled, settled and full, beyond, tuple(stayed))

@@ -1,4 +1,4 @@
-"""The dataset's pin: which build and which tokenizer its shard sets are made with."""
+"""The dataset's pin: the build and the tokenizer that all its shard sets are made with."""
 
 from __future__ import annotations
 
@@ -13,41 +13,35 @@ from stoker.store.record import body_of, read_record, values_of, write_record
 
 @dataclass(frozen=True)
 class TokenizerPin:
-    """The frozen tokenizer: `file` is relative to the state's datasets folder, `eot` the end-of-text id."""
+    """The frozen tokenizer."""
 
-    file: str
+    file: str  # relative to the state's datasets directory
     sha256: str
     vocab_size: int
-    eot: int
+    eot: int  # the end-of-text id
 
 
 @dataclass(frozen=True)
 class DatasetPin:
-    """One build of one dataset version; written by the stage-shard loop alone.
-
-    `build` holds every parameter that changes bytes, `asked` what the configuration wanted of the tokenizer,
-    `tokenizer_trained_on` the (path, sha256) pairs it was trained on, None for a given one.
-    `listing` are the dataset's paths in training order; `complete` says that no more of them will come and
-    each has reached its end (a shard set, quarantine, or being another's duplicate); `whole` only that what
-    is known of the source holds no other that would be taken. `limit` is what bounded the listing: the
-    configured files, rows and tokens that are not None.
-    """
+    """One build of one dataset version; only the stage-shard loop writes it."""
 
     dataset: str
     version: int
     build_id: str
-    build: Mapping[str, Any]
+    build: Mapping[str, Any]  # every parameter that changes bytes
     tokenizer: TokenizerPin
-    asked: Mapping[str, Any]
+    asked: Mapping[str, Any]  # the configuration's tokenizer settings
+    # (path, sha256); None for a given tokenizer
     tokenizer_trained_on: tuple[tuple[str, str], ...] | None = None
-    listing: tuple[str, ...] = ()
+    listing: tuple[str, ...] = ()  # the dataset's paths in training order
+    # No more paths will be added, and the source of each is terminal: published, quarantined or a duplicate.
     complete: bool = False
-    whole: bool = False
-    limit: Mapping[str, int] = field(default_factory=dict)
+    whole: bool = False  # the known files of the source include no further file that the limit would take
+    limit: Mapping[str, int] = field(default_factory=dict)  # the configured limits of files, rows and tokens
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DatasetPin:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        """Parses a record; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         trained_on = record["tokenizer_trained_on"]
         return cls(
             **{"whole": record["complete"]}
@@ -60,12 +54,11 @@ class DatasetPin:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """The record's body."""
         return body_of(self) | {"tokenizer": asdict(self.tokenizer)}
 
 
 def read_pin(layout: StateLayout, dataset: str) -> DatasetPin | None:
-    """The dataset's pin, None before there is one; raises RecordDamaged where it is damaged."""
+    """Returns the dataset's pin, None where there is none; raises RecordDamaged where it is damaged."""
     try:
         return DatasetPin.from_record(read_record(layout.dataset(dataset)))
     except FileNotFoundError:
@@ -73,5 +66,5 @@ def read_pin(layout: StateLayout, dataset: str) -> DatasetPin | None:
 
 
 def write_pin(layout: StateLayout, pin: DatasetPin) -> None:
-    """Make the pin durable."""
+    """Writes the pin durably."""
     write_record(layout.dataset(pin.dataset), pin.to_record())

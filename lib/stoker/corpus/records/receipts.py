@@ -1,4 +1,4 @@
-"""Receipts: what the download watchdog vouches for. It alone writes them."""
+"""Receipts: records of the source files that are on disk. Only the download watchdog writes them."""
 
 from __future__ import annotations
 
@@ -15,62 +15,57 @@ ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_u
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One source file that is here: `size` in bytes and `sha256` are those of `file`'s content.
+    """The receipt of one source file.
 
-    `verified`: it is here and true. `unproven`: it is here, but came without a length or a sum to tell
-    whether it is whole. `releasing`, `released`: removed on purpose, fetched anew only if asked.
-    `disputed`: found wrong later, brought again. `given_up`: it could not be brought; no content is here.
-
-    `found` is set while a disputed file of a folder is rotten: the sha256 that it has now, although size,
-    time and inode are those of the receipt.
-
-    `revision` and `etag` tell a later change of the origin apart; for a folder the revision is empty and
-    the etag is "<size>-<mtime_ns>-<inode>".
+    States: `verified`: the file is here and true. `unproven`: the file is here, but came without a length or
+    a checksum that shows whether it is whole. `releasing`, `released`: removed on purpose, fetched again only
+    on request. `disputed`: found wrong later, and fetched again. `given_up`: the watchdog could not fetch the
+    file.
     """
 
     dataset: str
     path: str
     file: str
-    size: int
-    sha256: str
-    revision: str
-    etag: str
+    size: int  # bytes of `file`
+    sha256: str  # of `file`
+    revision: str  # shows, with `etag`, a later change of the origin; empty for a folder
+    etag: str  # for a folder "<size>-<mtime_ns>-<inode>"
     state: ReceiptState
+    # while a folder's file is rotten: its sha256 now, with size, time and inode of the receipt
     found: str = ""
 
     @property
     def usable(self) -> bool:
-        """Whether the content is here, to be read; preflight tells whether an unproven file is parquet."""
+        """Whether the content can be read; preflight finds out whether an unproven file is parquet."""
         return self.state in ("verified", "unproven")
 
     @property
     def rotten(self) -> bool:
-        """Whether the file's content changed while nobody wrote to it."""
+        """Whether the file's content changed although no program wrote to the file."""
         return self.state == "disputed" and bool(self.found)
 
     @property
     def unobtainable(self) -> bool:
-        """Whether the content is not here and does not come by itself."""
+        """Whether the content is missing and no fetch will bring it."""
         return self.state == "given_up" or self.rotten
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Receipt:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        """Parses a record; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         values = values_of(cls, record, "dataset", "path", "sha256", "revision", "state")
         if values["state"] not in get_args(ReceiptState):
             raise ValueError(f"state {values['state']!r}")
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
-        """The record's body."""
         return body_of(self)
 
 
 def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:
-    """Every receipt of the dataset by path; damaged records are left out and handed to `damaged`."""
+    """Returns every receipt of the dataset by path; damaged records are left out and passed to `damaged`."""
     return read_records(layout.receipts, dataset, Receipt.from_record, damaged)
 
 
 def write_receipt(layout: StateLayout, receipt: Receipt) -> None:
-    """Make the receipt durable under its path's record name."""
+    """Writes the receipt durably, under the record name of its path."""
     write_record(layout.receipt(receipt.dataset, receipt.path), receipt.to_record())

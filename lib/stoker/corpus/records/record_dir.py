@@ -1,7 +1,7 @@
-"""A folder of records, one for each path of a dataset; a file is parsed again only after it changed.
+"""A directory of records, one for each path of a dataset; a file is parsed again only after it changed.
 
-Made for 50,000 of them: a look at a folder where nothing changed costs one stat of the folder, for a record
-is always replaced by a rename, which shows there.
+Built for 50,000 records: a look at an unchanged directory costs one stat of the directory, because a record
+is always replaced by a rename, which changes the directory's time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Damaged = Callable[[Path, RecordDamaged], None]
 Parse = Callable[[Mapping[str, Any]], T]
 FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
 
-# A folder's time stamp stays the same for a tick of the kernel while entries come and go; where a file system
-# keeps whole seconds only, for up to two of them.
+# A directory's mtime stays the same for a tick of the kernel while entries come and go; on a file system with
+# whole seconds, for up to two seconds.
 TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
-MANY, SLICE = 1000, 1000  # records: how many make it worth it to be clever, how many are read at a time
+MANY, SLICE = 1000, 1000  # records: from how many the garbage collector pauses; how many one look reads
 SUFFIX = ".json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 class _Lazy(dict[str, T]):
-    """The records read so far; one that is asked for by its path and still to be read is read then."""
+    """The records read so far; a lookup of a record that is still to be read reads it at once."""
 
     def __init__(self, fetch: Callable[[str], None]) -> None:
         super().__init__()
@@ -55,12 +55,11 @@ class _Lazy(dict[str, T]):
 
 
 class RecordDir(Generic[T]):
-    """The records of one dataset in one folder, as `parse` reads them; those of other datasets are left out.
+    """The records of one dataset in one directory, parsed by `parse`; records of other datasets are left out.
 
-    A `patient` reader of many records sees a change late, by about a second for 50,000, and does not
-    spend its days looking while many change one by one. `due` is when it should look again. It reads
-    thousands of records a slice a look; while it is `behind`, one that is asked for by its path is read at
-    once.
+    A `patient` reader of many records sees a change late, by about a second for 50,000, and does not spend
+    all its time looking while many records change one by one. `due` is the time of its next look. Each look
+    reads up to SLICE records; while the reader is `behind`, a lookup by path reads that record at once.
     """
 
     def __init__(self, directory: Path, dataset: str, parse: Parse[T], *, patient: bool = False) -> None:
@@ -68,18 +67,18 @@ class RecordDir(Generic[T]):
         self._patient = patient
         self._found: dict[str, T] = _Lazy(self._fetch) if patient else {}
         self._unread: dict[str, None] = {}  # the names of records that are still to be read
-        # By the number of the name: the file's inode above its mtime. Names and tuples would take three times
-        # the memory.
+        # Key: a number for the name; value: the file's inode above its mtime. Names and tuples would take
+        # three times the memory.
         self._stamps: dict[int, int] = {}
-        self._folder: FolderStamp | None = None  # as it was when all that was found was true
+        self._folder: FolderStamp | None = None  # the directory's stamp at which `_found` was complete
         self._next_look = -math.inf
         self._changed: set[str] = set()
 
     def read(self, damaged: Damaged | None = None) -> dict[str, T]:
-        """Return every whole record by its path, always in the same dictionary.
+        """Returns every whole record by its path, always in the same dictionary.
 
-        A damaged one is left out and handed to `damaged`; only the folder's owner may move it aside.
-        Raises DataError where a whole record is of a shape this version cannot read.
+        A damaged record is left out and passed to `damaged`; only the directory's owner may move it aside.
+        Raises DataError for a whole record that this version cannot parse.
         """
         folder, now = self._stamp_folder(), time.monotonic()
         if not self._unread:
@@ -87,7 +86,7 @@ class RecordDir(Generic[T]):
             if is_known or (self._patient and now < self._next_look):
                 return self._found
             is_at_rest = folder is None or _at_rest(folder[2])
-            self._folder = None  # should the look break off
+            self._folder = None  # in case the look fails midway
             self._look(now)
             self._folder = folder if is_at_rest else None
         most = SLICE if self._patient else len(self._unread)
@@ -96,23 +95,22 @@ class RecordDir(Generic[T]):
 
     @property
     def behind(self) -> bool:
-        """Whether records are still to be read."""
         return bool(self._unread)
 
     @property
     def due(self) -> float:
-        """When a look is due that no event will announce, monotonic seconds; inf when none is."""
+        """Monotonic time of the next look that no event announces: -inf for at once, inf for none."""
         if self._unread:
             return -math.inf
         return self._next_look if self._folder is None else math.inf
 
     def take_changed(self) -> set[str]:
-        """The paths whose record came, changed or went since the last call."""
+        """Returns the paths whose record appeared, changed or vanished since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def _look(self, began: float) -> None:
-        """Find the records to read again; forget those that went."""
+        """Finds the records to read again and drops the records that vanished."""
         changed, met = [], set()
         for entry in _entries(self._directory):
             number = _number(entry.name)
@@ -128,14 +126,14 @@ class RecordDir(Generic[T]):
         self._next_look = ended + max(TICK_NS / 1e9, (ended - began) / LOOK_SHARE)
 
     def _fetch(self, path: str) -> None:
-        """Read the record of a path at once, if it is one of those still to be read."""
+        """Reads the record of a path now if it is still to be read."""
         name = _name(self._dataset, path)
         if name in self._unread:
             del self._unread[name]
             self._load([name], None)
 
     def _load(self, names: list[str], damaged: Damaged | None) -> None:
-        folder, self._folder = self._folder, None  # should reading break off, the next look finds the rest
+        folder, self._folder = self._folder, None  # if reading fails midway, the next look finds the rest
         lost = set()
         tell = damaged or (lambda *_: None)
         with uncollected(len(names)):
@@ -152,7 +150,7 @@ class RecordDir(Generic[T]):
         self._folder = folder
 
     def _drop(self, names: Set[int]) -> None:
-        """Forget the records of these names; that takes a while with many, and hardly ever happens."""
+        """Drops the records with these numbers; slow with many records, and rare."""
         for path in [path for path in self._found if _number(_name(self._dataset, path)) in names]:
             del self._found[path]
             self._changed.add(path)
@@ -169,9 +167,9 @@ class RecordDir(Generic[T]):
 def each_record(
     directory: Path, dataset: str, parse: Parse[T], damaged: Damaged | None = None
 ) -> Iterator[tuple[str, T]]:
-    """Yield every whole record of a dataset with its path, and keep nothing of it.
+    """Yields every whole record of a dataset with its path, and keeps none of them.
 
-    Damaged ones are left out and handed to `damaged`. Raises DataError as a RecordDir does.
+    Damaged records are left out and passed to `damaged`. Raises DataError as RecordDir does.
     """
     names = sorted(entry.name for entry in _entries(directory))
     for _, _, found in _records(directory, names, dataset, parse, damaged or (lambda *_: None)):
@@ -182,14 +180,14 @@ def each_record(
 def read_records(
     directory: Path, dataset: str, parse: Parse[T], damaged: Damaged | None = None
 ) -> dict[str, T]:
-    """Return what each_record yields, by path, in path order."""
+    """Returns the records of each_record by path, in path order."""
     with uncollected():
         found = dict(each_record(directory, dataset, parse, damaged))
         return {path: found[path] for path in sorted(found)}
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """The records in a folder; none where it does not exist."""
+    """Yields the record files of a directory; nothing where it does not exist."""
     try:
         with storage_errors("list", directory), os.scandir(directory) as entries:
             yield from (e for e in entries if e.name.endswith(SUFFIX) and not e.name.startswith("."))
@@ -200,9 +198,9 @@ def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
 def _records(
     directory: Path, names: list[str], dataset: str, parse: Parse[T], damaged: Damaged
 ) -> Iterator[tuple[str, int, tuple[str, T] | None]]:
-    """The name and the stamp of each record that is there, and its path with what it holds.
+    """Yields the name and the stamp of each record that exists, and its path with the parsed record.
 
-    None in place of the last for a damaged record and for one of another dataset.
+    The last is None for a damaged record and for a record of another dataset.
     """
     if not names:
         return
@@ -211,7 +209,7 @@ def _records(
         for name in names:
             try:
                 data, stamp = _read(folder, name)
-            except FileNotFoundError:  # its owner replaced it or moved it aside meanwhile
+            except FileNotFoundError:  # replaced or moved aside by its owner meanwhile
                 continue
             found = None
             try:
@@ -230,9 +228,9 @@ def _records(
 
 @contextlib.contextmanager
 def uncollected(records: int = MANY) -> Iterator[None]:
-    """While so many records are read: looking for garbage takes a quarter of the time, and there is none.
+    """Pauses garbage collection while many records are read: it takes a quarter of the time, finds nothing.
 
-    What was made lives on, so it is not looked through later either.
+    The new objects live long, so later collections skip them too (gc.freeze).
     """
     if records < MANY or not gc.isenabled():
         yield
@@ -250,7 +248,7 @@ def _name(dataset: str, path: str) -> str:
 
 
 def _number(name: str) -> int:
-    """Stands for a file's name in less memory than a full hash takes."""
+    """Returns a number that identifies a file name in less memory than a full hash."""
     return hash(name) & ((1 << 48) - 1)
 
 
@@ -266,14 +264,14 @@ def _is_as_stamped(entry: os.DirEntry[str], stamp: int | None) -> bool:
 
 
 def _at_rest(mtime_ns: int) -> bool:
-    """Whether a change from now on would show in the folder's time."""
+    """Whether the directory's time is old enough that any further change will alter it."""
     grain = TICK_NS if mtime_ns % 1_000_000_000 else SECONDS_NS
     return not 0 <= time.time_ns() - mtime_ns < grain
 
 
 def _read(folder: int, name: str) -> tuple[bytes, int]:
-    """A file's bytes, and the stamp of what was read."""
-    # Without O_NONBLOCK a fifo left in the folder would hang whoever reads it.
+    """Returns a file's bytes, and the stamp of the descriptor that they were read from."""
+    # Without O_NONBLOCK a fifo in the directory would block this reader for ever.
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         about = os.fstat(descriptor)

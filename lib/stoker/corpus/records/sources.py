@@ -1,4 +1,4 @@
-"""Source records: how far each source file has come. The stage-shard loop alone writes them."""
+"""Source records: how far the stage-shard loop has come with each source file. Only the loop writes them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SourceState = Literal[
 ]
 PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
 TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
-DOWNLOAD_FAILED = "download_failed"  # why a source is quarantined whose file could not be fetched
-SOURCE_ROTTEN = "source_rotten"  # and one whose file in a folder has not the content it once had
+DOWNLOAD_FAILED = "download_failed"  # reason to quarantine: the file could not be fetched
+SOURCE_ROTTEN = "source_rotten"  # reason to quarantine: a folder's file lost the content of its receipt
 NEVER_CAME = (DOWNLOAD_FAILED, SOURCE_ROTTEN)
-EXCEEDS_DISK = "exceeds_disk"  # why one is whose shard set is larger than hot
+EXCEEDS_DISK = "exceeds_disk"  # reason to quarantine: the shard set would be larger than hot
 
-# Forward along the data's way; back to `seen` wherever the content changed or what the record claims is
-# gone from disk. A set found published and proven moves its source to `proven` from any state before it; one
-# whose warm copy was lost moves back there, to be copied again.
+# Forward in the order of the work; back to `seen` when the content changed or a disk lacks what the record
+# claims. A set that is found published and proven moves its source to `proven` from any earlier state; a
+# source whose warm copy was lost moves back to `proven`, to be copied again.
 TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
     "seen": frozenset({"staged", "proven", "quarantined", "duplicate"}),
     "staged": frozenset({"seen", "building", "proven", "quarantined", "duplicate"}),
@@ -41,59 +41,49 @@ FORMER_DIGITS = 12  # of a content's hash, behind its path
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source file's way.
-
-    `size` (bytes) and `sha256` name the content the record speaks of, `key` its shard set (64 hex digits),
-    `books` and `manifest_sha256` are the published manifest's. `attempts` counts builds that ended without
-    a verdict; `deaths` are the row groups at which build workers died unexplained. `reason` and `column` say
-    why it was quarantined, and which column was to blame. `on_warm`: a copy of its shard set was proven
-    there; `evicting`: the set is about to leave the hot disk, an intent that is finished or taken back
-    whatever happens; `evicted`: it is on warm only. `engine`: tokenizers where the fast engine was given up
-    for its text. `imported`: its set was taken over as tokens; no file and no receipt stand behind it, and
-    `size` and `sha256` are those of the tokens. `former`: the path whose file had this content until it was
-    replaced, after the shard set was proven: no file and no receipt stand behind such a source either.
-    `formers` are the contents (sha256, size) that this path's file had before and that have a source of
-    their own.
-    """
+    """How far the stage-shard loop has come with one source file, or with one imported or former content."""
 
     dataset: str
     path: str
-    size: int
-    sha256: str
+    size: int  # bytes of the content that the record is about
+    sha256: str  # of that content: the file's, or the tokens' of an imported set
     state: SourceState = "seen"
-    key: str | None = None
-    attempts: int = 0
-    reason: str | None = None
-    books: Books | None = None
-    evicted: bool = False
-    manifest_sha256: str | None = None
-    deaths: tuple[int, ...] = ()
-    column: str | None = None
-    evicting: bool = False
-    on_warm: bool = False
-    engine: str | None = None
-    imported: bool = False
+    key: str | None = None  # of its shard set, 64 hex digits
+    attempts: int = 0  # builds that ended without a verdict
+    reason: str | None = None  # of its quarantine
+    books: Books | None = None  # the published manifest's
+    evicted: bool = False  # the set is on warm only
+    manifest_sha256: str | None = None  # of the published manifest
+    deaths: tuple[int, ...] = ()  # the row groups at which build workers died unexplained
+    column: str | None = None  # that caused its quarantine
+    evicting: bool = False  # intent: the set leaves hot; the next start finishes it or takes it back
+    on_warm: bool = False  # a copy of the set was proven on warm
+    engine: str | None = None  # "tokenizers" where the fast engine was given up for this file's text
+    imported: bool = False  # the set was imported as tokens: there is no file and no receipt
+    # The path whose file had this content until another replaced it, after the shard set was proven: there is
+    # no file and no receipt of such a source either.
     former: str | None = None
+    # (sha256, size) of the contents that this path's file had before and that have a source record.
     formers: tuple[tuple[str, int], ...] = ()
 
     @property
     def hot(self) -> bool:
-        """Whether its shard set is published and lies on the hot disk, to stay there for now."""
+        """Whether its shard set is published on hot and is not about to be evicted."""
         return self.state in PUBLISHED and not (self.evicted or self.evicting)
 
     @property
     def has_file(self) -> bool:
-        """Whether a file of the source stands behind it: not behind imported tokens or a former content."""
+        """Whether the source has a file: imported tokens and former contents have none."""
         return not self.imported and self.former is None
 
     @property
     def never_came(self) -> bool:
-        """Whether it is quarantined only because no file with its content came, which may yet happen."""
+        """Whether the source is quarantined only because its content never arrived; it may still arrive."""
         return self.state == "quarantined" and self.reason in NEVER_CAME
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Source:
-        """Read one; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
+        """Parses a record; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
         values = values_of(cls, record, "dataset", "path", "sha256", "state")
         if values["state"] not in TRANSITIONS:
             raise ValueError(f"state {values['state']!r}")
@@ -105,18 +95,17 @@ class Source:
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
-        """The record's body."""
         books = None if self.books is None else self.books.to_mapping()
         return body_of(self) | {"books": books}
 
     def moved(self, state: SourceState, **changes: Any) -> Source:
-        """This source in another state; raises DataError for a step that does not exist."""
+        """Returns this source in another state; raises DataError for a step that does not exist."""
         if state != self.state and state not in TRANSITIONS[self.state]:
             raise DataError(f"source {self.path}: no way leads from {self.state} to {state}")
         return replace(self, state=state, **changes)
 
     def renewed(self, *, size: int, sha256: str, reason: str | None = None) -> Source:
-        """This source from the start, for the content given."""
+        """Returns this source in its first state, for the given content."""
         formers = self.formers
         if self.state in PUBLISHED and sha256 != self.sha256:
             formers = (*(one for one in formers if one[0] != self.sha256), (self.sha256, self.size))
@@ -133,7 +122,10 @@ class Source:
 
 
 def former_name(sources: Mapping[str, Source], source: Source) -> str:
-    """The path under which the source's content is kept once its file has another: a free one, or its own."""
+    """Returns the path under which a content keeps a record once its file has another content.
+
+    It is unused, or already this content's own.
+    """
     digits = FORMER_DIGITS
     while (name := f"{source.path}@{source.sha256[:digits]}") in sources:
         if sources[name].sha256 == source.sha256:
@@ -143,7 +135,7 @@ def former_name(sources: Mapping[str, Source], source: Source) -> str:
 
 
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
-    """The source of one path; None where it has none, or a damaged one, which its owner sets aside."""
+    """Returns the source of one path; None where it is missing or damaged (the loop sets it aside)."""
     try:
         return Source.from_record(read_record(layout.source(dataset, path)))
     except (FileNotFoundError, RecordDamaged):
@@ -151,10 +143,10 @@ def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
-    """Every source of the dataset by path; damaged records are left out and handed to `damaged`."""
+    """Returns every source of the dataset by path; damaged records are left out and passed to `damaged`."""
     return read_records(layout.sources, dataset, Source.from_record, damaged)
 
 
 def write_source(layout: StateLayout, source: Source) -> None:
-    """Make the source record durable under its path's record name."""
+    """Writes the source record durably, under the record name of its path."""
     write_record(layout.source(source.dataset, source.path), source.to_record())

@@ -1,4 +1,4 @@
-"""What all sources come to: sums that each is added to and taken from, so that nobody goes through all."""
+"""Sums over all sources, updated with each change, so that no reader has to pass over all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
 
 @dataclass(slots=True)
 class Amount:
-    """Shard sets, the tokens and the documents in them, and the bytes of their sources' files."""
+    """Shard sets, the tokens and documents in them, and the bytes of their sources' files."""
 
     sets: int = 0
     tokens: int = 0
@@ -19,7 +19,7 @@ class Amount:
     parquet_bytes: int = 0
 
     def add(self, sign: int, tokens: int, documents: int, parquet_bytes: int) -> None:
-        """Count a set in, or with a sign of -1 out."""
+        """Adds one set, or takes one away with a sign of -1."""
         self.sets += sign
         self.tokens += sign * tokens
         self.documents += sign * documents
@@ -28,12 +28,7 @@ class Amount:
 
 @dataclass(slots=True)
 class Sums:
-    """Sources and their files' bytes by state; documents, tokens and dropped rows of what is published.
-
-    `hot` are the published sets on hot, `warm` those with a proven copy there, `evicted` those on warm only.
-    `measured` are those that tell how large a set is beside its file. `imported` sets were taken over; of so
-    many of them `undocumented` says that documents are not known.
-    """
+    """Sources and their files' bytes by state; documents, tokens and dropped rows of the published sets."""
 
     states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
@@ -41,15 +36,16 @@ class Sums:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     dropped: dict[str, int] = field(default_factory=dict)
     hot: Amount = field(default_factory=Amount)
-    warm: Amount = field(default_factory=Amount)
-    evicted: Amount = field(default_factory=Amount)
+    warm: Amount = field(default_factory=Amount)  # the sets with a proven copy on warm
+    evicted: Amount = field(default_factory=Amount)  # the sets on warm only
+    # the sets that show the ratio of set bytes to file bytes
     measured: Amount = field(default_factory=Amount)
     imported: int = 0
-    undocumented: int = 0
+    undocumented: int = 0  # imported sets whose number of documents is not known
 
     def count(self, source: Source, sign: int) -> None:
-        """Add (1) or take away (-1) a source."""
-        # Written for speed: a daemon with 50,000 sources does this as often before its first decision.
+        """Adds (1) or takes away (-1) a source."""
+        # Written for speed: a daemon with 50,000 sources calls this 50,000 times before its first decision.
         state, size, books = source.state, source.size, source.books
         self.states[state] += sign
         if source.has_file:
@@ -67,7 +63,7 @@ class Sums:
             self.warm.add(sign, tokens, documents, size)
 
     def _count_books(self, books: Books | None, sign: int) -> tuple[int, int]:
-        """Documents and tokens of the books; what an imported set's do not tell counts nothing."""
+        """Adds the books and returns documents and tokens; counts that an import did not give are 0."""
         if books is None:
             return 0, 0
         self.documents["train"] += sign * (books.train_documents or 0)

@@ -1,4 +1,4 @@
-"""Which files the tokenizer is trained on: the first `train_bytes` of the listing, without the unusable."""
+"""Which files the tokenizer is trained on: the first `train_bytes` of the listing, without unusable files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from stoker.corpus.records.sources import Source
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """`files` are (path, sha256) in listing order; `wanted` those of them that are not readable yet.
+    """The files that the tokenizer is trained on, as far as they are readable."""
 
-    `ready`: every file is readable and there are enough bytes, or no more will come.
-    """
-
-    files: tuple[tuple[str, str], ...]
-    wanted: frozenset[str]
-    ready: bool
+    files: tuple[tuple[str, str], ...]  # readable, as (path, sha256) in listing order
+    wanted: frozenset[str]  # the paths that are not readable yet
+    ready: bool  # no path is wanted, and the files have enough bytes or the listing is complete
 
 
 def choose(listing: Listing | None, sources: Mapping[str, Source], train_bytes: int) -> TrainingSet:
-    """The files in listing order until their sizes reach train_bytes.
+    """Returns the files in listing order until their sizes reach train_bytes.
 
-    A quarantined file is passed over, and the same content counts once, readable under whichever path was
-    staged. A file that is not readable yet holds
-    its place, so that the choice depends on the listing alone and not on the order things happened in.
+    A quarantined file is passed over. A content counts once and is readable under whichever path was staged.
+    A file that is not readable yet keeps its place, so that the choice depends on the listing alone and not
+    on the order of events.
     """
     if listing is None:
         return TrainingSet((), frozenset(), ready=False)

@@ -1,6 +1,6 @@
-"""The files of a source by what is to be done about each, kept up to date receipt by receipt.
+"""The files of a source by the work that each needs, updated receipt by receipt.
 
-To look at 50,000 files takes half a second: that is done when the listing changes, not at every turn.
+A pass over 50,000 files takes half a second: it is made when the listing changes, not in every cycle.
 """
 
 from __future__ import annotations
@@ -27,41 +27,38 @@ L = TypeVar("L", bound=Listed)
 
 
 class Rules(Protocol[L]):
-    """What one kind of source says of its files; `states` are all words that `state_of` has."""
+    """How one kind of source judges its files; `states` are all the states that `state_of` returns."""
 
     @property
     def states(self) -> tuple[str, ...]: ...
 
     def state_of(self, file: L, receipt: Receipt | None) -> tuple[str, bool]:
-        """The file's state in a word, and whether something is to be done about it."""
+        """Returns the file's state, and whether there is work to do for the file."""
 
     def wanted_again(self, receipt: Receipt) -> L | None:
-        """A file that is not listed any more and has to come again."""
+        """Returns the file if it is no longer listed and has to be fetched again."""
 
 
-_TO_COME = ("waiting", "disputed")  # pending in another state: nothing comes for it now
+_TO_COME = ("waiting", "disputed")  # a file that is pending in another state is not fetched now
 
 
 class Worklist(Generic[L]):
-    """`listed` are the files within dataset.limit.files, `selected` those to have now, `reasked` files that
-    are not listed any more and have to come again; `pending` are those that something is to be done about.
-
-    `counts` are the listed files by state. `bytes` are the selected ones', `bytes_left` those still to come.
-    """
+    """The files of a source, those with work to do, and the counts and sums that the status shows."""
 
     def __init__(self, rules: Rules[L], receipts: Mapping[str, Receipt]) -> None:
         self._rules, self._receipts = rules, receipts
-        self.listed: Mapping[str, L] = {}
-        self.selected: Mapping[str, L] = {}
-        self.reasked: dict[str, L] = {}
-        self.pending: dict[str, L] = {}
-        self.counts = Counter(dict.fromkeys(rules.states, 0))
+        self.listed: Mapping[str, L] = {}  # the files within dataset.limit.files
+        self.selected: Mapping[str, L] = {}  # the listed files to have now
+        self.reasked: dict[str, L] = {}  # files that are no longer listed and have to be fetched again
+        self.pending: dict[str, L] = {}  # the files with work to do
+        self.counts = Counter(dict.fromkeys(rules.states, 0))  # listed files by state
+        # of the selected files; of the pending files that are still to arrive
         self.bytes = self.bytes_left = 0
         self._states: dict[str, str] = {}
         self._left: dict[str, int] = {}
 
     def take(self, listed: Mapping[str, L], selected: Mapping[str, L]) -> None:
-        """Go by another listing, or select other files of it."""
+        """Replaces the listing and the selection."""
         self.listed, self.selected = listed, selected
         self.counts = Counter(dict.fromkeys(self._rules.states, 0))
         self.pending, self._states, self._left, self.bytes_left = {}, {}, {}, 0
@@ -73,7 +70,7 @@ class Worklist(Generic[L]):
             self._put(path, file)
 
     def note(self, path: str) -> None:
-        """Look at one file again: its receipt was written."""
+        """Judges one file again after its receipt was written."""
         file = self.listed.get(path)
         if file is None:
             file = self._rules.wanted_again(self._receipts[path])
@@ -98,11 +95,11 @@ class Worklist(Generic[L]):
         if state in _TO_COME:
             self._left[path] = file.size or 0
             self.bytes_left += self._left[path]
-        if first and path not in self.pending:  # somebody asked for it: it overtakes those that wait anyway
+        if first and path not in self.pending:  # on request: this file goes before those that wait anyway
             self.pending = {path: file, **self.pending}
         else:
             self.pending[path] = file
 
     def next(self, slots: int, may: Callable[[str], bool]) -> list[L]:
-        """The first pending files that may be begun, at most `slots`."""
+        """Returns at most `slots` of the first pending files that `may` allows."""
         return list(islice((file for path, file in self.pending.items() if may(path)), max(0, slots)))
