@@ -79,7 +79,7 @@ class Catalog(dict[str, Source]):
 
     @property
     def unsettled(self) -> list[tuple[str, ...]]:
-        """The paths of each content with an open source beside a published set, or a duplicate without a set."""
+        """The paths of each content that has an open source and a set, or a duplicate and no set."""
         return [self.with_content(sha256) for sha256 in self._unsettled]
 
     # By key
@@ -93,7 +93,7 @@ class Catalog(dict[str, Source]):
         return sorted(self._evicted[key] for key in self._evicted.keys() & keys)
 
     def open_with(self, keys: Set[str], key_of: KeyOf) -> list[str]:
-        """Returns the open paths, in listing order, whose future set has a key with one of these first digits."""
+        """Returns the open paths, in listing order, whose set will have a key with these first digits."""
         if not keys:
             return []
         if self._key_of is not key_of:

@@ -51,7 +51,7 @@ def read_listing(layout: StateLayout, dataset: str) -> Listing | None:
 
 
 def listing_reader(layout: StateLayout, dataset: str) -> CachedRecord[Listing | None]:
-    """Returns a reader that parses the listing only after its file changed: 50,000 files take 0.1 s to parse."""
+    """Returns a reader that parses the listing only after its file changed: 50,000 files take 0.1 s."""
     return CachedRecord(layout.listing(dataset), lambda: read_listing(layout, dataset), None)
 
 
