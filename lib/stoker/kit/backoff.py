@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, with jitter so that many do not come back at once."""
+"""Retry delays that grow after each failure, with jitter so that many clients do not return at once."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Backoff:
         self._step_s = first_s
 
     def next(self) -> float:
-        """The seconds to wait before the next attempt."""
+        """Returns the seconds to wait before the next attempt."""
         step = self._step_s
         self._step_s = min(step * 2, self._most_s)
         return step * self._rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Start over at first_s: the last attempt went well."""
+        """Starts over at first_s after a success."""
         self._step_s = self._first_s
 
 
 class Retries:
-    """Waits by subject: exponential, with jitter, forgotten on success."""
+    """Retry delays by subject: exponential, with jitter, forgotten on success."""
 
     def __init__(self, *, first_s: float = 0.5, last_s: float = 60.0) -> None:
         self._bounds = first_s, last_s
@@ -36,7 +36,7 @@ class Retries:
         self.not_before: dict[str, float] = {}
 
     def failed(self, subject: str) -> float:
-        """Count a failure; returns the seconds until the next try."""
+        """Counts a failure; returns the seconds until the next attempt."""
         count, backoff = self._failed.get(subject) or (0, Backoff(*self._bounds))
         self._failed[subject] = count + 1, backoff
         wait_s = backoff.next()
@@ -44,18 +44,18 @@ class Retries:
         return wait_s
 
     def retry_in(self, subject: str, seconds: float) -> None:
-        """Have the subject wait so long after what was no failure of its own."""
+        """Delays the subject's next attempt by that many seconds without counting a failure."""
         self.not_before[subject] = time.monotonic() + seconds
 
     def allows(self, subject: str) -> bool:
-        """Whether the subject may be tried now."""
+        """Returns whether the subject may be tried now."""
         return time.monotonic() >= self.not_before.get(subject, 0.0)
 
     def failures(self, subject: str) -> int:
-        """How often in a row the subject failed."""
+        """Returns the number of failures of the subject in a row."""
         return self._failed[subject][0] if subject in self._failed else 0
 
     def succeeded(self, subject: str) -> None:
-        """Forget the subject's failures."""
+        """Forgets the subject's failures."""
         self._failed.pop(subject, None)
         self.not_before.pop(subject, None)

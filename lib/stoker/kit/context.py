@@ -1,4 +1,4 @@
-"""What a daemon's story is given: its pipeline, its voice, its wait, and the beat that shows how it is."""
+"""The services a daemon's main function gets: configuration, log, events, metrics, event loop, heartbeat."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from stoker.store.names import utc_now
 from stoker.store.record import RecordDamaged, set_aside
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
-BEAT_S = 1.0  # the shortest time between two beats, where systemd's watchdog wants no more of them
+BEAT_S = 1.0  # the shortest time between two status writes, unless systemd's watchdog needs them more often
 
 
 class DaemonContext:
-    """A running daemon; its story waits, works and beats, and returns its exit code soon after `stopping`.
+    """A running daemon; its story works, calls beat(), and returns its exit code soon after `stopping`.
 
     `files_list` is the path given with --files-list.
     """
@@ -50,27 +50,27 @@ class DaemonContext:
         self._next_beat, self._beat_s = 0.0, BEAT_S
         self._last: tuple[dict[str, Any], str] = ({}, "starting")
         self._shown: tuple[dict[str, Any], str] | None = None
-        if self.notifier.watchdog_interval_s is not None:  # sd_watchdog_enabled(3): half of it at most
+        if self.notifier.watchdog_interval_s is not None:  # half of it at most, says sd_watchdog_enabled(3)
             waiter.longest_s = self.notifier.watchdog_interval_s / 2
             self._beat_s = min(BEAT_S, waiter.longest_s / 2)
 
     @property
     def stopping(self) -> bool:
-        """Whether TERM or INT has come, also in the middle of a round."""
+        """Returns whether TERM or INT has come, also in the middle of a cycle."""
         return bool(self.waiter.received & STOP_SIGNALS)
 
     def ready(self, text: str) -> None:
-        """Tell systemd that the start is complete; `text` is the first status line."""
+        """Reports to systemd that the start is complete; `text` is the first status line."""
         self._is_ready = True
         self.notifier.ready()
         self.notifier.status(text)
         self.log.info("daemon_ready", message=text)
 
     def beat(self, status: dict[str, Any], text: str) -> None:
-        """Show how the work stands and feed the watchdog; after each round, acts at most each second.
+        """Shows the daemon's status and feeds systemd's watchdog; acts at most once per `_beat_s`.
 
-        `status` goes into the snapshot that `stoker status` reads, and into the metrics, `text` to
-        `systemctl status`.
+        Called after each cycle. `status` goes into the snapshot that `stoker status` reads and into the
+        metrics, `text` to `systemctl status`.
         """
         self._last = (status, text)
         self.metrics.status = status
@@ -85,20 +85,20 @@ class DaemonContext:
 
     @property
     def show_due(self) -> float:
-        """When a beat can show what the last one could not, monotonic seconds; inf where it showed all."""
+        """Returns when a beat can show news, monotonic seconds; inf where the last beat showed all."""
         return math.inf if self._last == self._shown else self._next_beat
 
     def set_aside(self, file: Path, error: RecordDamaged) -> None:
-        """Move a damaged record into quarantine, with an event."""
+        """Moves a damaged record into quarantine and records an event."""
         place = set_aside(file, self.layout.quarantine, "damaged", str(error))
         self.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
 
     def end(self, state: str, exit_code: int) -> None:
-        """Leave the last snapshot behind: `stopped` or `failed`."""
+        """Writes the last snapshot: `stopped` or `failed`."""
         self._write_snapshot(state, exit_code=exit_code)
 
     def write_runtime_files(self, port: int) -> None:
-        """Tell Prometheus where we are, and the status readers that we are here."""
+        """Writes the target file for Prometheus and the first snapshot for readers of the status."""
         target = {
             "targets": [f"{self.pipeline.metrics.address}:{port}"],
             "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
@@ -126,12 +126,13 @@ class DaemonContext:
         self._write(self.runtime.status(self.name), snapshot)
 
     def _write(self, file: Path, body: Any) -> None:
-        """Write a file for onlookers: made again where a cleaner took the folder, and no reason to stop."""
+        """Writes a runtime file, creating a missing directory again; a failure never stops the daemon."""
         try:
             try:
                 write_shown(file, body)
             except FileNotFoundError:
-                runtime_dir(self.pipeline.name, self.pipeline.state)  # the private one with its private mode
+                # recreates the private directory with its private mode
+                runtime_dir(self.pipeline.name, self.pipeline.state)
                 self.runtime.create()
                 write_shown(file, body)
         except OSError as error:
@@ -145,5 +146,5 @@ class DaemonContext:
 
 
 def write_shown(file: Path, body: Any) -> None:
-    """Replace a file that others look at; not synced. StorageError where it cannot be written."""
+    """Replaces a file that other processes read; not synced. StorageError where it cannot be written."""
     write_atomic(file, json.dumps(body, default=str).encode() + b"\n", durable=False)

@@ -1,6 +1,6 @@
-"""The frame all daemons share: one lock, one configuration, one loop's surroundings, one way to end.
+"""The main function of every daemon: its lock, configuration, context and exit code.
 
-A daemon is `daemon_main(name, story, argv)`; the story is given the context and returns the exit code.
+A daemon is `daemon_main(name, story, argv)`; the story gets the context and returns the exit code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker.store.files import sweep_temporaries
 __all__ = ["DaemonContext", "daemon_main"]
 
 FAILED_S = 30.0
-COMMAND_PURPOSE = "command"  # what a command writes that does a stopped daemon's work for a moment
+COMMAND_PURPOSE = "command"  # the lock's purpose while a command does a stopped daemon's work for a moment
 COMMAND_PATIENCE_S = 30.0
 
 Story = Callable[[DaemonContext], int]
@@ -38,7 +38,7 @@ Story = Callable[[DaemonContext], int]
 def daemon_main(
     name: str, story: Story, argv: Sequence[str], *, about: str = "", takes_files_list: bool = False
 ) -> int:
-    """Run a daemon from its command line to its exit code; a refusal is a sentence on standard error.
+    """Runs a daemon from its command line to its exit code; prints a refusal as a sentence on standard error.
 
     `about` is the help's first paragraph.
     """
@@ -48,7 +48,7 @@ def daemon_main(
         return options
     faulthandler.enable()
     waiter = Waiter()
-    waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop is an orderly one
+    waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop signal leads to an orderly stop
     try:
         allow_open_files()
         pipeline = load_pipeline(options.file)
@@ -65,8 +65,8 @@ def daemon_main(
     finally:
         waiter.close()
     if code not in (0, os.EX_CONFIG) and not waiter.received & STOP_SIGNALS and "NOTIFY_SOCKET" in os.environ:
-        # The unit restarts a killed daemon after a second; one that fails each time must not spin.
-        time.sleep(FAILED_S)  # a TERM ends it: closing the waiter gave the signals back
+        # The unit restarts a killed daemon after a second; a daemon that fails at each start must not spin.
+        time.sleep(FAILED_S)  # TERM ends the sleep: closing the waiter restored the default signal handlers
     return code
 
 
@@ -94,7 +94,7 @@ def _parse(
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
-    """The daemon's lock; a command that holds it is only passing, and is waited for."""
+    """Returns the daemon's lock; waits for a command that holds it, because commands hold it briefly."""
     path = pipeline.layout.lock(name)
     give_up = time.monotonic() + COMMAND_PATIENCE_S
     while True:
@@ -124,7 +124,7 @@ def _run(context: DaemonContext, story: Story, lock: Lock) -> int:
 
 
 def _tell(story: Story, context: DaemonContext) -> int:
-    """Run the story; an error it did not handle becomes an event and an exit code."""
+    """Runs the story; turns an error that it did not handle into an event and an exit code."""
     try:
         _sweep(context)
         code = story(context)
@@ -144,7 +144,7 @@ def _tell(story: Story, context: DaemonContext) -> int:
 
 
 def _sweep(context: DaemonContext) -> None:
-    """Remove what the dead left of records they were writing; whoever starts does it for all."""
+    """Removes temporary files that ended processes left of records, those of all daemons."""
     with storage_errors("look at", context.layout.runs):
         directories = context.layout.with_records()
     if swept := sum(sweep_temporaries(directory) for directory in directories):

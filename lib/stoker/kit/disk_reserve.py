@@ -1,6 +1,6 @@
-"""Room that a daemon keeps on the state disk for the hour when it is full: a file of real blocks.
+"""A file of real blocks on the state disk, given back when the disk is full.
 
-A daemon on a full disk could write neither what its workers finished nor that the disk is full.
+Without it, a daemon on a full disk could record neither its workers' results nor that the disk is full.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from stoker.store.errors import StorageError, storage_errors
 from stoker.store.files import fsync_dir, opened, unlink_durably
 
 RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
-SPARE = 4  # made only where this many times its size are free: it must not be what fills the disk
+SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
 LOOK_EVERY_S = 2.0
-NEARLY_FULL_BYTES = 64 << 10  # a record would go in, the next would not
+NEARLY_FULL_BYTES = 64 << 10  # one record still fits, the next might not
 
 
 class Reserve:
-    """Gives its file back when the disk is full, and makes it again when space returns.
+    """Gives its file back when the disk is full, and creates it again when space returns.
 
-    `held` while the file is there; `spent` while the disk is full: only what is under way is recorded.
+    `held` while the file exists; `spent` while the disk is full: then only work already under way is
+    recorded.
     """
 
     def __init__(self, path: Path, events: Events, size: int = RESERVE_BYTES) -> None:
@@ -33,7 +34,7 @@ class Reserve:
         self._hold()
 
     def give_back(self, reason: str) -> bool:
-        """The state disk is full: make room for what must be written now; False when none was left."""
+        """Frees the reserve because the state disk is full; returns False when no reserve was left."""
         given, self.held = self.held, False
         with contextlib.suppress(StorageError, FileNotFoundError):
             unlink_durably(self._path)
@@ -43,14 +44,17 @@ class Reserve:
         return given
 
     def look(self) -> None:
-        """Every few seconds: give it back before the first write fails, make it again once there is room."""
+        """Frees the reserve before the first write fails, and creates it again once there is room.
+
+        Acts every LOOK_EVERY_S.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
         free, total = self._space()
         if self.spent:
-            if free >= min(SPARE * self._size, total // 4):  # of a very small disk a quarter is enough
+            if free >= min(SPARE * self._size, total // 4):  # a quarter is enough for a very small disk
                 self._hold()
                 self.spent = False
                 self._events.record("state_disk_has_room")
@@ -60,7 +64,7 @@ class Reserve:
             self.give_back(f"the disk of {self._path.parent} is full; free space on it")
 
     def _hold(self) -> None:
-        """Make the file, or fill up one that a crash cut short, if there is room to spare for it."""
+        """Creates the file, or completes a file that a crash cut short, if the disk has room to spare."""
         with (
             contextlib.suppress(StorageError, FileNotFoundError),
             storage_errors("reserve room at", self._path),
@@ -75,7 +79,7 @@ class Reserve:
             self.held = is_whole
 
     def _space(self) -> tuple[int, int]:
-        """Bytes that this user may write, and of the whole disk; 0 where that cannot be told."""
+        """Returns the bytes that this user may write and those of the whole disk; zeros if statvfs fails."""
         try:
             found = os.statvfs(self._path.parent)
         except OSError:

@@ -1,4 +1,4 @@
-"""What happened to a daemon: a chained log on disk, one log line and one counter for each event."""
+"""A daemon's events: a chained log on disk, and a log line and a count for each event."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.log import ChainedLog, read_log
 from stoker.store.names import as_text, utc_now
 
-BUDGET_BYTES = 4 << 20  # of one daemon's event log, rotated file included
+BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 
 
 class Events:
-    """The one writer of events/<daemon>.jsonl. A disk that takes no event stops nothing: it is said once."""
+    """The only writer of events/<daemon>.jsonl. A failing disk stops nothing: the log says so once."""
 
     def __init__(self, layout: StateLayout, daemon: str, pipeline: str, log: Log, metrics: Metrics) -> None:
         self._path = layout.events(daemon)
@@ -27,7 +27,7 @@ class Events:
         self._failing = False
 
     def record(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Write the event everywhere; `message` among the fields is its sentence for people."""
+        """Writes the event to the file, the log and the counters; `message` is its sentence for people."""
         fields = {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = dict(fields)
         self._log.write(level, event, str(shown.pop("message", "")), shown)
@@ -45,7 +45,6 @@ class Events:
                 self._log.info("events_writable", "events are kept again")
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -56,13 +55,14 @@ class Events:
             self._seq = last if isinstance(last, int) else 0
             for damage in self._file.damage:
                 self._log.warning("events_damaged", damage, path=str(self._path))
-        # Not durable: an event is worth no wait for the disk; what counts is durable where it is decided.
+        # Not durable: an event is not worth a wait for the disk; decisions are made durable where they are
+        # made.
         self._file.append({**entry, "seq": self._seq + 1}, durable=False)
         self._seq += 1
 
 
 class EventTail:
-    """Reads every daemon's events; each call of new() returns those that came since the call before."""
+    """Reads every daemon's events; each call of new() returns the events since the call before."""
 
     def __init__(self, layout: StateLayout) -> None:
         self._layout = layout
@@ -70,7 +70,7 @@ class EventTail:
         self._seen = dict.fromkeys(DAEMONS, 0)
 
     def new(self) -> list[dict[str, Any]]:
-        """The new events, oldest first, each with its `daemon`."""
+        """Returns the new events, oldest first, each with its `daemon`."""
         events = [{"daemon": daemon, **entry} for daemon in DAEMONS for entry in self._new(daemon)]
         return sorted(
             events, key=lambda event: (str(event.get("time")), event["daemon"], event.get("seq", 0))
@@ -93,5 +93,5 @@ class EventTail:
 
 
 def read_events(layout: StateLayout) -> list[dict[str, Any]]:
-    """Every daemon's events, oldest first, each with its `daemon`."""
+    """Returns every daemon's events, oldest first, each with its `daemon`."""
     return EventTail(layout).new()

@@ -1,8 +1,7 @@
-"""A directory, or all below one, watched: by inotify where that works, by its inode and times where it does
-not.
+"""Watches a directory or a whole tree: by inotify where that works, else by comparing inode and times.
 
 A swapped or removed directory ends inotify in silence, so every check compares the inode first. An event only
-means "look now": the truth is what the reader then finds.
+means "look now": the reader decides by the files that it then finds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
     from watchdog.observers.api import BaseObserver
 
-Signature = tuple[int, int, int]  # device, inode, mtime in ns: entries coming and going change the mtime
+Signature = tuple[int, int, int]  # device, inode, mtime in ns: a new or removed entry changes the mtime
 _LIMITS = {
     errno.ENOSPC: "all inotify watches are taken (raise fs.inotify.max_user_watches)",
     errno.EMFILE: "all inotify instances are taken (raise fs.inotify.max_user_instances)",
@@ -29,10 +28,11 @@ _LIMITS = {
 
 
 class Watch:
-    """Calls `changed` (from another thread) with the names of entries that come, go or are closed after
-    writing; of a `tree` also below the directory.
+    """Calls `changed` (from another thread) with the names of entries that changed.
 
-    `polling` says why only checks and looks find changes; empty where inotify reports them.
+    A change is an entry created, removed, moved or closed after writing; with `tree` anywhere below the
+    directory. `polling` says why changes are found only by checks of the directory; it is empty where inotify
+    reports them.
     """
 
     def __init__(self, directory: Path, changed: Callable[[list[str]], None], *, tree: bool = False) -> None:
@@ -44,19 +44,22 @@ class Watch:
 
     @property
     def armed(self) -> bool:
-        """Whether inotify reports changes; without it renew() must be called often."""
+        """Returns whether inotify reports changes; without inotify renew() must be called often."""
         return self._observer is not None and all(emitter.is_alive() for emitter in self._observer.emitters)
 
     def is_stale(self) -> bool:
-        """Whether a change may have gone unreported: the directory is another, or nobody reports any."""
+        """Returns whether a change may be unreported: directory replaced, or inotify not reporting."""
         now = _signature(self.directory)
         if self.armed:
             return now is None or self._seen is None or now[:2] != self._seen[:2]
         return self._observer is not None or now != self._seen
 
     def renew(self) -> bool:
-        """Watch the directory that is there now; returns whether a change may have gone unreported."""
-        now, is_stale = _signature(self.directory), self.is_stale()  # what changes in between is found again
+        """Watches the directory that exists now; returns whether a change may be unreported."""
+        now, is_stale = (
+            _signature(self.directory),
+            self.is_stale(),
+        )  # the next check finds changes in between
         if is_stale or not self.armed:
             self.close()
             self._seen = now
@@ -65,7 +68,7 @@ class Watch:
         return is_stale
 
     def close(self) -> None:
-        """End the watching threads."""
+        """Ends the watching threads."""
         if self._observer is not None:
             observer, self._observer = self._observer, None
             observer.stop()
@@ -84,20 +87,22 @@ class Watch:
                 self.polling = _LIMITS.get(error.errno or 0, error.strerror or str(error))
 
     def _observe(self) -> BaseObserver:
-        """Have inotify report the directory; where it cannot raise OSError and leave nothing behind."""
-        # Late, for a daemon says READY before it needs this; and only inotify, not every platform's observer.
+        """Makes inotify report the directory; a failure raises OSError and leaves no thread or descriptor."""
+        # Imported late because a daemon says READY before it needs inotify; and only inotify, not the
+        # observers of other platforms.
         from watchdog import events  # noqa: PLC0415
         from watchdog.observers.inotify import InotifyObserver  # noqa: PLC0415
 
         handler = events.FileSystemEventHandler()
         handler.dispatch = self._dispatch  # type: ignore[method-assign]
-        # Not every write: a file that grows is looked at often enough; nor attributes: staging by hard links
-        # would raise that for every file it links. Reading is no change, and the reader would wake itself.
+        # Not every write: readers look at a growing file often enough. Not attributes: staging by hard links
+        # would raise that event for every linked file. Not reading: that changes no file, and the reader
+        # would wake itself.
         kinds = [events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent]
         kinds += [events.FileClosedEvent]
         kinds += [events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent]
         with _threads_short():
-            threading.Thread(target=int, daemon=True).start()  # without one an observer keeps descriptors
+            threading.Thread(target=int, daemon=True).start()  # without it, an observer leaks descriptors
             observer = InotifyObserver()
         try:
             with _threads_short():
@@ -105,7 +110,7 @@ class Watch:
                 observer.schedule(handler, where, recursive=self._tree, event_filter=kinds)
                 observer.start()
         except OSError:
-            observer.stop()  # it has a thread and descriptors since it was made, and tries go on for ever
+            observer.stop()  # frees its thread and descriptors: retries have no end
             raise
         return observer
 
@@ -115,7 +120,7 @@ class Watch:
 
 @contextlib.contextmanager
 def _threads_short() -> Iterator[None]:
-    """Raise OSError where no thread can be started, by limits on them or on memory."""
+    """Turns the RuntimeError of a thread that cannot be started (limit on threads, memory) into OSError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,16 +1,18 @@
-"""The process between a supervisor and its trainer: no orphan, and never two of a run.
+"""The process between a supervisor and its trainer: prevents orphans and a second trainer of the same run.
 
     python -m stoker.kit.guard --parent PID --lock-fd N --report-fd N --stop-time S -- CMD...
 
-It is the subreaper of all that CMD starts, in whatever sessions, and keeps the lock's descriptor open until
-its tree is empty. On SIGTERM, on its parent's end and after CMD's own end it stops what is left: TERM to each
-process, KILL to each after the stop time, again and again until the last one is reaped.
+The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
+open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
+processes that are left: TERM to each process, KILL to each after the stop time, repeated until the last
+process is reaped.
 
-Reports, JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"}, {"exited":{"code"}|{"signal"},
-"max_rss_bytes"}, {"empty":true}. Nobody need read them: a full or closed pipe never holds the guard up.
-Exit code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop asked, before CMD could start.
+The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
+{"exited":{"code"}|{"signal"},"max_rss_bytes"}, {"empty":true}. The lines need no reader: a full or closed
+pipe never delays the guard. Exit code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop was
+requested, before CMD could start.
 
-Standard library only, and small: it must outlive what it guards against.
+Standard library only, and small: the guard must outlive the failures that it guards against.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from stoker.kit.process.poll import readable
 from stoker.kit.process.prctl import set_child_subreaper, set_death_signal
 from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
 
-IDLE_S = 5.0  # between two looks at the parent, should its death signal ever get lost
-STOPPING_S = 0.2  # between two looks for processes that have not had their TERM
+IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
+STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
 
 
@@ -53,7 +55,7 @@ class Guard:
         self._stop_asked = False
 
     def run(self) -> int:
-        """Guard the command; returns the exit code once nothing of it is left."""
+        """Guards the command; returns the exit code once no process of the tree is left."""
         self._report(guard="ready", pid=os.getpid())
         if self._stop_asked or self._parent_is_gone():
             print("stoker.kit.guard: no supervisor to work for; nothing was started", file=sys.stderr)
@@ -65,17 +67,17 @@ class Guard:
             if self._kill_at is not None:
                 self._stop_some(self._kill_at)
             self._wait()
-        os.close(self._lock_fd)  # before the word: whoever acts on it finds the lock free
+        os.close(self._lock_fd)  # before the report: a reader that acts on the report must find the lock free
         self._report(empty=True)
         return self._exit_code
 
     def _report(self, **message: Any) -> None:
-        """Write a line; all four of a launch fit into an empty pipe, and nobody need read them."""
+        """Writes a report line; all four lines of a launch fit into an empty pipe, even without a reader."""
         with contextlib.suppress(OSError):
             os.write(self._report_fd, json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _start(self) -> int:
-        # Through the launcher: should this guard be killed, the kernel asks the trainer to save and end.
+        # Through the exec launcher: if this guard is killed, the kernel asks the trainer to save and end.
         launcher = [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *self._command]
         child = os.posix_spawn(sys.executable, launcher, os.environ, setsigmask=[])
         self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
@@ -88,7 +90,7 @@ class Guard:
         return os.getppid() != self._parent
 
     def _reap(self) -> bool:
-        """Reap every dead child; False when no child is left, and with a subreaper no descendant either."""
+        """Reaps every dead child; False when no child is left, for a subreaper also no descendant."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -104,29 +106,27 @@ class Guard:
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
         self._report(exited=how, max_rss_bytes=usage.ru_maxrss * 1024)
-        self._begin_to_stop()  # what it left behind has no one to work for
+        self._begin_to_stop()  # its remaining processes serve no trainer any more
 
     def _begin_to_stop(self) -> None:
-        """Start the stop time; asked again, it goes on running."""
+        """Starts the stop time; a second call changes nothing."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._stop_time_s
 
     def _stop_some(self, kill_at: float) -> None:
-        """One round over whatever is there now: processes start others while we look."""
+        """Signals the processes that exist now; processes started meanwhile get theirs in the next round."""
         kill = time.monotonic() >= kill_at
         for process in children_tree(os.getpid()):
-            with contextlib.suppress(
-                PermissionError
-            ):  # a set-uid helper: its parent's end is all we can give it
+            with contextlib.suppress(PermissionError):  # a set-uid helper: its parent's end must do
                 if kill:
                     signal_process(process, signal.SIGKILL)
                 elif process not in self._asked:
                     self._asked.add(process)
                     signal_process(process, signal.SIGTERM)
-                    signal_process(process, signal.SIGCONT)  # a stopped one sees its TERM only when it runs
+                    signal_process(process, signal.SIGCONT)  # a stopped process gets TERM when it runs
 
     def _wait(self) -> None:
-        """Until a child ends, a signal comes, or it is time to look again."""
+        """Waits until a child ends, a signal comes, or the next round is due."""
         timeout = IDLE_S
         if self._kill_at is not None:
             left = self._kill_at - time.monotonic()
@@ -138,7 +138,10 @@ class Guard:
 
 
 def _wake_on_signals(on_stop: Any) -> int:
-    """A descriptor that is readable after a signal; handlers do next to nothing and are reset by exec."""
+    """Returns a descriptor that is readable after a signal; the handlers do almost nothing.
+
+    exec resets the handlers.
+    """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -148,7 +151,7 @@ def _wake_on_signals(on_stop: Any) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line; exits 64 when it is wrong."""
+    """Returns the parsed command line; exits 64 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m stoker.kit.guard", exit_on_error=True)
     parser.add_argument("--parent", type=int, required=True, help="the pid whose end is the tree's end")
     parser.add_argument("--lock-fd", type=int, required=True, help="kept open until the tree is empty")
@@ -162,10 +165,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Become the guard; returns its exit code."""
+    """Runs the guard; returns its exit code."""
     options = parse(argv)
     for descriptor in (options.lock_fd, options.report_fd):
-        os.set_inheritable(descriptor, False)  # ours alone: the trainer must not hold its own lock
+        os.set_inheritable(descriptor, False)  # for the guard alone: the trainer must not hold its own lock
     os.set_blocking(options.report_fd, False)
     if os.getsid(0) != os.getpid():
         os.setsid()

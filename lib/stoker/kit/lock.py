@@ -1,4 +1,7 @@
-"""One of each: `flock(2)` locks whose contents tell who holds them; the kernel lets go, so none is stale."""
+"""Exclusive `flock(2)` locks whose contents name the holder.
+
+The kernel releases a lock when its holder ends, so no lock is ever stale.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from stoker.store.names import utc_now
 from stoker.store.parsing import parse_json
 
 CONTENTS_LIMIT = 1 << 16
-# read_holder() locks for an instant; that alone must not make a daemon refuse to start.
+# read_holder() takes a shared lock for an instant; that alone must not make a daemon refuse to start.
 LOOKER_PATIENCE_S = 0.3
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock by its own words: for people and to find its runtime directory."""
+    """The holder of a lock as the lock file describes it: for messages, and to find its runtime directory."""
 
     pid: int | None
     purpose: str
@@ -37,7 +40,7 @@ class Holder:
 
 
 class Lock:
-    """An exclusive lock on a file for as long as this object, or a child it was handed to, has it open."""
+    """An exclusive lock on a file, for as long as this object or a child has the file open."""
 
     def __init__(self, path: Path, descriptor: int, contents: dict[str, Any]) -> None:
         self.path = path
@@ -46,7 +49,7 @@ class Lock:
 
     @classmethod
     def acquire(cls, path: Path, *, purpose: str, extra: Mapping[str, Any] | None = None) -> Lock:
-        """Take the lock or raise LockHeld naming the holder; StorageError when the file cannot be made."""
+        """Takes the lock; raises LockHeld naming the holder, or StorageError when the file cannot be made."""
         give_up = time.monotonic() + LOOKER_PATIENCE_S
         while (descriptor := _try(path)) is None:
             if time.monotonic() >= give_up:
@@ -67,22 +70,22 @@ class Lock:
         return lock
 
     def update(self, extra: Mapping[str, Any]) -> None:
-        """Add to what the file says about its holder."""
+        """Adds fields to the holder's description in the lock file."""
         self._contents |= extra
         self._write()
 
     def fileno(self) -> int:
-        """The open file that is the lock: pass it to a child that shall hold it too."""
+        """Returns the locked descriptor; pass it to a child that must hold the lock too."""
         return self._descriptor
 
     def release(self) -> None:
-        """Let go now, also for every child that has the descriptor."""
+        """Releases the lock now, also for every child that has the descriptor."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.handed_over()
 
     def handed_over(self) -> None:
-        """Close our descriptor; the lock stays for as long as a child has its copy open."""
+        """Closes this process's descriptor; the lock lasts as long as a child has its copy open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -95,7 +98,7 @@ class Lock:
 
     def _write(self) -> None:
         data = json.dumps(self._contents, sort_keys=True).encode() + b"\n"
-        # Informational: a full disk must not keep a daemon, whose lock is sound, from its work.
+        # The contents are informational: a full disk must not stop a daemon whose lock is sound.
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, data, 0)
             os.ftruncate(self._descriptor, len(data))
@@ -103,7 +106,7 @@ class Lock:
 
 @contextlib.contextmanager
 def hold_directory(directory: Path, held: str) -> Iterator[None]:
-    """Keep every other process that holds directories off this one; raises LockHeld, which says `held`."""
+    """Locks a directory against every other caller of this function; raises LockHeld, saying `held`."""
     with storage_errors("open", directory):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -117,7 +120,7 @@ def hold_directory(directory: Path, held: str) -> Iterator[None]:
 
 
 def _try(path: Path) -> int | None:
-    """One attempt: the locked descriptor, or None while somebody else has it."""
+    """Returns the locked descriptor, or None while another process holds the lock."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -133,11 +136,11 @@ def _try(path: Path) -> int | None:
             raise StorageError(f"{path}: this file system has no locks: {error.strerror}") from error
         if still_named(path, descriptor):
             return descriptor
-        os.close(descriptor)  # the file was replaced while we waited: two could hold "it" otherwise
+        os.close(descriptor)  # replaced while we waited: two processes could each hold "the" lock
 
 
 def still_named(path: Path, descriptor: int) -> bool:
-    """Whether the open file still has that name."""
+    """Returns whether `path` still names the open file."""
     try:
         named = path.stat()
     except FileNotFoundError:
@@ -146,7 +149,7 @@ def still_named(path: Path, descriptor: int) -> bool:
 
 
 def read_contents(path: Path) -> Holder:
-    """What the lock file says, whether or not anybody holds it; empty where it says nothing readable."""
+    """Returns the holder that the lock file describes, locked or not; an empty Holder if unreadable."""
     contents: Any = {}
     try:
         with path.open("rb") as stream:
@@ -165,7 +168,7 @@ def read_contents(path: Path) -> Holder:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds the lock now; None when nobody does."""
+    """Returns the holder of the lock now; None when no process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -175,5 +178,5 @@ def read_holder(path: Path) -> Holder | None:
     except BlockingIOError:
         return read_contents(path)
     finally:
-        os.close(descriptor)  # lets go of the shared lock
+        os.close(descriptor)  # releases the shared lock
     return None

@@ -1,4 +1,4 @@
-"""A daemon's log: one fact a line, a stable event word and key=value; native journal fields under systemd."""
+"""A daemon's log: one fact per line, an event word and key=value; native journal fields under systemd."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stoker.kit.terminal.sentences import sentence
 from stoker.store.names import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
-JOURNAL_BYTES = 48 << 10  # a datagram's worth; a longer value is cut, the event log has it whole
+JOURNAL_BYTES = 48 << 10  # fits a datagram; a longer value is cut, the event log has the whole value
 PRIORITIES = {"info": 6, "warning": 4, "error": 3}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
 class Log:
-    """Writes to the journal when standard error is connected to it, else lines to standard error.
+    """Writes to the journal when standard error is connected to the journal, else lines to standard error.
 
-    A terminal gets sentences, anything else key=value.
-    A log that cannot be written is no reason to stop: such lines are lost in silence.
+    A terminal gets sentences, any other output key=value. A line that cannot be written is lost in silence: a
+    failing log must not stop a daemon.
     """
 
     def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -37,19 +37,19 @@ class Log:
             self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def info(self, event: str, message: str = "", **fields: Any) -> None:
-        """Something went as it should."""
+        """Writes a line about normal work."""
         self.write("info", event, message, fields)
 
     def warning(self, event: str, message: str = "", **fields: Any) -> None:
-        """Something went wrong and was dealt with."""
+        """Writes a line about a failure that the daemon handled."""
         self.write("warning", event, message, fields)
 
     def error(self, event: str, message: str = "", **fields: Any) -> None:
-        """Something went wrong that needs a person."""
+        """Writes a line about a failure that needs an operator."""
         self.write("error", event, message, fields)
 
     def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Write one line; level is info, warning or error."""
+        """Writes one line; level is info, warning or error."""
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return
@@ -61,7 +61,7 @@ class Log:
             data = line.rstrip().encode("utf-8", "replace") + b"\n"
         try:
             os.write(2, data)
-        except OSError:  # the terminal or the pipe is gone; the event log still is there
+        except OSError:  # the terminal or the pipe is gone; the event log still has the event
             return
 
     def _to_journal(self, level: str, event: str, text: str, fields: Mapping[str, Any]) -> bool:
@@ -79,18 +79,21 @@ class Log:
         try:
             data = journal_datagram(entry)
             self._journal.sendto(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, JOURNAL_SOCKET)
-        except OSError:  # full or restarting: standard error is the journal's other door
+        except OSError:  # full or restarting: standard error is connected to the journal too
             return False
         return True
 
 
 def format_fields(fields: Mapping[str, Any]) -> str:
-    """key=value pairs on one line; values that are not plain words are quoted as JSON strings."""
+    """Returns key=value pairs on one line; a value that is not a plain word is quoted as a JSON string."""
     return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
 
 
 def journal_datagram(entry: Mapping[str, str]) -> bytes:
-    """The journal's native form: KEY=value lines; a value with newlines is preceded by its length."""
+    """Returns the entry in the journal's native form: KEY=value lines.
+
+    A value with newlines has its length in front instead of "=".
+    """
     data = b""
     for name, value in entry.items():
         raw = value.encode("utf-8", "replace")[:JOURNAL_BYTES]
@@ -117,13 +120,16 @@ def _quoted(value: Any) -> str:
     words = _words(value)
     if _PLAIN.fullmatch(words):
         return words
-    # File names come from outside: what a terminal would obey, or take for the line's end, is spelled out.
+    # File names come from outside: characters that a terminal would obey or treat as a line end are escaped.
     quoted = json.dumps(words, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
 
 
 def _stderr_is_journal(environ: Mapping[str, str]) -> bool:
-    """systemd names the device and inode of the stream it gave us; after a redirection they differ."""
+    """Returns whether standard error is the journal.
+
+    JOURNAL_STREAM names the device and inode of the stream from systemd; after a redirection they differ.
+    """
     try:
         stderr = os.fstat(2)
     except OSError:

@@ -1,6 +1,6 @@
-"""The one place a daemon waits: signals, files and descriptors (workers, pipes, sockets, pidfds).
+"""The single wait of a daemon: for signals, files and descriptors (workers, pipes, sockets, pidfds).
 
-Signal handlers only enqueue; everything is handled by the loop that calls wait().
+Signal handlers only enqueue; the loop that calls wait() handles everything.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from typing import Any, Literal, NamedTuple
 from stoker.kit.file_watch import Watch
 
 CHECK_S = 2.0  # the longest time between two looks at the watched directories' inodes
-POLL_S = 0.5  # the same where inotify does not work, or the directory is not there yet
+POLL_S = 0.5  # the same where inotify does not work, or while the directory does not exist
 
 
 class Event(NamedTuple):
-    """What happened: a signal came (its number), something may have changed in a directory (its path), or a
-    descriptor is readable or its other end is gone (its tag)."""
+    """A signal came, a directory may have changed, or a descriptor is readable or closed at its other end.
+
+    `about` is the signal's number, the directory's path or the descriptor's tag.
+    """
 
     kind: Literal["signal", "file", "fd"]
     about: Any
 
 
 class Waiter:
-    """Waits for whatever comes first; made and used in the main thread."""
+    """Waits for the first of several events; created and used in the main thread."""
 
     def __init__(self, on_signal: Callable[[int], None] | None = None) -> None:
-        self.received: set[int] = set()  # every signal that ever came, also between two waits
+        self.received: set[int] = set()  # every signal received so far, also between two waits
         self.on_signal = on_signal  # called by wait(), never by a handler
-        self.longest_s = math.inf  # the longest a wait may be, whatever its caller can do without
+        self.longest_s = math.inf  # upper bound of every wait, also where the caller asks for a longer wait
         self._selector = selectors.DefaultSelector()
         self._watches: dict[Path, Watch] = {}
         self._changed: set[Path] = set()
@@ -46,27 +48,27 @@ class Waiter:
         self._previous_wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def signals(self, *signums: int) -> None:
-        """Turn these signals into events."""
+        """Turns these signals into events."""
         for signum in signums:
             self._previous[signum] = signal.signal(signum, self._on_signum)
 
     def watch(self, directory: Path) -> None:
-        """Report changes in a directory, also one that does not exist yet or is replaced by another."""
+        """Reports changes in a directory, also if it does not exist yet or is replaced."""
         if directory not in self._watches:
             self._watches[directory] = Watch(directory, lambda _: self._file_changed(directory))
 
     def add_fd(self, fd: int, tag: Hashable) -> None:
-        """Report when fd is readable, for as long as it is."""
-        self.remove_fd(fd)  # a closed descriptor's number comes back as another's
+        """Reports fd for as long as it is readable."""
+        self.remove_fd(fd)  # the kernel gives a closed descriptor's number to another file
         self._selector.register(fd, selectors.EVENT_READ, tag)
 
     def remove_fd(self, fd: int) -> None:
-        """Wait for fd no longer; it may be closed already, or never have been added."""
+        """Stops reporting fd; fd may be closed already, or never have been added."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened, as soon as something has; empty after timeout_s seconds, or longest_s."""
+        """Returns the events as soon as there are any; an empty list after timeout_s or longest_s seconds."""
         give_up = time.monotonic() + min(timeout_s, self.longest_s)
         while True:
             self._check_watches()
@@ -75,7 +77,7 @@ class Waiter:
                 return events
 
     def close(self) -> None:
-        """End the watches and give the signals back to whoever had them."""
+        """Ends the watches and restores the earlier signal handlers."""
         for watch in self._watches.values():
             watch.close()
         for signum, handler in self._previous.items():
@@ -86,12 +88,12 @@ class Waiter:
         os.close(self._wake)
 
     def _on_signum(self, signum: int, _frame: FrameType | None) -> None:
-        self.received.add(signum)  # the event itself travels through the wake-up pipe
+        self.received.add(signum)  # the event itself goes through the wake-up pipe
 
     def _file_changed(self, directory: Path) -> None:
-        """Called by the watching threads."""
+        """Marks the directory as changed; the watching threads call this."""
         self._changed.add(directory)
-        with contextlib.suppress(OSError):  # full: the loop is about to look anyway; closed: it has ended
+        with contextlib.suppress(OSError):  # full: the loop is about to look anyway; closed: the loop ended
             os.write(self._wake, b"\0")  # no signal has this number
 
     def _check_watches(self) -> None:
@@ -119,7 +121,7 @@ class Waiter:
         return events
 
     def _signal_events(self) -> list[Event]:
-        # Each byte is a signal's number; the same signal several times is one event, as in the kernel.
+        # Each byte is a signal's number; repeats of a signal are one event, as in the kernel.
         data = b""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._woken, 4096):

@@ -1,4 +1,4 @@
-"""What a daemon shows Prometheus: one registry, named by one rule, served on loopback.
+"""A daemon's Prometheus metrics: one registry, named by one rule, served on loopback.
 
 Names are `stoker_<thing>_<unit>[_total]`; every sample carries the pipeline; labels have few values.
 """
@@ -33,9 +33,10 @@ CLIENT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric that is read from the daemon's status: at `path`, each `*` in it for the values of a label.
+    """A metric read from the daemon's status.
 
-    A mapping counts as its length. A counter's name ends in `_total`.
+    `path` leads to the value; each `*` in it stands for the values of a label. A mapping counts as its
+    length. A counter's name ends in `_total`.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Figure:
     labels: str = ""
 
 
-# Of every daemon: its own size and work, what it is, what happened.
+# Metrics of every daemon: its size and CPU time, its version, its events.
 OWN = (
     Figure("daemon_rss_bytes", "Resident memory of the daemon", "daemons.*.rss_bytes", "daemon"),
     Figure("daemon_threads", "Threads of the daemon", "daemons.*.threads", "daemon"),
@@ -56,8 +57,11 @@ OWN = (
 
 
 class Metrics:
-    """A daemon's metrics and the small server that shows them: the `figures` of `status`, which is what the
-    daemon shows of itself now, and those of every daemon; `events` are counted by event word."""
+    """A daemon's metrics and the small server that serves them.
+
+    `figures` are read from `status`, the daemon's current status; the metrics in OWN come with every daemon.
+    `events` counts events by event word.
+    """
 
     def __init__(self, daemon: str, pipeline: str) -> None:
         self.daemon, self._pipeline = daemon, pipeline
@@ -71,7 +75,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The figures, for the registry."""
+        """Yields the metrics; the registry calls this at each scrape."""
         me = sample_process(os.getpid())
         mine = {"rss_bytes": me.rss_bytes, "cpu_s": me.cpu_s, "started": self._started}
         mine["threads"] = threading.active_count()
@@ -86,13 +90,14 @@ class Metrics:
                 yield family
 
     def text(self) -> bytes:
-        """The exposition, as a scrape sees it."""
+        """Returns the exposition text that a scrape gets."""
         return generate_latest(self._registry)
 
     def serve(self, address: str, port: int) -> int:
-        """Serve /metrics from a thread; returns the bound port (0 asks for any free one).
+        """Serves /metrics from a thread; returns the bound port (port 0 asks for any free port).
 
-        UnavailableError when the port is taken, ConfigError when this machine cannot serve there at all.
+        Raises UnavailableError when the port is taken, ConfigError when this machine cannot serve on the
+        address at all.
         """
         key = f"metrics.ports.{PORT_KEYS.get(self.daemon, self.daemon)}"
         try:
@@ -110,14 +115,13 @@ class Metrics:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop serving."""
         if self._server is not None:
             self._server.end()
             self._server = None
 
 
 def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """The values at a path of a status, each with its labels."""
+    """Yields the values at a path of a status, each with its labels."""
     if not path:
         yield labels, len(status) if isinstance(status, Mapping) else float(status or 0)
     elif path[0] == "*":
@@ -138,7 +142,10 @@ class _Handler(prometheus_client.MetricsHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers scrapes from a thread. No HTTPServer: that asks the resolver for a name, maybe for a minute."""
+    """Answers scrapes from a thread.
+
+    Not an HTTPServer: that asks the resolver for a host name, maybe for a minute.
+    """
 
     allow_reuse_address = daemon_threads = True
 
@@ -150,7 +157,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._thread.start()
 
     def end(self) -> None:
-        """Stop answering, at once: serve_forever() would look only every half second whether it may go on."""
+        """Stops answering at once; serve_forever() would check for its end only every half second."""
         self._is_ending = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread
@@ -162,4 +169,4 @@ class _Server(socketserver.ThreadingTCPServer):
             self.handle_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: the client went away."""
+        """Ignores errors of a request: the client went away."""

@@ -1,4 +1,4 @@
-"""Whose state directory it is: two pipelines in one would take each other's records for their own."""
+"""Marks a state directory with its pipeline: two pipelines in one would use each other's records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.store.errors import ConfigError
 
 
 def another_owner(pipeline: Pipeline) -> str:
-    """Why the state directory is not this pipeline's, and what to do; empty where it is, or nobody's yet."""
+    """Returns why the state directory belongs to another pipeline, and the remedy; empty if it does not."""
     file = pipeline.layout.owner_lock
     owner = read_contents(file).purpose
     if owner in ("", _name(pipeline)):
@@ -20,17 +20,20 @@ def another_owner(pipeline: Pipeline) -> str:
 
 
 def require_own_state(pipeline: Pipeline) -> None:
-    """ConfigError where the state directory is another pipeline's."""
+    """Raises ConfigError where the state directory belongs to another pipeline."""
     if why := another_owner(pipeline):
         raise ConfigError(f"{pipeline.file}: state: {why}")
 
 
 def take_up_state(pipeline: Pipeline) -> None:
-    """Make what is missing of the state directory and mark it as ours; ConfigError where it is another's."""
+    """Creates missing parts of the state directory and marks it as this pipeline's.
+
+    Raises ConfigError where it belongs to another pipeline.
+    """
     require_own_state(pipeline)
     pipeline.layout.create()
     file = pipeline.layout.owner_lock
-    if not read_contents(file).purpose:  # new, or of before there were marks
+    if not read_contents(file).purpose:  # new, or from a version without marks
         Lock.acquire(file, purpose=_name(pipeline)).release()
 
 

@@ -1,4 +1,4 @@
-"""Telling systemd how we are (sd_notify(3)); outside systemd every call does nothing."""
+"""Notifies systemd of the daemon's state (sd_notify(3)); outside systemd every call does nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import socket
 from collections.abc import Mapping
 
-STATUS_BYTES = 200  # a longer line is no longer read
+STATUS_BYTES = 200  # systemd cuts a longer line
 
 
 class Notifier:
-    """The socket of NOTIFY_SOCKET, or nothing. Sending never blocks and never fails a daemon."""
+    """Sends to the socket of NOTIFY_SOCKET, if set; never blocks, and a failure never stops a daemon."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.watchdog_interval_s: float | None = None  # only where the watchdog means this process
+        self.watchdog_interval_s: float | None = None  # set only where the watchdog is meant for this process
         self._socket: socket.socket | None = None
         address = environ.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
@@ -27,26 +27,26 @@ class Notifier:
             self.watchdog_interval_s = int(interval) / 1e6
 
     def ready(self) -> None:
-        """The start is complete."""
+        """Reports that the start is complete."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Sets the line that `systemctl status` shows."""
         line = " ".join(text.split()).encode()[:STATUS_BYTES]
         self._send("STATUS=" + line.decode("utf-8", "ignore"))
 
     def watchdog(self) -> None:
-        """The loop has done a round of its work."""
+        """Feeds systemd's watchdog; the loop calls this after a cycle of its work."""
         if self.watchdog_interval_s is not None:
             self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Reports that the daemon begins to stop."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
         if self._socket is not None:
-            # A manager that is being re-executed may refuse for a moment; the next beat comes soon.
+            # systemd may refuse for a moment while it re-executes itself; the next heartbeat follows soon.
             with contextlib.suppress(OSError):
                 self._socket.sendto(
                     message.encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address

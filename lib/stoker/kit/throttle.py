@@ -1,4 +1,4 @@
-"""Progress at a pace that a daemon can listen to, however fast the bytes go by."""
+"""Limits the rate of progress reports so that a daemon can read them at any transfer speed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 EVERY_S = 0.5
-ALIVE_EVERY_S = 5.0  # a worker that says nothing for long is taken for hung
+ALIVE_EVERY_S = 5.0  # a worker silent for too long is judged hung
 
 
 def paced(report: Callable[..., Any], every_s: float = EVERY_S) -> Callable[..., None]:
-    """Return `report` as a callback that passes on one call in every_s seconds."""
+    """Returns `report` as a callback that passes on one call in every_s seconds."""
     due = 0.0
 
     def progress(*about: Any) -> None:
@@ -24,5 +24,5 @@ def paced(report: Callable[..., Any], every_s: float = EVERY_S) -> Callable[...,
 
 
 def heartbeat(report: Callable[..., None], name: str) -> Callable[[int], None]:
-    """A progress callback for long reading, given bytes, that sends a `progress` message now and then."""
+    """Returns a callback for the bytes read so far that sends a `progress` message every few seconds."""
     return paced(lambda done: report("progress", reading=name, bytes=done), ALIVE_EVERY_S)

@@ -1,19 +1,19 @@
-"""Cutting a byte stream into lines of bounded length, as pieces of it arrive."""
+"""Cuts a byte stream into lines of bounded length as its pieces arrive."""
 
 from __future__ import annotations
 
 
 class LineBuffer:
-    """Collects bytes and hands out whole lines; a line longer than `limit` bytes is dropped and counted."""
+    """Collects bytes and returns whole lines; a line longer than `limit` bytes is dropped and counted."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.dropped = 0
         self._partial = bytearray()
-        self._skipping = False  # inside a line already found too long
+        self._skipping = False  # inside a line already found to be too long
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes; return the lines they complete, without their newlines."""
+        """Takes the next bytes; returns the lines that they complete, without newlines."""
         lines: list[bytes] = []
         *whole, rest = data.split(b"\n")
         for piece in whole:
@@ -26,7 +26,7 @@ class LineBuffer:
         return lines
 
     def finish(self) -> list[bytes]:
-        """What stands after the last newline when the stream has ended."""
+        """Returns the text after the last newline, once the stream has ended."""
         rest = [bytes(self._partial)] if self._partial and not self._skipping else []
         self._partial.clear()
         return rest

@@ -1,7 +1,7 @@
-"""How many descriptors a process may hold open.
+"""The limit on open descriptors of a process.
 
-Each worker costs its daemon a few (three pipes, the process itself), and shells and services hand down soft
-limits from the days of select(2), far below what the kernel grants.
+Each worker costs its daemon a few (three pipes, the pidfd), and shells and services pass on soft limits from
+the days of select(2), far below the limit that the kernel grants.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import resource
 
 from stoker.store.errors import UnavailableError
 
-WANTED = 8192  # a thousand workers and what they are told by; more is left as it is
-LEAST = 256  # a daemon with workers on a few CPUs; below, the first busy hour would end in EMFILE
+WANTED = 8192  # enough for a thousand workers and their pipes; a higher limit is kept
+LEAST = 256  # enough for a daemon with workers on a few CPUs; below, the first busy hour would end in EMFILE
 
 
 def allow_open_files() -> None:
-    """Raise this process's soft limit, and its children's, to what is wanted or granted.
+    """Raises this process's soft limit, which children inherit, to WANTED or as far as granted.
 
-    Raises UnavailableError where that is not enough to work with.
+    Raises UnavailableError where fewer than LEAST files may be open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     granted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)

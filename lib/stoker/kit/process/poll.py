@@ -1,6 +1,6 @@
-"""Waiting for descriptors whatever their number: select(2) knows none above 1,023.
+"""Waits for descriptors of any number: select(2) takes none above 1,023.
 
-The guard imports this: standard library only, and none of its big modules.
+The guard imports this module: standard library only, and none of its big modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import select
 
 
 def readable(*descriptors: int, timeout_s: float | None = None) -> set[int]:
-    """Those that can be read or are at their end, after at most timeout_s seconds (None: for ever)."""
+    """Returns the descriptors that are readable or at their end, after at most timeout_s (None: no limit)."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

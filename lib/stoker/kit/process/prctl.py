@@ -1,4 +1,4 @@
-"""The two `prctl(2)` switches that keep orphans away; tiny, for every child's launcher imports it."""
+"""The two `prctl(2)` switches that prevent orphans; small, because each exec launcher imports this module."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def set_death_signal(signum: signal.Signals) -> None:
-    """Ask the kernel for this signal when the thread that created this process ends; survives exec, not fork.
+    """Asks the kernel for this signal when the thread that created this process ends.
 
-    The parent may have ended before the call: compare os.getppid() with the expected parent afterwards.
+    The setting survives exec, not fork. The parent may have ended before the call: compare os.getppid() with
+    the expected parent afterwards.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
 
 
 def set_child_subreaper() -> None:
-    """Become the parent of every descendant whose own parent ends; lost by neither exec nor time."""
+    """Makes this process the parent of every descendant whose own parent ends; the setting survives exec."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,6 +1,6 @@
-"""Processes by what cannot be confused: (pid, start time), parents from /proc, signals through a pidfd.
+"""Processes identified by (pid, start time): their descendants from /proc, signals through a pidfd.
 
-The guard imports this: standard library only, and none of its big modules.
+The guard imports this module: standard library only, and none of its big modules.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _DEAD = ("Z", "X")
 
 
 class ProcessId(NamedTuple):
-    """A process: a pid means nothing without its start time (clock ticks since boot)."""
+    """A process; a pid alone may be reused, so the start time (clock ticks since boot) belongs to it."""
 
     pid: int
     start_ticks: int
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Name a process that exists now, a zombie included; ProcessLookupError otherwise."""
+        """Returns the id of a process that exists, a zombie included; raises ProcessLookupError otherwise."""
         return cls(pid, int(_stat(pid)[_START]))
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie waiting to be reaped does not."""
+        """Returns whether the process still runs; a zombie that waits to be reaped does not."""
         try:
             fields = _stat(self.pid)
         except ProcessLookupError:
@@ -39,7 +39,7 @@ class ProcessId(NamedTuple):
 def _stat(pid: int) -> list[str]:
     try:
         text = _read(f"/proc/{pid}/stat")
-    except (FileNotFoundError, ProcessLookupError):  # ESRCH: it ended between open and read
+    except (FileNotFoundError, ProcessLookupError):  # ESRCH: the process ended between open and read
         raise ProcessLookupError(f"no process {pid}") from None
     # The command name is in parentheses and may itself hold spaces and parentheses.
     return text[text.rindex(b")") + 2 :].decode("ascii", "replace").split()
@@ -58,9 +58,10 @@ def _every_pid() -> Iterator[int]:
 
 
 def children_tree(pid: int) -> list[ProcessId]:
-    """Every living descendant of a process, parents before children, whatever their sessions; not itself.
+    """Returns every living descendant of a process, of any session, parents first; not the process itself.
 
-    One look at a moving target: who must reach them all looks again until none is left.
+    The tree changes while it is read: a caller that must reach every process repeats the call until it is
+    empty.
     """
     children: dict[int, list[int]] = {}
     alive: dict[int, ProcessId] = {}
@@ -83,10 +84,10 @@ def children_tree(pid: int) -> list[ProcessId]:
 
 
 def processes_with_environment(name: str, value: str) -> list[ProcessId]:
-    """Living processes, except this one, that were started with name=value in their environment.
+    """Returns the living processes, except this one, that were started with name=value in their environment.
 
-    Sees only processes whose environment this user may read, and none in the middle of its exec: there the
-    launcher's death signal ends what has lost its parent.
+    Misses processes whose environment this user may not read, and a process in the middle of its exec: there
+    the launcher's death signal ends a process that has lost its parent.
     """
     wanted = os.fsencode(f"{name}={value}")
     found = []
@@ -96,7 +97,7 @@ def processes_with_environment(name: str, value: str) -> list[ProcessId]:
         try:
             process = ProcessId.of(pid)
             environ = _read(f"/proc/{pid}/environ")
-        except OSError:  # gone meanwhile, or another user's: then not one of ours
+        except OSError:  # ended meanwhile, or another user's process: then not ours
             continue
         if wanted in environ.split(b"\0") and process.alive():
             found.append(process)
@@ -104,13 +105,14 @@ def processes_with_environment(name: str, value: str) -> list[ProcessId]:
 
 
 def signal_process(process: ProcessId, signum: int) -> bool:
-    """Send a signal to exactly this process; False when it is gone. PermissionError passes through."""
+    """Sends a signal to exactly this process; False when the process is gone; may raise PermissionError."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        # The pidfd holds whoever has the pid now; equal start times after opening make it the right one.
+        # The pidfd is of the process that has the pid now; an equal start time after opening proves that it
+        # is the right process.
         if not process.alive():
             return False
         signal.pidfd_send_signal(descriptor, signum)
@@ -122,7 +124,7 @@ def signal_process(process: ProcessId, signum: int) -> bool:
 
 
 def reap_strays(known: Collection[int]) -> list[int]:
-    """Reap dead children that nobody waits for, as a subreaper inherits them; `known` ones are left alone."""
+    """Reaps dead children inherited as a subreaper, except those in `known`: their own waiters reap them."""
     reaped = []
     for pid in _every_pid():
         if pid in known:
@@ -132,6 +134,6 @@ def reap_strays(known: Collection[int]) -> list[int]:
         except ProcessLookupError:
             continue
         if int(fields[_PARENT]) == os.getpid() and fields[_STATE] == "Z":
-            with contextlib.suppress(ChildProcessError):  # another waiter of this process was quicker
+            with contextlib.suppress(ChildProcessError):  # another waiter in this process was quicker
                 reaped.append(os.waitpid(pid, os.WNOHANG)[0])
     return reaped

@@ -1,4 +1,4 @@
-"""What a process takes of the machine, read from outside."""
+"""Memory and CPU time of a process, read from outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sample:
 
 
 def sample_process(pid: int, proc: Path = Path("/proc")) -> Sample:
-    """Look at a process from outside; nothing where it is gone. Reads /proc, which no hung mount blocks."""
+    """Returns the sample of a process, zeros when it is gone. Reads /proc, which no hung mount blocks."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as stream:  # noqa: PTH123 - many times a second
             text = stream.read()
@@ -33,12 +33,12 @@ def sample_process(pid: int, proc: Path = Path("/proc")) -> Sample:
 
 
 def sample_tree(pid: int) -> int:
-    """Resident bytes of a process and all its living descendants; shared pages count in each; 0 when gone."""
+    """Returns the resident bytes of a process and its descendants, 0 when gone; each counts shared pages."""
     pids = (pid, *(child.pid for child in children_tree(pid)))
     return sum(sample_process(each).rss_bytes for each in pids)
 
 
 def own_peak_rss() -> int:
-    """The most resident bytes that this process has had so far."""
+    """Returns the peak of this process's resident bytes."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123
         return next(int(line.split()[1]) * 1024 for line in stream if line.startswith("VmHWM:"))

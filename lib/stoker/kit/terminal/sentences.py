@@ -1,4 +1,4 @@
-"""Events as sentences, for a person at a terminal; files, pipes and the journal get key=value."""
+"""Turns events into sentences for a person at a terminal; files, pipes and the journal get key=value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MEANING = ("message", "reason")  # fields that are sentences themselves
 PHRASES = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}  # why a run finished
 SUM_DIGITS = 12
 _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
-AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth a word
-_UNIT = re.compile("_bytes$|(?<!_per)_s$")  # of a field's name; its value is told with one
+AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth showing
+_UNIT = re.compile("_bytes$|(?<!_per)_s$")  # dropped from a field's name: the value is shown with its unit
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 
-# The everyday events; every other one, and one without a field that its sentence names, gets a generic form.
-# {field} is the field as a person writes it, {field:noun} a number of nouns; [...] is left out where a field
-# in it is missing.
+# The everyday events; any other event, and an event without a field that its sentence names, gets the generic
+# form. {field} is the field formatted for a person, {field:noun} a number of nouns; [...] is left out where
+# one of its fields is missing.
 SENTENCES = {
     "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
@@ -81,7 +81,7 @@ SENTENCES = {
 
 
 class _Words:
-    """A field as a person writes it; a format specification is the noun that a number counts."""
+    """A field formatted for a person; a format specification is the noun that a number counts."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name, self.value = name, value
@@ -118,7 +118,7 @@ def _number(name: str, value: float) -> str:
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """An event on one line, harmless to a terminal: names come from outside, line breaks and all."""
+    """Returns the event as one line that is safe for a terminal: file names may hold line breaks."""
     word = str(event.get("event"))
     fields = {
         name: _Words(name, value)
@@ -134,7 +134,7 @@ def sentence(event: Mapping[str, Any]) -> str:
 
 
 def _filled(part: str, fields: Mapping[str, _Words]) -> str:
-    """An optional part, still a template, or nothing where a field of it is missing."""
+    """Returns the optional part, still a template, or an empty string where one of its fields is missing."""
     return part if set(re.findall(r"\{(\w+)", part)) <= fields.keys() else ""
 
 
@@ -151,10 +151,10 @@ def _generic(word: str, fields: Mapping[str, _Words]) -> str:
 
 
 def cut_sums(text: str) -> str:
-    """The text with its hexadecimal sums cut to their first digits."""
+    """Returns the text with SHA-1 and SHA-256 sums cut to their first digits."""
     return _SUM.sub(r"\1", text)
 
 
 def harmless(text: str) -> str:
-    """On one line, with nothing that a terminal obeys."""
+    """Returns the text on one line, with every unprintable character escaped: a terminal might obey it."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

@@ -1,4 +1,4 @@
-"""One kind of worker: what runs it, what it may not exceed, whether it is used again."""
+"""The description of a kind of worker: its module, its bounds, its reuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a worker at its task may not exceed; None bounds nothing.
+    """The bounds of a worker at its task; None means no bound.
 
     `silent_s` is the time between two messages, `stall_s` the time with neither a message nor CPU time.
     """
@@ -19,11 +19,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Activity:
-    """How the workers of one kind of job are started and bounded.
+    """How the workers of a kind of job are started and bounded.
 
-    `module` runs as `python -m module`. `is_memory_bound`: the pool's `most_rss_bytes` holds for it.
-    `is_reusable`: the module takes one task after another, and an idle worker is given the next. `keep_open`
-    leaves its input open for a conversation.
+    `module` runs as `python -m module`. `is_memory_bound`: the pool's `most_rss_bytes` holds for the worker.
+    `is_reusable`: the module takes task after task, and an idle worker gets the next task. `keep_open` leaves
+    the worker's input open for further messages.
     """
 
     kind: str

@@ -1,11 +1,11 @@
-"""The worker's side: read the task, report by JSON lines, end with one result or one error.
+"""The worker's side: reads the task, reports by JSON lines, ends with a result or an error.
 
 A worker module ends with `if __name__ == "__main__": run_worker(main)`. Standard output belongs to the
-protocol: whatever else prints there is sent to standard error. When its daemon ends, however it ends, the
-kernel kills the worker at once: what a worker leaves on disk must stand a kill at any instruction.
+protocol: prints of other code go to standard error. When its daemon ends for any reason, the kernel kills the
+worker at once, so the files that a worker leaves must survive a kill at any instruction.
 
-With `many=True` it takes one task after another, each a line of its input, and ends each with
-`{"done": result}`. An error ends the process as any worker's does, the end of its input ends it with 0.
+With `many=True` the worker takes a task from each line of its input and ends each task with `{"done":
+result}`. An error ends the process as in any worker; the end of its input ends the process with exit code 0.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stoker.kit.process.prctl import set_death_signal
 from stoker.store.parsing import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
-LINE_LIMIT = 4 << 20  # bytes of one message, either way; a longer one is dropped by the reader
+LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; the reader drops a longer message
 
 
 class WorkerStopped(BaseException):
-    """The daemon asked this worker to stop. Not an Exception: no handler for errors may swallow it."""
+    """The daemon asked this worker to stop. Not an Exception, so that no error handler swallows it."""
 
     exit_code = os.EX_TEMPFAIL
 
@@ -42,7 +42,10 @@ class InputClosed(EOFError):
 
 
 class Report:
-    """What a worker tells and hears; sending is thread-safe, receiving belongs to the main thread."""
+    """A worker's messages to and from its daemon; sending is thread-safe, receiving is not.
+
+    Only the main thread receives.
+    """
 
     def __init__(self, output: int, *, stop_anywhere: bool = False) -> None:
         self.stopping = False
@@ -54,16 +57,19 @@ class Report:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Send one message; it is with the kernel when this returns."""
+        """Sends one message; the kernel has the message when this returns."""
         self._write({"kind": kind, **fields})
 
     def raise_if_stopping(self) -> None:
-        """A safe point: raises WorkerStopped once the daemon has asked for a stop."""
+        """Raises WorkerStopped if the daemon has asked for a stop; called where a stop is safe."""
         if self.stopping:
             raise WorkerStopped
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """The daemon's next line; None after timeout_s or on a stop; InputClosed when none can come."""
+        """Returns the daemon's next line, or None after timeout_s or on a stop.
+
+        Raises InputClosed when no further line can come.
+        """
         while not self._received:
             if self.stopping:
                 return None
@@ -90,7 +96,7 @@ class Report:
     def _on_stop(self, _signum: int, _frame: FrameType | None) -> None:
         self.stopping = True
         if self._stop_anywhere:
-            self._stop_anywhere = False  # once: a second TERM must not interrupt the farewell
+            self._stop_anywhere = False  # once: a second TERM must not interrupt the clean-up
             raise WorkerStopped
 
 
@@ -100,15 +106,15 @@ def run_worker(
     stop_anywhere: bool = False,
     many: bool = False,
 ) -> NoReturn:
-    """Run main(task, report) and end the process: exit 0 with its result, else the error's exit code.
+    """Runs main(task, report) and ends the process: exit 0 with main's result, else the error's exit code.
 
-    SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped in main wherever that is,
-    right for work that only reads. With many=True main is called for each task that comes.
+    SIGTERM sets `report.stopping`; with stop_anywhere=True it raises WorkerStopped anywhere in main, which is
+    right for work that only reads. With many=True main is called for each task.
     """
     report = Report(_own_output(), stop_anywhere=stop_anywhere)
     _end_with_parent()
-    faulthandler.enable()  # a segfault leaves its stack in the lines the daemon keeps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    faulthandler.enable()  # a segfault leaves its stack in the stderr lines that the daemon keeps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
     signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, report._on_stop)
     code = 0
@@ -119,18 +125,18 @@ def run_worker(
         code = exit_code_of(error)
         last = {"error": _describe(error, code)}
     report._stop_anywhere = False
-    with contextlib.suppress(BrokenPipeError):  # the daemon is gone, and does not read it
+    with contextlib.suppress(BrokenPipeError):  # the daemon is gone and cannot read
         if last is not None:
             report._write(last)
     sys.stderr.flush()
-    # Not sys.exit: a native library's clean-up must not turn a finished job into a crash.
+    # Not sys.exit: the clean-up of a native library must not turn a finished job into a crash.
     os._exit(code)
 
 
 def _serve(
     main: Callable[[dict[str, Any], Report], dict[str, Any]], report: Report, *, many: bool
 ) -> dict[str, Any] | None:
-    """Do the task, or with `many` one task after another until no more can come; returns the last words."""
+    """Does the task, or with `many` each task until the input ends; returns the last message to send."""
     while True:
         try:
             task = report.receive()
@@ -146,7 +152,7 @@ def _serve(
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code an error asks for: its own `exit_code`, 74 for the system's I/O errors, else 70."""
+    """Returns the exit code for an error: its own `exit_code`, 74 for the system's I/O errors, else 70."""
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
@@ -154,7 +160,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def _describe(error: BaseException, code: int) -> dict[str, Any]:
-    if code == os.EX_SOFTWARE:  # nobody foresaw it: the stack says more than the message
+    if code == os.EX_SOFTWARE:  # an unexpected error: the stack says more than the message
         traceback.print_exception(error)
     described: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": code}
     if isinstance(error, WorkerStopped):
@@ -165,14 +171,14 @@ def _describe(error: BaseException, code: int) -> dict[str, Any]:
 
 
 def _own_output() -> int:
-    """Keep the protocol's descriptor to ourselves and point standard output, C libraries' too, at stderr."""
+    """Returns a private descriptor for the protocol; points standard output, C libraries' too, at stderr."""
     own = os.dup(1)  # close-on-exec, unlike 1
     os.dup2(2, 1)
     return own
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when its daemon ends; one that was started by hand has none."""
+    """Makes the kernel kill this process when its daemon ends; a worker started by hand has no daemon."""
     expected = os.environ.pop(PARENT_VARIABLE, None)
     if expected is not None:
         set_death_signal(signal.SIGKILL)

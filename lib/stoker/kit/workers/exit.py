@@ -1,4 +1,4 @@
-"""How a worker ended."""
+"""The end of a worker, by evidence."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from stoker.store.errors import UnknownFormat
 
-# Past which bound the daemon ended a worker: it said nothing, neither spoke nor computed, took too much.
+# The bound for which the daemon ended a worker: no message, neither message nor CPU time, too much memory.
 Bound = Literal["silent", "stalled", "over_memory"]
 ExitKind = Literal["finished", "failed", "killed", Bound]
 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended, or the task of one that takes many; `killed`: by a signal that is not the daemon's.
+    """How a worker ended, or a task of a reusable worker; `killed`: by a signal not sent by the daemon.
 
-    `max_rss_bytes` is the most that the daemon saw.
+    `max_rss_bytes` is the highest value that the daemon saw.
     """
 
     kind: ExitKind
@@ -30,7 +30,7 @@ class WorkerExit:
     stderr_tail: tuple[str, ...] = ()
 
     def reason(self) -> str:
-        """One phrase for an event or a log line."""
+        """Returns a phrase for an event or a log line."""
         match self.kind:
             case "finished":
                 return "finished"
@@ -46,15 +46,17 @@ class WorkerExit:
 
 
 def raise_unknown_format(ended: WorkerExit) -> None:
-    """Raise what a worker ended with where it met a format version that is not known here: a daemon that
-    tried again, or took it for damage, would be wrong each time."""
+    """Raises UnknownFormat again if a worker ended with it.
+
+    A daemon that tried again, or treated the file as damaged, would be wrong each time.
+    """
     error = ended.error or {}
     if error.get("type") == UnknownFormat.__name__:
         raise UnknownFormat(str(error["message"]))
 
 
 def signal_name(signum: int) -> str:
-    """SIGKILL for 9; real-time signals, which have no name, by number."""
+    """Returns the signal's name (SIGKILL for 9); real-time signals have no names and give "signal N"."""
     try:
         return signal.Signals(signum).name
     except ValueError:

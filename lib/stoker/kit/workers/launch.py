@@ -1,4 +1,4 @@
-"""How a worker's process is started: its command, its environment, what is said where there is no room."""
+"""Starts a worker's process: its command, its environment, its error where the system has no room."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from stoker.kit.workers.child import PARENT_VARIABLE
 from stoker.store.errors import Transient
 
-# Where there is no room for one more process or its pipes: limits on them, memory, descriptors.
+# The system has no room for another process or its pipes: limits on processes, memory or descriptors.
 _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-# Workers scale by processes; numpy's pool of threads, which none of them uses, doubles what loading it takes.
+# Workers scale by processes; numpy's thread pool, which no worker uses, doubles the time to load numpy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-POOL_VARIABLE = "STOKER_CREW"  # whose process it is, so that it is found when its daemon died
-# What the service manager tells the daemon is not for its children.
+POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
+# Messages from the service manager to the daemon, not to its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
@@ -24,15 +24,15 @@ DAEMON_VARIABLES = {
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment for a child: without what only the daemon may answer, plus `extra`."""
+    """Returns this process's environment for a child, without the daemon's own variables and with `extra`."""
     inherited = {name: value for name, value in os.environ.items() if name not in DAEMON_VARIABLES}
     return {**inherited, **(extra or {})}
 
 
 def launch_command(command: list[str]) -> list[str]:
-    """The command as a child of this process must be started: through the exec launcher.
+    """Returns the command that starts `command` as a child of this process, through the exec launcher.
 
-    -P: a file in the working directory must not stand in for a module.
+    -P: a file in the working directory must not replace a module.
     """
     return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
 
@@ -42,7 +42,7 @@ class WorkerNotStarted(Transient):
 
 
 def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with three pipes, as a worker of this process."""
+    """Starts `python -m module` with three pipes, as a worker of this process."""
     try:
         return subprocess.Popen(
             launch_command([sys.executable, "-P", "-m", module]),
@@ -51,7 +51,7 @@ def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Pop
             stderr=subprocess.PIPE,
             bufsize=0,
             env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
-            process_group=0,  # Ctrl-C is the daemon's to handle; and its helpers are killed with it
+            process_group=0,  # the daemon handles Ctrl-C; and a kill of the group ends the worker's helpers
         )
     except OSError as error:
         if error.errno not in _SHORTAGES:

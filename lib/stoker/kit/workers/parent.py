@@ -1,4 +1,4 @@
-"""The one child-process class of a daemon: a task in, messages out, deadlines, a classified exit.
+"""The child-process class of every daemon: a task in, messages out, deadlines, a classified exit.
 
 Start workers from the main thread only: their death signal comes when the thread that started them ends.
 """
@@ -24,17 +24,18 @@ from stoker.store.parsing import parse_json
 
 __all__ = ["Worker", "WorkerExit", "WorkerNotStarted"]
 
-STACKS_S = 2.0  # from ABRT, at which it writes its threads' stacks to standard error, to KILL
-KILL_WAIT_S = 5.0  # how long stop() waits for a killed worker; one in uninterruptible I/O may take longer
-STALL_CPU_S = 0.25  # less than that in a stall time is no work
+STACKS_S = 2.0  # from ABRT, on which a worker writes its threads' stacks to standard error, to KILL
+# how long stop() waits for a killed worker; a worker in uninterruptible I/O may take longer
+KILL_WAIT_S = 5.0
+STALL_CPU_S = 0.25  # less CPU time than that within a stall time is no work
 NO_BOUNDS = Bounds()
 
 
 class Worker:
-    """A running worker; when `fileno()` is readable it spoke or ended: hear() it.
+    """A running worker; when `fileno()` is readable, a message or the end has come: call hear().
 
-    A worker that takes many tasks (started with keep_open) ends each by take_done() and is given the next;
-    its bounds hold only while it is at work.
+    A worker that takes many tasks (started with keep_open) ends each task through take_done() and then gets
+    the next; its bounds hold only while it is at work.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], *, keep_open: bool) -> None:
@@ -43,7 +44,7 @@ class Worker:
         self._process = process
         self._bounds = NO_BOUNDS
         self._given = self._last_word = time.monotonic()
-        self._moved_at, self._moved_cpu_s = self._given, 0.0  # when it last worked, and its CPU time then
+        self._moved_at, self._moved_cpu_s = self._given, 0.0  # time and CPU time of its last sign of work
         self._peak_rss = 0
         self._kill_at: float | None = None
         self._killed_at: float | None = None
@@ -67,7 +68,7 @@ class Worker:
         environ: Mapping[str, str] | None = None,
         keep_open: bool = False,
     ) -> Self:
-        """Start `python -m module` with the task as its first input line.
+        """Starts `python -m module` with the task as its first input line.
 
         keep_open leaves its input open for send() and give(). Raises WorkerNotStarted where the system has no
         room for another process.
@@ -78,7 +79,7 @@ class Worker:
         return worker
 
     def give(self, task: Mapping[str, Any], *, bounds: Bounds = NO_BOUNDS) -> None:
-        """Hand over a task; poll() enforces its bounds."""
+        """Gives the worker a task; poll() enforces the bounds."""
         assert not self.at_work, "the worker has a task"
         self.at_work, self._bounds = True, bounds
         self._given = self._last_word = time.monotonic()
@@ -87,47 +88,47 @@ class Worker:
 
     @property
     def ending(self) -> bool:
-        """Whether it was asked to stop, or is past a bound."""
+        """Returns whether the worker was asked to stop, or exceeded a bound."""
         return self._kill_at is not None
 
     def fileno(self) -> int:
-        """A descriptor for the daemon's wait: readable whenever messages() or poll() has something to do."""
+        """Returns a descriptor that is readable whenever messages() or poll() has something to do."""
         return self._pipes.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue one more input line; what the pipe does not take now is written as the worker reads on."""
+        """Queues an input line; bytes that the pipe does not take now are written as the worker reads."""
         self._pipes.send(message)
 
     def close_input(self) -> None:
-        """Tell a keep_open worker that nothing further will come."""
+        """Closes the input of a keep_open worker after the lines that are queued."""
         self._pipes.keep_open = False
         self._pipes.flush()
 
     def hear(self, now: float | None = None) -> tuple[list[dict[str, Any]], WorkerExit | None]:
-        """What the worker said since the last call, and how it or its task ended; enforces the bounds."""
-        # In this order: what comes with the end of a task is of that task, and poll() reads, too.
+        """Returns the messages since the last call, and the end of worker or task; enforces the bounds."""
+        # In this order: messages that come with the end of a task belong to that task, and poll() reads, too.
         gone = self.poll(now)
         ended = self.take_done() or gone
         return self.messages(), ended
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the worker said since the last call, without its result or error; never blocks."""
+        """Returns the messages since the last call, without result or error; never blocks."""
         self._pump()
         messages, self._messages = self._messages, []
         return messages
 
     def has_news(self) -> bool:
-        """Whether there is a message, a finished task or an end to take; enforces the bounds."""
+        """Returns whether a message, a finished task or an end is waiting; enforces the bounds."""
         return self.poll() is not None or bool(self._messages or self._done)
 
     def take_done(self) -> WorkerExit | None:
-        """How a task finished, once; its process waits for the next."""
+        """Returns the end of a finished task, once; its process waits for the next task."""
         self._pump()
         done, self._done = self._done, None
         return done
 
     def poll(self, now: float | None = None) -> WorkerExit | None:
-        """The exit once it ended, else None; enforces the bounds against now (monotonic seconds)."""
+        """Returns the exit after the worker ended, else None; enforces the bounds as of `now` (monotonic)."""
         if self._exit is not None:
             return self._exit
         self._pump()
@@ -141,42 +142,42 @@ class Worker:
             self._past = past
             self._kill_at = now if past == "over_memory" else now + STACKS_S
             if past == "over_memory":
-                self._kill(now)  # at once: it grows on while it is asked
+                self._kill(now)  # at once: its memory would grow during a grace time
             else:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(self.pid, signal.SIGABRT)
         return None
 
     def ask_to_stop(self, grace_s: float) -> None:
-        """Send TERM; poll() sends KILL when grace_s seconds have passed."""
+        """Sends TERM; poll() sends KILL when grace_s seconds have passed."""
         if self._exit is None:
             self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + grace_s)
             self._signal_group(signal.SIGTERM)
 
     def stop(self, grace_s: float) -> WorkerExit | None:
-        """TERM, KILL after grace_s, and wait; None only if the kernel does not let even a killed one go."""
+        """Sends TERM, then KILL after grace_s, and waits; None if the kernel does not end the process."""
         self.ask_to_stop(grace_s)
         return self.wait(time.monotonic() + grace_s + KILL_WAIT_S)
 
     def wait(self, until: float) -> WorkerExit | None:
-        """Wait for the end of a worker that was asked to stop, until the monotonic clock says `until`."""
+        """Waits until monotonic time `until` for the end of a worker that was asked to stop."""
         while (ended := self.poll()) is None and (now := time.monotonic()) < until:
             due = until if self._kill_at is None or self._kill_at < now else self._kill_at
             readable(self._pipes.fileno(), timeout_s=min(due - now, 0.5))
         return ended
 
     def stuck_s(self, now: float | None = None) -> float:
-        """For how many seconds the kernel has not let it go although it was killed; 0.0 for any other."""
+        """Returns the seconds for which the kernel has kept the worker after its KILL; else 0.0."""
         if self._killed_at is None or self._exit is not None:
             return 0.0
         return (time.monotonic() if now is None else now) - self._killed_at
 
     def forgive_silence(self) -> None:
-        """Count its silence from now on: nobody listened until now."""
+        """Restarts the time of silence: the daemon did not listen until now."""
         self._last_word = time.monotonic()
 
     def _look(self, now: float) -> Bound | None:
-        """Look at it from outside: in a call that holds the interpreter it cannot tell how hard it works."""
+        """Returns the exceeded bound, measured from outside: a worker that holds the GIL cannot report."""
         sample, bounds = sample_process(self.pid), self._bounds
         self._peak_rss = max(self._peak_rss, sample.rss_bytes)
         if self._last_word > self._moved_at:
@@ -194,7 +195,7 @@ class Worker:
         self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, signum: int) -> None:
-        # Not reaped yet, so neither the pid nor the group can belong to anybody else.
+        # Not reaped yet, so neither the pid nor the group can belong to another process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
@@ -202,7 +203,7 @@ class Worker:
         return bool(readable(self._pidfd, timeout_s=0))
 
     def _reap(self) -> WorkerExit:
-        self._signal_group(signal.SIGKILL)  # helpers it left behind in its group
+        self._signal_group(signal.SIGKILL)  # helpers that the worker left in its group
         status = self._process.wait()
         for line in self._pipes.finish():
             self._take(line)
@@ -223,7 +224,7 @@ class Worker:
         return self._exit
 
     def _pump(self) -> None:
-        """Move what the pipes hold, in both directions, without waiting."""
+        """Moves bytes through the pipes, in both directions, without waiting."""
         self._pipes.flush()
         for line in self._pipes.read():
             self._take(line)
@@ -244,5 +245,5 @@ class Worker:
             self.at_work = False
             wall_s = time.monotonic() - self._given
             self._done = WorkerExit("finished", result=message["done"], wall_s=wall_s)
-        else:  # the process ends with it
+        else:  # the process ends with this message
             self._result = message.get("done", message.get("result"))

@@ -1,4 +1,4 @@
-"""A worker's three pipes as its daemon holds them: nothing here ever waits for the worker."""
+"""A worker's three pipes on the daemon's side; no call waits for the worker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from stoker.kit.process.lines import LineBuffer
 from stoker.kit.workers.child import LINE_LIMIT
 
-STDERR_LINES, STDERR_LINE_BYTES = 300, 4096  # room for the stacks of a dozen threads
+STDERR_LINES, STDERR_LINE_BYTES = 300, 4096  # enough for the stacks of a dozen threads
 READS_AT_ONCE = 64  # of 64 KiB
 
 
 class Pipes:
-    """Lines in, lines out, the last lines of standard error; readable by `fileno()` on a word or an end."""
+    """Lines to and from a worker, and the last lines of its standard error."""
 
     def __init__(self, process: Any, *, pidfd: int, keep_open: bool) -> None:
         assert process.stdin and process.stdout and process.stderr
@@ -37,26 +37,26 @@ class Pipes:
         os.set_blocking(self._stdin, False)
 
     def fileno(self) -> int:
-        """A descriptor that is readable whenever there is something to read, or the worker ended."""
+        """Returns a descriptor that is readable whenever there is output to read, or the worker ended."""
         return self._epoll.fileno()
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Queue one more input line; what the pipe does not take now is written as the worker reads on."""
+        """Queues an input line; bytes that the pipe does not take now are written as the worker reads."""
         self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes, and close it after the last line unless it is kept open."""
+        """Writes as much as the pipe takes, and closes it after the last line unless it is kept open."""
         if self._stdin not in self._open:
             return
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._stdin, self._unsent)]
         except BlockingIOError:
-            with contextlib.suppress(FileExistsError):  # the reader's progress wakes us, once is enough
+            with contextlib.suppress(FileExistsError):  # registered once: the worker's reading wakes us
                 self._epoll.register(self._stdin, select.EPOLLOUT)
             return
-        except BrokenPipeError:  # it ended or closed its input: its exit tells the story
+        except BrokenPipeError:  # the worker ended or closed its input: its exit says why
             self._forget(self._stdin)
             return
         if self.keep_open:
@@ -66,13 +66,13 @@ class Pipes:
             self._forget(self._stdin)
 
     def read(self) -> list[bytes]:
-        """The lines it has said since the last call; those of standard error go to the tail."""
+        """Returns the lines of standard output since the last call; the stderr lines go to the tail."""
         for line in self._read(self._stderr, self._err_lines):
             self.stderr_tail.append(line.decode("utf-8", "replace"))
         return self._read(self._stdout, self._out_lines)
 
     def finish(self) -> list[bytes]:
-        """The last words of a worker that ended, those without a newline included."""
+        """Returns the last lines of a worker that ended, including a line without a newline."""
         lines = self.read() + self._out_lines.finish()
         if self._out_lines.dropped:
             self.stderr_tail.append(
@@ -81,15 +81,17 @@ class Pipes:
         return lines
 
     def close(self) -> None:
-        """Close everything but the epoll, which stays, and silent, until this object goes: its number must
-        not become another worker's while the daemon still waits on it."""
+        """Closes everything but the epoll, which stays open and silent until this object is deleted.
+
+        Its number must not become that of another worker while the daemon still waits on it.
+        """
         for descriptor in list(self._open):
             self._forget(descriptor)
         self._epoll.unregister(self._pidfd)
 
     def _read(self, descriptor: int, lines: LineBuffer) -> list[bytes]:
         found: list[bytes] = []
-        for _ in range(READS_AT_ONCE):  # a worker that never pauses must not hold the daemon
+        for _ in range(READS_AT_ONCE):  # a worker that never pauses must not block the daemon
             if descriptor not in self._open:
                 break
             try:
@@ -103,6 +105,6 @@ class Pipes:
         return found
 
     def _forget(self, descriptor: int) -> None:
-        with contextlib.suppress(FileNotFoundError):  # the input is registered only while it is full
+        with contextlib.suppress(FileNotFoundError):  # the input is registered only while the pipe is full
             self._epoll.unregister(descriptor)
         self._open.pop(descriptor).close()

@@ -1,4 +1,4 @@
-"""The workers a data daemon has at work: at most one for each subject, all stopped when the daemon stops."""
+"""The pool of a daemon's workers: at most one per subject, all stopped when the daemon stops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
 from stoker.store.errors import Transient
 
 STOP_GRACE_S = 5.0
-LOOK_S = 1.0  # between two looks at what the workers take
-IDLE_S = 60.0  # that a worker waits for the next task of its module
-DEAF_S = 30.0  # a daemon that has not listened for so long cannot tell which worker was silent
-ABANDONED = "abandoned"  # the activity of what a worker that the kernel does not let go holds on to
+LOOK_S = 1.0  # between two checks of the workers' bounds
+IDLE_S = 60.0  # how long an idle worker is kept for the next task of its module
+DEAF_S = 30.0  # after so long without listening, a daemon cannot judge which worker was silent
+ABANDONED = "abandoned"  # the activity shown for a subject whose worker the kernel does not let go
 LEFTOVERS_END_S = 20.0
 
 
@@ -31,9 +31,9 @@ F = TypeVar("F")
 
 @dataclass
 class Job(Generic[F]):
-    """One worker at work on one subject (a source's path, or a word of the daemon's own).
+    """A worker at work on a subject (a source's path, or a daemon's own name for the work).
 
-    `facts` is what the daemon knows of the job beside its worker.
+    `facts` is the daemon's own knowledge of the job.
     """
 
     activity: Activity
@@ -48,13 +48,13 @@ class Job(Generic[F]):
 
     @property
     def name(self) -> str:
-        """Kind and subject, for people."""
+        """Returns kind and subject, for messages."""
         return f"{self.kind} {self.subject}"
 
 
 @dataclass
 class _Idle:
-    """A worker between two tasks, its imports done; it is ended at `until`, on the monotonic clock."""
+    """A worker between two tasks, its imports done; ended at monotonic time `until`."""
 
     module: str
     worker: Worker
@@ -62,11 +62,12 @@ class _Idle:
 
 
 class WorkerPool(Generic[F]):
-    """Starts workers, hears them, reaps them. `name` marks them in their environment, to be found again.
+    """Starts workers, collects their messages and reaps them; `name` marks them in their environment.
 
-    A worker that stays in the kernel after its SIGKILL is abandoned: its job stays, as the kind `abandoned`,
-    so that nothing else touches what it holds, until it ends at last. `record` takes an event's word and its
-    fields. A reusable worker larger than `recycle_rss_bytes` is not used again.
+    By that mark a later daemon finds leftover workers. A worker that stays in the kernel after its SIGKILL is
+    abandoned: its job remains, as the kind `abandoned`, until the worker ends, so that its subject is not
+    touched. `record` takes an event's word and its fields. A reusable worker larger than `recycle_rss_bytes`
+    is not reused.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class WorkerPool(Generic[F]):
         self._heard_at = time.monotonic()
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
-        """Have a worker do a task; an idle one of a reusable activity takes it, else one is started."""
+        """Gives a task to an idle worker if the activity is reusable, else to a new worker."""
         assert subject not in self._jobs, f"{subject} is being worked on"
         most_rss_bytes = self._most_rss_bytes if activity.is_memory_bound else None
         bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes)
@@ -115,28 +116,27 @@ class WorkerPool(Generic[F]):
 
     @property
     def jobs(self) -> tuple[Job[F], ...]:
-        """All that is going on."""
         return tuple(self._jobs.values())
 
     @property
     def busy(self) -> dict[str, str]:
-        """The activity by subject of all that is going on."""
+        """Returns the activity of each subject at work."""
         return {subject: ABANDONED if job.abandoned else job.kind for subject, job in self._jobs.items()}
 
     @property
     def pids(self) -> set[int]:
-        """The processes that are waited for here, the idle ones included."""
+        """Returns the pids of the pool's workers, including idle workers."""
         return {worker.pid for worker in self._workers()}
 
     def _workers(self) -> list[Worker]:
         return [job.worker for job in self._jobs.values()] + [idle.worker for idle in self._idle]
 
     def rss_bytes(self) -> int:
-        """Resident bytes of all workers and what they started."""
+        """Returns the resident bytes of all workers and their descendants."""
         return sum(sample_tree(pid) for pid in self.pids)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Wait as the waiter does, and meanwhile hold the workers to their bounds."""
+        """Waits like the waiter, and meanwhile enforces the workers' bounds."""
         give_up = time.monotonic() + min(timeout_s, self._waiter.longest_s)
         while True:
             left_s = max(0.0, give_up - time.monotonic())
@@ -145,7 +145,7 @@ class WorkerPool(Generic[F]):
                 return events
 
     def _take_idle(self, module: str) -> Worker | None:
-        """The idle worker of the module that worked last, so that those not needed grow old."""
+        """Returns the idle worker of the module that worked last, so that surplus workers reach their end."""
         for idle in reversed(self._idle):
             if idle.module == module and not idle.worker.ending and idle.worker.poll() is None:
                 self._idle.remove(idle)
@@ -160,9 +160,9 @@ class WorkerPool(Generic[F]):
                 idle.worker.ask_to_stop(0)
 
     def hear(self) -> Iterator[tuple[Job[F], list[dict[str, Any]], WorkerExit | None]]:
-        """What each worker said since the last call, and its exit if it ended; then it is forgotten.
+        """Yields each worker's messages since the last call, and its exit if it ended; then forgets the job.
 
-        A reusable worker's finished task is such an end.
+        A finished task of a reusable worker counts as an end.
         """
         now = time.monotonic()
         deaf, self._heard_at = now - self._heard_at > DEAF_S, now
@@ -205,7 +205,7 @@ class WorkerPool(Generic[F]):
             )
 
     def stop(self) -> None:
-        """Stop every worker and wait for its end; not for ever for those that the kernel does not let go."""
+        """Stops every worker and waits for its end; gives up on workers that the kernel does not let go."""
         workers = self._workers()
         for worker in workers:
             self._waiter.remove_fd(worker.fileno())
@@ -217,10 +217,10 @@ class WorkerPool(Generic[F]):
         self._idle.clear()
 
     def end_leftovers(self, patience_s: float = LEFTOVERS_END_S) -> None:
-        """Kill what an earlier daemon of this name left at work, and wait until it is gone.
+        """Kills the workers of an earlier daemon of this name, and waits until they are gone.
 
-        A worker ends with its daemon, but not at the same instant. Raises Transient when one does not go
-        (it hangs in the kernel): two workers on one file would spoil it.
+        A worker ends with its daemon, but not at the same instant. Raises Transient when a worker does not
+        end (it hangs in the kernel): two workers on one file would spoil it.
         """
         deadline = time.monotonic() + patience_s
         while left := [
