@@ -1,4 +1,4 @@
-"""What is known of the hot and the warm disk, through the lister that owns each."""
+"""State of the hot and the warm disk, as reported by the lister of each."""
 
 from __future__ import annotations
 
@@ -17,45 +17,44 @@ LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
 
 
 class Disk:
-    """One disk. `published` are the first 16 digits of the keys of the sets there, `size` as last measured;
-    `is_measured` tells whether that measure came after all that ended so far."""
+    """State of one disk: `published` is the first 16 digits of the key of each set on it, `size` its last
+    measure, `is_measured` whether that measure is newer than every job that ended."""
 
     def __init__(self, place: Place, root: Path) -> None:
         self.place, self.root = place, root
         self.lister, self.sweeper = f"/{place}-lister", f"/{place}-sweep"  # never a source's path
         self.published: set[str] = set()
         self.size: DiskSize | None = None
-        self.mark: Mapping[str, Any] = {}  # by what workers know that it is this disk
+        self.mark: Mapping[str, Any] = {}  # the owner record by which workers recognize this disk
         self.is_writable = True
         self.is_measured = self.is_owned = self.is_agreed = False
-        self.why = ""  # the lister's word that the disk is not there
+        self.why = ""  # the lister's reason why the disk is missing
         self.fits = False  # whether the disk is large enough for the configuration
         self.building_bytes: dict[str, int] = {}  # hot: built so far, by the first digits of the key
-        self.partial: Mapping[str, int] = {}  # hot: copied so far of files on their way, by name
+        self.partial: Mapping[str, int] = {}  # hot: bytes of unfinished copies, by file name
         self.gone: frozenset[str] = frozenset()  # warm: evicted sets that the last look did not find
-        self.litter: dict[str, str | None] = {}  # what is to be removed, and the path of its source if known
+        self.litter: dict[str, str | None] = {}  # paths to remove, each with its source's path if known
         self._born = self._heard_at = time.monotonic()
         self._look_due = self._measure_due = 0.0
-        self._asked_at: float | None = None  # when the look that is not answered yet was asked for
+        self._asked_at: float | None = None  # when the unanswered look was requested
         self._silent_since: float | None = None
-        self._number = self._needs = 0  # of the last measure asked for, and of the first that counts
+        self._number = self._needs = 0  # of the last measure requested, and of the first that counts
         self._believed: Mapping[str, Source] = {}  # the records as they were when the look began
         self._published_before: frozenset[str] = frozenset()
 
     # Looking and measuring
 
     def look_soon(self) -> None:
-        """Have a look at the next occasion."""
         self._look_due = 0.0
 
     def measure_soon(self) -> None:
-        """Forget the last measure: something just ended that took or gave room."""
+        """Discards the last measure: a job that ended took or freed space."""
         self.is_measured = False
         self._needs = self._number + 1
         self._measure_due = 0.0
 
     def question(self, sources: Mapping[str, Source]) -> Mapping[str, Any] | None:
-        """What to ask the lister now; None while nothing is due."""
+        """Returns the next request for the lister, None while none is due."""
         now = time.monotonic()
         if not self.is_owned:
             return None
@@ -72,57 +71,55 @@ class Disk:
         return {what: self._number}
 
     def owned(self) -> None:
-        """The lister holds the owner lock."""
+        """Records that the lister holds the disk's owner lock."""
         self.is_owned, self._look_due = True, 0.0
         self._asked_at = self._silent_since = None
 
     def heard(self) -> None:
-        """The lister said something."""
         self._heard_at = time.monotonic()
 
     def untouched(self, sources: Mapping[str, Source], busy: Mapping[str, str]) -> dict[str, Source]:
-        """The records that are as they were when the look began: only they can be held against it."""
+        """Returns the records unchanged since the look began: only these can be compared with it."""
         believed = self._believed
         return {p: one for p, one in sources.items() if believed.get(p) is one and p not in busy}
 
     def answered(self) -> None:
-        """A look was answered; the next may be asked for even if this one cannot be recorded."""
+        """Records that a look was answered: the next one may start even if this answer cannot be recorded."""
         self._asked_at, self.why = None, ""
 
     def looked(self, published: Collection[str]) -> None:
-        """The records agree with a look; the first tells all that lies there, later ones what is gone."""
+        """Records which sets a look found; the first look sets `published`, later looks only shrink it."""
         self.published -= self._published_before - set(published)
         if not self.is_agreed:
             self.published = set(published)
-        self._believed, self._published_before = {}, frozenset()  # with many sources they take room
+        self._believed, self._published_before = {}, frozenset()  # free the memory: sources may be many
         self.is_agreed = True
 
     def measured(self, message: Mapping[str, Any]) -> None:
-        """Take a measure."""
         if self.is_hanging:
-            self.look_soon()  # it answers again
+            self.look_soon()  # the disk answers again
         self.size, self.is_writable = DiskSize(**message["disk"]), bool(message["writable"])
         self.mark = message["owner"]
         self.is_measured = message["number"] >= self._needs
         self._silent_since = None if message["number"] == self._number else time.monotonic()
 
     def lost(self, why: str) -> None:
-        """The lister ended; `why` is its word that the disk is not there."""
+        """Records that the lister ended; `why` is its reason why the disk is missing."""
         self.is_owned = self.is_measured = False
         self.size, self.why = None, why
         self._asked_at = self._silent_since = None
 
-    # Keeping tidy
+    # Removing leftovers
 
     def discard(self, *paths: str, of: str | None = None) -> None:
-        """Have these removed from the disk at the next occasion; `of` is the source that waits for it."""
+        """Queues these paths for removal from the disk; work on the source `of` waits until then."""
         self.litter.update(dict.fromkeys(paths, of))
 
-    # How it is
+    # Condition
 
     @property
     def measure(self) -> DiskSize | None:
-        """The disk's size, None while it is not known as of now or may not be worked on."""
+        """The disk's size; None while no current measure exists or work on the disk is not allowed."""
         return self.size if self.is_measured and self.is_known else None
 
     @property
@@ -131,23 +128,23 @@ class Disk:
 
     @property
     def is_known(self) -> bool:
-        """Whether it may be worked on: hot while it is writable, warm while it answers."""
+        """Whether work on the disk is allowed: hot must be writable, warm must answer."""
         return self.is_seen and (self.is_writable if self.place == "hot" else not self.is_hanging)
 
     @property
     def is_hanging(self) -> bool:
-        """Whether an answer is overdue."""
+        """Whether the lister's answer is overdue."""
         since = self._silent_since
         return since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
 
     def is_undecided(self, failures: int) -> bool:
-        """Whether it has not said yet what it holds, nor failed to."""
+        """Whether the lister has neither made its first report nor failed, and still has time for it."""
         is_young = time.monotonic() - self._born < ANSWERS_WITHIN_S
         return is_young and not (self.is_agreed and self.size is not None) and not failures
 
     @property
     def trouble(self) -> str:
-        """Why it is not all there; empty when it was seen and answers, or was just asked."""
+        """Why the disk is not fully usable; empty when it was seen and no answer is overdue."""
         if not self.is_writable and self.is_known | (self.place == "hot" and self.is_seen):
             if self.place == "hot":
                 return f"the hot directory {self.root} is mounted read-only; remount it writable"

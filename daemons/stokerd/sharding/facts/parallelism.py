@@ -1,4 +1,4 @@
-"""How many builders and copies the stage-shard loop has at work: set by the file, or by what is measured."""
+"""Sets the numbers of builders and copies: fixed by the configuration, or adjusted to what is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_COPIES, MOST_COPIES = 2, 8
 
 
 class Parallelism:
-    """The numbers; `auto` in shard.workers and stage.copies lets each change, a number fixes it."""
+    """The two numbers; `auto` in shard.workers and stage.copies lets each vary, a number fixes it."""
 
     def __init__(self, context: DaemonContext, state: State, gauge: PressureGauge | None = None) -> None:
         pipeline = context.pipeline
@@ -32,18 +32,18 @@ class Parallelism:
         self._builder_bytes = pipeline.shard.memory.soft
         cpus = max(1, math.ceil(self._gauge.cpus))
         fitting = state.pauses.memory.facts.headroom_bytes // self._builder_bytes
-        # A builder a CPU, as far as memory goes, so that nobody waits for a number to rise.
+        # One builder per CPU, if memory allows: throughput need not wait for the number to climb.
         first = {"builders": max(1, min(cpus, fitting)), "copies": FIRST_COPIES}
         asked = {"builders": pipeline.shard.workers, "copies": pipeline.stage.copies}
         self._most = {"builders": cpus, "copies": MOST_COPIES}
         self._fixed = {what: number for what, number in asked.items() if number != "auto"}
         self._numbers = {what: Number(self._fixed.get(what, number)) for what, number in first.items()}
         self._was_idle = True
-        self.due = 0.0  # when to look again although nothing happens, monotonic seconds
+        self.due = 0.0  # when to measure next without a wake-up, monotonic seconds
         self._set_limits(state)
 
     def look(self, state: State) -> Iterator[Effect]:
-        """Measure, when it is time, and change what the measure says; an idle loop measures nothing."""
+        """Measures when due and adjusts the numbers; an idle loop measures nothing."""
         now, building, copying = time.monotonic(), len(state.doing("build")), len(state.doing("stage"))
         if now < self.due < math.inf:
             return
@@ -79,14 +79,15 @@ class Parallelism:
 
 
 def _ahead_s(state: State) -> float:
-    """How long the hungriest run can train on what is built; inf while none trains at a known rate.
+    """Returns the least seconds of training that built sets give any run; inf without a known rate.
 
-    Counted from its low-water mark, which lags behind: by less than what is called far ahead.
+    Counts from the run's low-water mark, which lags behind the trainer by less than
+    AHEAD_S of schedule.parallelism.
     """
     built = state.sources.sums.tokens["train"] / state.pipeline.train.seq_len
     ahead = []
     for run in state.placement.holdings:
         if not run.finished and run.windows_per_s:
-            with contextlib.suppress(DataError):  # a plan that is just being brought in line
+            with contextlib.suppress(DataError):  # the supervisor is just repairing the plan
                 ahead.append((built - linear(run.plan, run.low_water)) / run.windows_per_s)
     return min(ahead, default=math.inf)

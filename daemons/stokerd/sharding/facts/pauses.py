@@ -1,4 +1,4 @@
-"""Why work waits: failed tries, a full disk, memory, the source folder; recorded once, and over by itself."""
+"""Why work waits: failures, a full disk, memory, the source folder. Each is recorded once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 WRITERS = ("stage", "build", "hydrate", "sync")
-SOURCE = "/source"  # under which failures of the source folder are counted
-SOURCE_RETRY_S = 30.0  # at the latest: each try costs one file's staging
-ONCE_WAITS_S = 20.0  # with --once, for whatever makes work wait
-ROOMY = 2  # times the soft budget: what one builder needs to go on after a pause
+SOURCE = "/source"  # the subject that failures of the source folder are counted under
+SOURCE_RETRY_S = 30.0  # upper limit of the wait: each try costs the staging of one file
+ONCE_WAITS_S = 20.0  # with --once: the longest wait, for any reason
+ROOMY = 2  # times the soft budget: the memory that one builder needs to resume after a pause
 PLACES: tuple[Place, ...] = ("hot", "warm", "state")
 
 
 class Memory:
-    """What is known of memory since the daemon started; `why` is what the pause is about, `needs` how much
-    smaller than usual a path's file is read, up to ALONE."""
+    """Memory state since the daemon started. `why` is the reason of the pause; `needs` says, by path, how far
+    the batch size is reduced for its file, up to ALONE: built with no other builder running."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._events = context.events
@@ -45,21 +45,20 @@ class Memory:
         self.why = ""
 
     def look_now(self) -> MemoryFacts:
-        """Read the counters, for evidence."""
         self.facts = self._watch.look()
         return self.facts
 
     # Before a build
 
     def attempt(self, path: str, *, others: bool) -> Attempt:
-        """Under which conditions a build of the path's file begins now."""
+        """Returns the conditions under which a build of the path's file begins now."""
         need = self.needs.get(path, 0)
         rows = min(SMALLEST, max(self.ladder.rows, need))
         return Attempt(rows, need == ALONE and not others, self.look_now().headroom_bytes, self.ladder.step)
 
     def plan(self, state: State) -> tuple[Limits, str | None, list[str]]:
-        """The limits with as many builders as memory allows, the path whose turn it is to be built with none
-        beside it, and those that wait for such a turn."""
+        """Returns the limits with as many builders as memory allows, the path to build alone now, and
+        the other paths that wait to be built alone."""
         self._most = max(1, state.limits.builders)
         builders = self.ladder.builders(self._most)
         building = state.doing("build")
@@ -77,9 +76,9 @@ class Memory:
     # After a build
 
     def failed(self, path: str, attempt: Attempt, reason: str, *, is_machines: bool) -> str | None:
-        """A build ran out of memory; returns the detail of the finding if its file is to blame.
+        """Handles a build that ran out of memory; returns the finding's detail if its file is to blame.
 
-        `is_machines`: memory was short; otherwise the worker took more than its budget.
+        `is_machines`: the machine was short of memory; otherwise the worker exceeded its budget.
         """
         if attempt.is_blamed(self._hard):
             self.needs.pop(path, None)
@@ -94,13 +93,12 @@ class Memory:
         return None
 
     def read_less(self, path: str, need: int) -> int:
-        """Have the path's file read in smaller batches from now on; returns what was needed before."""
+        """Reduces the batch size for the path's file; returns the reduction before."""
         before = self.needs.get(path, 0)
         self.needs[path] = max(before, need)
         return before
 
     def succeeded(self, path: str) -> None:
-        """A build came to its end."""
         self.needs.pop(path, None)
         before, self.ladder = self.ladder, self.ladder.succeeded(time.monotonic())
         if self.ladder.step != before.step:
@@ -118,7 +116,7 @@ class Memory:
     # Looking
 
     def look(self) -> None:
-        """See how much there is to spare, and whether a pause is over."""
+        """Reads the memory counters and ends the pause if enough is free."""
         headroom_bytes = self.look_now().headroom_bytes
         before, self.ladder = (
             self.ladder,
@@ -129,7 +127,7 @@ class Memory:
             self._events.record("memory_resumed", **self.shown())
 
     def shown(self) -> dict[str, Any]:
-        """How it is, for status and events."""
+        """Returns the fields for status and events."""
         return {
             "step": self.ladder.step,
             "read_rows": READ_ROWS[self.ladder.rows],
@@ -140,7 +138,7 @@ class Memory:
 
 @dataclass
 class Pause:
-    """What work waits for; times are monotonic seconds, of the first and of the last failure."""
+    """A reason to wait, with the monotonic times of its first and its last failure."""
 
     reason: str
     since: float
@@ -148,7 +146,7 @@ class Pause:
 
 
 class Pauses:
-    """All that work waits for; with --once nothing waits for long."""
+    """All reasons to wait; with --once a reason that lasts raises."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._events = context, context.events
@@ -157,15 +155,15 @@ class Pauses:
         self._all: dict[Place | Literal["source"], Pause] = {}
 
     def _begin(self, what: Place | Literal["source"], reason: str) -> bool:
-        """Wait, or wait on; returns whether that is news."""
+        """Starts or extends a pause; returns whether it is new."""
         now, known = time.monotonic(), self._all.get(what)
         self._all[what] = Pause(reason, now if known is None else known.since, now)
         return known is None
 
-    # What happened
+    # Recording
 
     def disk_full(self, state: State, kind: str, place: Place, path: str, reason: str) -> None:
-        """A worker found its disk full."""
+        """Records that a worker found its disk full."""
         for disk in state.disks:
             if disk.place == place:
                 disk.measure_soon()
@@ -175,26 +173,25 @@ class Pauses:
             self._events.record("disk_full", level="error", **about, reason=reason)
 
     def disk_works(self, place: Place | None) -> None:
-        """A worker made something durable there, which no write of before the disk was full shows."""
+        """Ends a disk's pause after a durable write there, unless the write may predate the failure."""
         known = None if place is None else self._all.get(place)
         if place is not None and known is not None and time.monotonic() - known.failed_at >= LOOK_S:
             del self._all[place]
             self._events.record("disk_has_room", place=place)
 
     def source_failed(self, reason: str) -> None:
-        """The folder could not be seen: each file would fail in turn, so staging as a whole waits."""
+        """Pauses all staging after a failure to read the folder: otherwise each file would fail in turn."""
         self.retries.retry_in(SOURCE, min(self.retries.failed(SOURCE), SOURCE_RETRY_S))
         if self._begin("source", reason):
             self._events.record("staging_paused", level="warning", reason=reason)
 
     def source_answered(self) -> None:
-        """A file was read from the folder."""
         self.retries.succeeded(SOURCE)
         if self._all.pop("source", None) is not None:
             self._events.record("staging_resumed")
 
     def look(self, state: State) -> None:
-        """Look at memory; raises where --once has waited long enough."""
+        """Reads memory; with --once raises the error of a pause that lasted too long."""
         self.memory.look()
         if not self._context.once:
             return
@@ -210,10 +207,10 @@ class Pauses:
         if self.memory.ladder.paused and self.memory.ladder.since < enough:
             raise Transient(f"{self.memory.why}; free some memory, then start again")
 
-    # What waits
+    # Reading
 
     def until(self, kind: str, state: State) -> float:
-        """When jobs of a kind may begin again, monotonic seconds; `inf` while they wait for something."""
+        """Returns when jobs of a kind may begin, monotonic seconds; inf while a condition blocks them."""
         place = state.activities[kind].writes_to
         is_full = place is not None and self._is_full(state, place)
         if is_full or (kind in WRITERS and self._context.reserve.spent):
@@ -224,7 +221,7 @@ class Pauses:
         return math.inf if _is_stuck(state) else max(until, self.retries.not_before.get(SOURCE, 0.0))
 
     def reasons(self, state: State) -> dict[str, str]:
-        """Why work waits, by what it waits for."""
+        """Returns why work waits, by cause."""
         found = {f"disk_{place}": self._all[place].reason for place in PLACES if self._is_full(state, place)}
         if self._context.reserve.spent:
             found["disk_state"] = f"{self._context.layout.state} is full; free some space"
@@ -233,14 +230,14 @@ class Pauses:
         return found
 
     def source_trouble(self, state: State) -> str:
-        """Why nothing is staged; empty when the source answers."""
+        """Returns why staging waits; empty when the source answers."""
         if _is_stuck(state):
             return "staging waits for the source or hot: a worker hangs in the kernel"
         pause = self._all.get("source")
         return "" if pause is None else f"staging waits: {pause.reason}"
 
     def _is_full(self, state: State, place: Place) -> bool:
-        """Whether no measure taken since a write failed there shows room; tries keep a small distance."""
+        """Whether no measure since the failed write shows free space; retries are at least LOOK_S apart."""
         if (pause := self._all.get(place)) is None:
             return False
         size = self._size(state, place)
@@ -249,7 +246,7 @@ class Pauses:
     def _size(self, state: State, place: Place) -> DiskSize | None:
         if place != "state":
             return next((disk.measure for disk in state.disks if disk.place == place), None)
-        found = os.statvfs(self._context.layout.state)  # local by contract: it answers
+        found = os.statvfs(self._context.layout.state)  # always a local file system, so this cannot hang
         blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
         return DiskSize(0, found.f_blocks * found.f_frsize, blocks * found.f_frsize)
 

@@ -24,18 +24,18 @@ from stokerd.sharding.effects import Effect, WritePin, event
 class Pinning:
     """The pin of the configured dataset version; `pin` is None until its tokenizer is frozen.
 
-    `earlier` is the pin of a lower version, `training` what the tokenizer is to be trained on.
+    `earlier` is the pin of a lower version, `training` the set of files to train the tokenizer on.
     """
 
     def __init__(self, context: DaemonContext, sources: Catalog) -> None:
         self._sources = sources
-        self.listing: Listing | None = None  # as it was last read
+        self.listing: Listing | None = None  # as last read
         pipeline = self._pipeline = context.pipeline
         self._layout = context.layout
         self._dataset, self._limit = pipeline.dataset.name, pipeline.dataset.limit
         self._is_lost = self._is_stay_recorded = False
-        self._sliced: tuple[tuple[object, ...], Slice] | None = None  # with what it was made of
-        self._kept: tuple[object, ...] = ()  # what the pin's listing was made of
+        self._sliced: tuple[tuple[object, ...], Slice] | None = None  # the last slice, with its inputs
+        self._kept: tuple[object, ...] = ()  # the inputs of the pin's listing
         self.earlier: DatasetPin | None = None
         self.training: TrainingSet | None = None
         self.pin = self._read(context)
@@ -54,44 +54,44 @@ class Pinning:
         return pin
 
     def refuse_another_build(self) -> None:
-        """Raise ConfigError when the configuration asks for another build than the pinned one."""
+        """Raises ConfigError when the configuration asks for another build than the pinned one."""
         if self.pin is None:
             asked_of_tokenizer(self._pipeline)
         else:
             refuse(self._pipeline, pin_faults(self._pipeline, self.pin))
 
     def key_of(self) -> Callable[[str], str] | None:
-        """How a content's shard set is called in this build, None before there is one."""
+        """Returns the function from a content's sha256 to its shard set's key, None without a pin."""
         return None if self.pin is None else _keys_of(self.pin.build_id)
 
     # The tokenizer
 
     @property
     def trains(self) -> bool:
-        """Whether the tokenizer is yet to be made of the first files' text."""
+        """Whether a tokenizer must still be trained on the first files' text."""
         return self.pin is None and self._pipeline.tokenizer.file is None
 
     @property
     def training_contents(self) -> list[str]:
-        """The contents that the tokenizer is to be trained on, in their order."""
+        """The sha256 of each file to train the tokenizer on, in their order."""
         return [] if self.training is None else [sha256 for _, sha256 in self.training.files]
 
     def choose_training(self) -> frozenset[str]:
-        """Choose the files to train on; returns the paths that are not readable yet."""
+        """Chooses the files to train on; returns the paths that are not readable yet."""
         train, listing, most = self._pipeline.tokenizer.train, self.listing, self._limit.files
         if self.pin is None and self.earlier is None and not self._is_lost:
-            # Sets that were built had a pin, damaged or not there at all.
+            # Published sets prove that a pin existed; its record is damaged or missing.
             self._is_lost = bool(self._sources.count(*PUBLISHED))
         self.training = None
         if self.pin is not None or self._given() is not None or train is None:
             return frozenset()
-        if listing is not None and most is not None:  # it may have been written before that limit was lowered
+        if listing is not None and most is not None:  # the listing may be older than the limit
             listing = replace(listing, files=listing.files[:most])
         self.training = choose(listing, self._sources, train.train_bytes)
         return frozenset() if self.training is None else self.training.wanted
 
     def tokenizer_task(self, staged: Mapping[str, str]) -> dict[str, Any] | None:
-        """The task that freezes the tokenizer, None when it cannot be done yet or is done.
+        """Returns the task that freezes the tokenizer; None when it is frozen, or its input is not complete.
 
         `staged` maps a content's sha256 to its parquet file on hot.
         """
@@ -102,7 +102,7 @@ class Pinning:
             return None
         contents = self.training_contents
         if not staged.keys() >= set(contents):
-            return None  # a worker has one of them in hand
+            return None  # a worker is using one of the files
         return {
             "files": [staged[sha256] for sha256 in contents],
             "sha256": contents,
@@ -115,7 +115,7 @@ class Pinning:
     def freeze(
         self, result: Mapping[str, Any], trained_on: tuple[tuple[str, str], ...] | None
     ) -> Iterator[Effect]:
-        """Pin the dataset to the tokenizer a worker trained on these (path, sha256), or took over (None)."""
+        """Pins the dataset to a tokenizer trained on these (path, sha256), or to a given one (None)."""
         tokenizer = TokenizerPin(
             file=f"tokenizers/{self.target.name}",
             sha256=str(result["sha256"]),
@@ -138,25 +138,25 @@ class Pinning:
     def _given(self) -> str | None:
         if self._pipeline.tokenizer.file is not None:
             return str(self._pipeline.tokenizer.file)
-        # The record of the pin is lost, the frozen tokenizer is not: it is the one the sets were built with.
+        # Only the pin's record is lost; the sets were built with the frozen tokenizer, which still exists.
         return str(self.target) if self._is_lost and self.target.exists() else None
 
     # The listing
 
     def keep_listing(self) -> Iterator[Effect]:
-        """Keep the pin's listing: what of the source is to be trained on, as far as that is settled."""
+        """Writes the pin's listing: the files to train on, as far as they are settled."""
         listing, sources = self.listing, self._sources
         made_of = (listing, sources.changes, self.pin)
         if self.pin is None or made_of == self._kept or (listing is None and not sources.imported):
             return
-        files: Iterable[str] = ()  # what was imported does not wait for a listing
+        files: Iterable[str] = ()  # imported sets do not wait for a listing
         is_known = is_whole = False
         if (part := self._slice()) is not None:
             is_known = part.full or part.settled
             is_whole = part.full or (part.settled and listing is not None and listing.complete)
             files = (*part.paths, *self._formers(part.paths))
             yield from self._say_stayed(part)
-        elif listing is not None:  # with every path that came to its end, though it may be listed no longer
+        elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
             others = (path for path in (*sources.ended, *sources.formers) if path not in sources.imported)
             files, is_known, is_whole = {*listing.paths, *others}, True, listing.complete
         paths = (*sorted(files), *self._imports())
@@ -171,13 +171,13 @@ class Pinning:
         self._kept = (listing, made_of[1], self.pin)
 
     def _formers(self, paths: Iterable[str]) -> list[str]:
-        """What the files of a slice held before: it stays with them, and counts nothing."""
+        """Returns the former contents of a slice's files: they stay in it, and its limit ignores them."""
         sources = self._sources
         kept = frozenset((*paths, *(() if self.pin is None else self.pin.listing))) if sources.formers else ()
         return [path for path in sources.formers if path in kept or sources[path].former in kept]
 
     def _imports(self) -> list[str]:
-        """What was imported, to be trained on after all files; once listed it stays, for plans name it."""
+        """Returns the imported sets, trained on after all files; a listed set stays, since plans name it."""
         sources = self._sources
         listed = frozenset(() if self.pin is None or not sources.imported else self.pin.listing)
         return [
@@ -188,14 +188,15 @@ class Pinning:
 
     @property
     def beyond(self) -> Container[str]:
-        """What the configured slice of the source leaves out."""
+        """The paths that dataset.limit leaves out."""
         part = self._slice()
         return () if part is None else part.beyond
 
     def _slice(self) -> Slice | None:
-        """The configured slice of what is listed; None when nothing bounds it, or none is listed.
+        """Returns the configured slice of the listing; None when no limit or no listing exists.
 
-        What was in it and has come to its end stays: a plan may name it, whatever the limit is lowered to.
+        Files of an earlier slice that reached their end stay in it, however low the limit becomes: a plan may
+        name them.
         """
         listing, sources = self.listing, self._sources
         if listing is None or not is_bounded(self._limit):
@@ -204,13 +205,13 @@ class Pinning:
         if self._sliced is None or self._sliced[0] != asked:
             before = () if self.pin is None else self.pin.listing
             ended = [path for path in before if path in sources and sources[path].state in TERMINAL]
-            # What was imported is no part of what the limit is about.
+            # dataset.limit does not count imported sets.
             kept = [path for path in ended if sources[path].has_file]
             self._sliced = asked, slice_of(listing.paths, sources, self._limit, kept=kept)
         return self._sliced[1]
 
     def _say_stayed(self, part: Slice) -> Iterator[Effect]:
-        """Say once that the limit would leave out what was built as part of the slice."""
+        """Records once that the limit would leave out files that were built as part of the slice."""
         if part.stayed and not self._is_stay_recorded:
             self._is_stay_recorded = True
             words = (
@@ -223,5 +224,4 @@ class Pinning:
 
 @functools.cache
 def _keys_of(build: str) -> Callable[[str], str]:
-    """How a content's shard set is called in a build; the same function for the same build."""
     return lambda sha256: set_key(sha256, build)

@@ -1,6 +1,6 @@
-"""Which shard sets live on hot: what the runs hold joined with what lies there, and the intent to evict.
+"""Decides which shard sets are on hot, from the runs' plans and the sets there; writes eviction intents.
 
-The decisions are plan.residency's. Nothing is moved here: an intent to evict is written under the lock that
+The rules are plan.residency's. This module moves no set: it writes an intent to evict under the lock that
 the supervisors hold, shared, while they name sets in a plan; the moves follow.
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 HYDRATIONS = 2
-EVICT_AT_ONCE = 8  # intents written under one hold of the lock: supervisors wait for it
-NOTHING_LEFT_S, LOCKED_S = 2.0, 0.1  # until the next try
+EVICT_AT_ONCE = 8  # intents per hold of the lock, which supervisors wait for
+NOTHING_LEFT_S, LOCKED_S = 2.0, 0.1  # delay of the next try
 
 
 @dataclass(frozen=True)
 class Wants:
-    """What the runs want: paths to bring back now, all that are wanted, how many of them are not hot, and the
-    bytes of those that wait; `is_blocked`: they wait for room, not for their turn."""
+    """What the runs want: paths to bring back now, all wanted paths, the number of them not on hot, and the
+    bytes of those that wait; `is_blocked`: they wait for space, not for their turn."""
 
     hydrate: tuple[str, ...] = ()
     wanted: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class Wants:
 
 
 class Placement:
-    """What the runs hold, as it was last read; `why` is why nothing more can leave hot."""
+    """What the runs hold, as last read; `why` is the reason why no more sets can leave hot."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._layout = context, context.layout
@@ -56,12 +56,12 @@ class Placement:
         self.why = ""
         self._is_damaged = False
         self._seen: object = None
-        self._tried = -1  # the changes to the records at the last try to have sets leave
+        self._tried = -1  # the records' change count at the last try to evict
         self._sets: tuple[object, list[ShardSet], dict[str, str]] | None = None
         self.due = 0.0  # when to try again, monotonic seconds
 
     def look(self) -> Iterator[Effect]:
-        """Read again what the runs hold, if it changed. A damaged plan holds everything: nothing leaves."""
+        """Reads what the runs hold if that changed. With a damaged plan all sets stay on hot."""
         seen = _fingerprint(self._layout.runs)
         if seen == self._seen:
             return
@@ -78,7 +78,7 @@ class Placement:
             yield AlertOver("plan_unreadable")
 
     def watch(self) -> None:
-        """Wake up when a run's needs change, a new run's too."""
+        """Subscribes to changes of the runs directory and of each run."""
         runs = self._layout.runs
         self._context.waiter.watch(runs)
         with contextlib.suppress(FileNotFoundError):
@@ -86,22 +86,22 @@ class Placement:
                 self._context.waiter.watch(run)
 
     def urgent(self) -> frozenset[str]:
-        """The keys that a run waits for, whether or not there is a set of that key."""
+        """Returns the keys that a run waits for, whether or not a set of that key exists."""
         return frozenset(urgency(self.holdings))
 
     @property
     def is_consumed(self) -> bool:
-        """Whether some run goes on, which gives room in time."""
+        """Whether an unfinished run has a plan: its progress will free space."""
         return any(run.plan.windows and not run.finished for run in self.holdings)
 
     def is_tried(self, state: State) -> bool:
-        """Whether it was tried to have sets leave since a record last changed."""
+        """Whether eviction was tried since a record last changed."""
         return self._tried == state.sources.changes
 
     # Bringing back
 
     def choose(self, state: State) -> None:
-        """Decide what to bring back."""
+        """Decides which sets to bring back."""
         if not any(run.wants for run in self.holdings):
             self.wants = Wants()
             return
@@ -120,7 +120,7 @@ class Placement:
     # Leaving
 
     def make_room(self, state: State, needed_bytes: int) -> Iterator[Effect]:
-        """Write the intent to evict what should leave, so that what is needed now finds room."""
+        """Writes eviction intents until the needed bytes find space."""
         now, free, changes = time.monotonic(), state.space.free(state.hot), state.sources.changes
         waits = self.is_tried(state) and now < self.due
         if state.warm is None or not state.warm.is_known or self._is_damaged or free is None or waits:
@@ -134,7 +134,7 @@ class Placement:
         if not self._to_evict(state, free, wanted):
             self.due = now + NOTHING_LEFT_S
             return
-        # Supervisors hold it, shared, while they name sets in a plan: they go first.
+        # Supervisors hold this lock, shared, while they name sets in a plan; they go first.
         held = self._layout.shard_sets_lock
         with storage_errors("lock", held), opened(held, os.O_RDWR | os.O_CREAT) as lock:
             try:
@@ -163,7 +163,7 @@ class Placement:
         return [paths[key] for key in keys]
 
     def _published(self, state: State) -> tuple[list[ShardSet], dict[str, str]]:
-        """Every published set, and the path it belongs to by its key; the same while nothing changed."""
+        """Returns all published sets, and each set's path by key; cached while its inputs are unchanged."""
         waits = frozenset(path for path in state.retries.not_before if not state.retries.allows(path))
         asked = (state.sources.changes, state.space.estimate, waits)
         if self._sets is None or self._sets[0] != asked:
@@ -178,19 +178,19 @@ class Placement:
 
 
 def _coming(state: State) -> set[str]:
-    """The keys of the sets that are being brought back."""
+    """Returns the keys of the sets that are being brought back."""
     return {str(state.sources[path].key) for path in state.doing("hydrate")}
 
 
 def _shard_set(state: State, source: Source) -> ShardSet:
-    # One that could not be moved just now stays where it is until it is its turn again.
+    # A set whose last move failed stays where it is until its retry time.
     is_movable = source.on_warm and state.retries.allows(source.path)
     size = state.space.estimate.published(source)
     return ShardSet(str(source.key), size, tokens_of(source.books, "train"), hot=source.hot, warm=is_movable)
 
 
 def _fingerprint(runs: Path) -> object:
-    """Changes when a run comes or goes, or its plan or consumed.json is written."""
+    """Returns a value that changes when a run comes or goes, or its plan or consumed.json is written."""
     found = []
     with storage_errors("look at", runs), contextlib.suppress(FileNotFoundError):
         for run in sorted(runs.iterdir()):

@@ -1,4 +1,4 @@
-"""The quarantine in the stage-shard loop: its budget, what people ask of it, what is looked at again."""
+"""The stage-shard loop's quarantine: its budget, requests about it, and periodic rechecks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stokerd.sharding.effects import Answer, DropFinding, Effect, MarkFinding, S
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-RECHECK = "/revalidate"  # a job's subject; never a source's path
+RECHECK = "/revalidate"  # the job's subject; never a source's path
 READ_EVERY_S = 60.0
 GONE = "its file is not there any more, and no good copy of it was kept"
 VERBS = (RELEASE, REVALIDATE, DROP)
@@ -28,7 +28,7 @@ VERBS = (RELEASE, REVALIDATE, DROP)
 
 @dataclass
 class Round:
-    """A request to look at everything again: what is left to look at, by name, and what came of the rest."""
+    """A request to recheck everything: `todo` names what is left, the other fields count results."""
 
     todo: set[str]
     released: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Round:
 
 
 class QuarantineState:
-    """`kept` is everything in quarantine, newest first; `looking_at` the path that is being looked at."""
+    """`kept` is everything in quarantine, newest first; `looking_at` the path under recheck."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._directory = context.layout.quarantine
@@ -46,28 +46,27 @@ class QuarantineState:
         self.looking_at: str | None = None
 
     def read_soon(self) -> None:
-        """Look through the directory at the next occasion."""
         self._read_due = 0.0
 
     def read(self) -> None:
-        """Look through the directory where something changed; a change inside a folder shows in its time."""
+        """Reads the directory if its time stamp changed, else every READ_EVERY_S for inner changes."""
         now, stamp = time.monotonic(), 0
-        if self._directory.exists():  # it is made again with the next thing in it
+        if self._directory.exists():  # created with the first entry
             stamp = self._directory.stat().st_mtime_ns
         if stamp != self._stamp or now >= self._read_due:
             self._stamp, self._read_due = stamp, now + READ_EVERY_S
             self.kept = read_quarantine(self._directory)
 
     def named(self, request: Request) -> Kept | None:
-        """What a request names."""
+        """Returns the quarantine entry that a request names."""
         return next((kept for kept in self.kept if kept.name == request.args.get("name")), None)
 
 
 def act(state: State) -> Iterator[Effect]:
-    """Answer requests, record what became of things, and keep the budget."""
+    """Answers requests, restarts sources without a finding, and enforces the budget."""
     quarantine, requests = state.records.quarantine, state.records.asked(*VERBS)
     if any(quarantine.named(request) is None for request in requests):
-        quarantine.read_soon()  # what one names may have come without a newer time stamp
+        quarantine.read_soon()  # the named entry may be new although the time stamp is unchanged
     quarantine.read()
     yield from _restart_without_finding(state)
     for request in requests:
@@ -77,7 +76,7 @@ def act(state: State) -> Iterator[Effect]:
             answer = _release(state, request) if request.verb == RELEASE else _round(state, request)
             if answer is not None:
                 yield Answer(request, answer)
-    quarantine.read()  # without what was asked to go
+    quarantine.read()  # without the entries just dropped
     budget = state.pipeline.quarantine
     busy = {*state.doing("quarantine"), *filter(None, (quarantine.looking_at,))}
     limits = {"keep_files": budget.keep_files, "keep_bytes": budget.keep_bytes}
@@ -86,14 +85,14 @@ def act(state: State) -> Iterator[Effect]:
 
 
 def _quarantined(state: State) -> list[Source]:
-    """What can be looked at again: imported tokens and former contents have no file."""
+    """Returns the sources that can be rechecked: imported tokens and former contents have no file."""
     return [source for source in state.sources.in_state("quarantined") if source.has_file]
 
 
 def _restart_without_finding(state: State) -> Iterator[Effect]:
-    """Start over what is quarantined for a reason that somebody took away: it is judged again."""
+    """Starts over sources whose finding an operator removed: the loop judges them again."""
     quarantine = state.records.quarantine
-    for _ in range(2):  # a folder's time stamp may hide what was made in the same instant
+    for _ in range(2):  # the time stamp may hide an entry that was made within its resolution
         known = findings(quarantine.kept)
         lost = [one for one in _quarantined(state) if (one.path, one.sha256) not in known]
         if not lost:
@@ -105,7 +104,7 @@ def _restart_without_finding(state: State) -> Iterator[Effect]:
 
 
 def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
-    """Say of a finding that its source was given another try."""
+    """Records that a finding's source was released for another try."""
     yield event("source_released_from_quarantine", path=kept.path, folder=kept.name, why=why)
     yield MarkFinding(kept.name, {"released": {"time": utc_now(), "why": why}})
 
@@ -114,7 +113,7 @@ def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
 
 
 def _release(state: State, request: Request) -> Mapping[str, Any] | None:
-    """The answer to a wish for release where no look is needed for it; None until there was one."""
+    """Returns the answer to a release request; None while it needs a recheck first."""
     kept = state.records.quarantine.named(request)
     if kept is None:
         return {"refused": f"nothing in quarantine is called {request.args.get('name')}"}
@@ -131,7 +130,7 @@ def _release(state: State, request: Request) -> Mapping[str, Any] | None:
 
 
 def _round(state: State, request: Request) -> Mapping[str, Any] | None:
-    """The answer to a wish to look at everything again, once that is done."""
+    """Returns the answer to a request to recheck everything, None until all is rechecked."""
     quarantine = state.records.quarantine
     if request.id not in quarantine.rounds:
         waiting = due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0)
@@ -159,11 +158,11 @@ def _drop(state: State, request: Request) -> Iterator[Effect]:
         yield Answer(request, {"dropped": name, "bytes": size})
 
 
-# Another look
+# Recheck
 
 
 def next_look(state: State) -> tuple[Kept, bool] | None:
-    """What to look at again now, and whether to take its word without a look."""
+    """Returns the entry to recheck now, and whether to release it without reading its file."""
     quarantine = state.records.quarantine
     if RECHECK in state.pool or not state.hot.is_known:
         return None

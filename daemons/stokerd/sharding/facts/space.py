@@ -1,4 +1,4 @@
-"""The stage-shard loop's part of the disk ledger: what it claims, and what there is room for, in bytes."""
+"""The stage-shard loop's part of the disk ledger: its claims, and the free space for its work, in bytes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from stokerd.sharding.facts.disks import Disk
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-RECORDED_AFTER_S = 60.0  # of waiting while something goes on that may make room
+RECORDED_AFTER_S = 60.0  # of waiting while other work may still free space
 
 
 class Space:
-    """Room on hot and warm; none is given out while a disk's size is not known. `short` says what waits for
-    room, by disk.
+    """Free space on hot and warm; none is granted while a disk's size is unknown.
 
-    `granted` is what builds may take of hot, by the source's path; `outgrown` what a build that was set back
-    needs to begin again.
+    `short`: what waits for space, by disk. `granted`: bytes of hot that a build may take, by source path.
+    `outgrown`: bytes that a build needs to begin again after its output was discarded, by source path.
     """
 
     def __init__(self, context: DaemonContext) -> None:
@@ -55,7 +54,7 @@ class Space:
     # What is claimed
 
     def refresh(self, state: State) -> None:
-        """Count what is claimed again, and make it durable if it changed."""
+        """Recomputes the claims and writes them if they changed."""
         pin, sums = state.records.pinning.pin, state.sources.sums
         token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
         self.estimate = Estimate(token_bytes, ratio_of(sums.measured, token_bytes))
@@ -71,7 +70,7 @@ class Space:
         self._others = others_claims(self._layout, STAGE_SHARD)
 
     def _claims(self, state: State) -> dict[Place, dict[Purpose, int]]:
-        """What work that began will still take. Before there is a tokenizer no two sets are built at once."""
+        """Returns what begun work will still write. Without a tokenizer sets are built one at a time."""
         sources, estimate = state.sources, self.estimate
         for job in state.builds():
             if job.facts.tokens is not None:
@@ -93,31 +92,31 @@ class Space:
         return {"hot": hot, "warm": {"sets": sum(map(estimate.published, syncing))}}
 
     def claimed(self, disk: DiskSize) -> int:
-        """What all daemons claim of a disk."""
+        """Returns the bytes that all daemons claim of a disk."""
         return claimed_bytes((*self._mine, *self._others), disk.device)
 
     # Builds that grow beyond what was expected
 
     def grant(self, state: State, source: Source) -> int:
-        """What the build of a source may take of hot: what it was granted, else what is expected of it."""
+        """Returns the bytes of hot that a build may take: its grant, else its expected size."""
         expected = max(self.estimate.built(source), _committed(state, source))
         return self.granted.setdefault(source.path, self.outgrown.pop(source.path, expected))
 
     def set_back(self, state: State, source: Source, needed: int | None) -> None:
-        """What was built of the source's set is gone; it begins again where there is room for `needed`."""
+        """Withdraws the grant of a discarded build, which restarts once `needed` bytes are free."""
         self.granted.pop(source.path, None)
         state.hot.building_bytes.pop(str(source.key)[:KEY16], None)
         if needed is not None:
             self.outgrown[source.path] = needed
 
     def growth(self, state: State, source: Source, *, written: int, needed: int) -> Growth | None:
-        """What decides whether a build may take `needed` bytes; None while hot's size is not known."""
+        """Returns the facts that decide about a build's `needed` bytes; None while hot's size is unknown."""
         size = state.hot.measure
         if size is None:
             return None
         is_linked = self._lands_on_hot and state.is_linked
         purpose: Purpose | None = "sets" if is_linked else None
-        # Downloads keep hot full to the floor, and sets are built in it: then half of it is kept.
+        # Downloads fill hot down to the floor, and sets are built inside the floor: half of it stays free.
         free = self.free(state.hot, self.floor // 2 if is_linked else self.floor, purpose) or 0
         checkpoints = claimed_bytes(self._others, size.device, "checkpoints")
         sums = state.sources.sums
@@ -137,17 +136,17 @@ class Space:
     # Room
 
     def free(self, disk: Disk | None, floor_bytes: int = 0, purpose: Purpose | None = None) -> int | None:
-        """Bytes of a disk that nothing claims, less a floor; None while that is not known."""
+        """Returns the unclaimed bytes of a disk, less a floor; None while the size is unknown."""
         if disk is None or disk.measure is None:
             return None
         return room(disk.measure, (*self._mine, *self._others), floor_bytes=floor_bytes, purpose=purpose)
 
     def rooms(self, state: State, wanted: frozenset[str], cold_bytes: int) -> dict[str, Room]:
-        """What staging, building and copying to warm may take; `cold_bytes` of sets waited for come first.
+        """Returns the space for staging, building and copying to warm, after `cold_bytes` for runs.
 
-        `wanted` are paths the tokenizer waits for: their sets are built when their files are all here. Where
-        downloads land on hot and are staged by links, those take no room themselves, and sets come before
-        what is still to land. Builds go into the floor if need be, or what is staged could never leave.
+        `wanted` are the paths that the tokenizer waits for: their sets are built once all these files are
+        staged. Where downloads land on hot, staging by hard links takes no space, and sets go before
+        files still to land. Builds may use the floor: otherwise staged files could never leave hot.
         """
         is_linked, size = self._lands_on_hot and state.is_linked, state.hot.measure
         free = self.free(state.hot, purpose="sets") if is_linked else self.free(state.hot, self.floor)
@@ -169,12 +168,12 @@ class Space:
         }
 
     def stage_needs(self, state: State, source: Source, *, with_set: bool = True) -> int:
-        """Bytes that staging a source takes, with the set that is built of it."""
+        """Returns the bytes that staging a source takes, with the set that is built of it."""
         copy = 0 if state.is_linked else max(0, source.size - _copied(state, source))
         return copy + (self.estimate.built(source) if with_set else 0)
 
     def build_needs(self, state: State, source: Source) -> int:
-        """Bytes that going on with a build takes; one that was set back begins again above the floor."""
+        """Returns the bytes that a build still takes; a discarded build begins again above the floor."""
         outgrown = self.outgrown.get(source.path)
         return self._rest(state, source) if outgrown is None else outgrown + self.floor
 
@@ -182,19 +181,19 @@ class Space:
         return self.estimate.rest(source, _committed(state, source), self.granted.get(source.path, 0))
 
     def _begun(self, state: State, but: str | None = None) -> int:
-        """What the builds that go on will still write."""
+        """Returns the bytes that running builds will still write."""
         paths = (path for path in state.doing("build") if path != but)
         return sum(self._rest(state, state.sources[path]) for path in paths)
 
     def wanted_free(self, state: State, needed_bytes: int) -> int:
-        """Bytes of hot that evicting should leave free: the target, or what is needed now above the floor."""
+        """Returns the bytes of hot that evicting should leave free: the target, or need plus floor."""
         tenth = 0 if state.hot.size is None else state.hot.size.total_bytes // 10
         return max(tenth if self._target_free is None else self._target_free, self.floor + needed_bytes)
 
-    # Making room, and saying what waits for it
+    # Making room, and reporting work that waits for it
 
     def make_room(self, state: State, situation: Situation) -> Iterator[Effect]:
-        """Have sets leave hot for what waits for room, and say so where none can."""
+        """Evicts or discards for work that waits for space, and reports where nothing can."""
         now, sources, placement = time.monotonic(), state.sources, state.placement
         cold = placement.wants.cold_bytes
         staging = [sources[path] for path in stageable(situation, now)[:1]]
@@ -223,7 +222,7 @@ class Space:
             yield from self._say_short(state.warm, copies, at_once=True)
 
     def _say_short(self, disk: Disk, needs: list[tuple[str, int]], *, at_once: bool) -> Iterator[Effect]:
-        """An alert, with the numbers, of what waits for room on a disk."""
+        """Raises or clears the alert about work that waits for space on a disk, with the numbers."""
         size, place, now = disk.measure, disk.place, time.monotonic()
         if size is None:
             return
@@ -248,17 +247,17 @@ class Space:
 
 
 def _committed(state: State, source: Source) -> int:
-    """What is built of the source's set already."""
+    """Returns the bytes already built of the source's set."""
     return state.hot.building_bytes.get(str(source.key)[:KEY16], 0)
 
 
 def _copied(state: State, source: Source) -> int:
-    """What of the source's file is on hot already, as seen when hot was last looked at."""
+    """Returns the bytes of the source's file already copied to hot, as of the last look at hot."""
     return state.hot.partial.get(parquet_name(source), 0) if state.hot.partial else 0
 
 
 def _discard_partial(state: State) -> None:
-    """Give up the copies that were begun: their room is needed first, and they can be made again."""
+    """Discards unfinished copies: their space is needed first, and they can be made again."""
     paths = {parquet_name(source): source.path for source in state.sources.in_state("seen")}
     for name in state.hot.partial:
         state.hot.discard(partial_copy(state.pipeline.hot_layout, name), of=paths.get(name))
@@ -266,7 +265,7 @@ def _discard_partial(state: State) -> None:
 
 
 def _unstage(state: State, first: Source) -> Iterator[Effect]:
-    """Give back the room of one staged file, which comes back later; a hard link gives none."""
+    """Discards one staged file, which is staged again later; a hard link would free no space."""
     keep = state.records.pinning.training_contents
     staged = [one for one in state.sources.in_state("staged") if one is not first]
     spare = [one for one in staged if one.sha256 not in keep]
