@@ -18,6 +18,7 @@ from stokerd.download.state import State
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
 LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
+IDLE_S = 60.0  # without anything to do, after which the worker leaves: it holds memory and the landing
 AHEAD = 4  # so many times files_at_once lie with the worker: some wait for their next try
 
 
@@ -35,11 +36,14 @@ class Fetcher:
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
         self._fetch = replace(FETCH, silent_s=silent_s)
         self.device: int | None = None  # of the landing's disk
+        self._busy_at = 0.0
+        self._is_leaving = False
 
     # What it is asked
 
     def start_if_needed(self) -> bool:
-        """Have a worker; False while it may not be started yet."""
+        """Have a worker; False while it may not be started yet, or an idle one is leaving."""
+        self._busy_at = time.monotonic()
         if FETCHER not in self._pool and self._state.retries.allows(FETCHER):
             # Where files landed the landing must be there: a missing one is an unmounted disk then.
             root, receipts = str(self._pipeline.source_root), self._state.receipts.values()
@@ -50,7 +54,17 @@ class Fetcher:
             )
             task = fetch_task(self._pipeline, expected=any(landed))
             self._pool.start(self._fetch, FETCHER, task, None)
-        return FETCHER in self._pool
+            self._is_leaving = False
+        return FETCHER in self._pool and not self._is_leaving
+
+    def end_if_idle(self) -> None:
+        """End a worker that had nothing to do for a minute."""
+        now = time.monotonic()
+        if self._state.transfers or self._state.removing:
+            self._busy_at = now
+        elif FETCHER in self._pool and not self._is_leaving and now - self._busy_at >= IDLE_S:
+            self._is_leaving = True
+            self._pool[FETCHER].worker.close_input()
 
     @property
     def free(self) -> int:
@@ -105,6 +119,8 @@ class Fetcher:
         """Forget what it had in hand; returns why the landing cannot be used, or ""."""
         self._state.transfers.clear()
         self._state.removing.clear()
+        if ended.kind == "finished":
+            return ""
         is_stalled = ended.kind == "silent"
         wait_s = self._state.retries.failed(FETCHER)
         if ended.code == UnavailableError.exit_code:

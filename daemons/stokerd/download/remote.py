@@ -177,6 +177,7 @@ class RemoteSource(Source[RemoteFile]):
 
     def bring(self) -> None:
         """Finish what is being released, then fetch what is not here, as much as may be."""
+        self.fetcher.end_if_idle()
         state, now = self.state, time.monotonic()
         if due := state.paths["releasing"] - state.removing:
             if now < state.pauses.until("removal") or not self.fetcher.start_if_needed():
