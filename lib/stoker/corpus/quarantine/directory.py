@@ -1,10 +1,10 @@
-"""What lies in quarantine: a folder each, the bad thing, and reason.json, which also tells what became of it.
+"""The quarantine directory: one folder for each bad file or set, which holds it and its reason.json.
 
-The marks that are added to a reason (each present once it holds):
-    revalidated, revalidations   when the thing was last found still bad, and how often
-    released    {"time", "why"}: its source was given another try, and there was an event
-    dropping    {"why", "bytes"}: the thing is gone or to go, and there is no event yet
-    dropped     {"time", "why", "bytes"}: the thing is gone, and there was an event
+Marks that Stoker adds to a reason, each when it becomes true:
+    revalidated, revalidations   when the content was last found still bad, and how often
+    released    {"time", "why"}: its source was given another try, and the event is recorded
+    dropping    {"why", "bytes"}: the content is removed or to be removed; the event is not recorded yet
+    dropped     {"time", "why", "bytes"}: the content is removed, and the event is recorded
 """
 
 from __future__ import annotations
@@ -28,22 +28,18 @@ KINDS = ("parquet", "shards", "record", "checkpoint")
 
 @dataclass(frozen=True)
 class Kept:
-    """One folder of the quarantine; `name` is the folder's, by which people name it.
+    """One folder of the quarantine."""
 
-    `things` are the names beside the reason, `bytes` their sizes in sum; `body` is the whole reason, empty
-    where it cannot be read, which `problem` then tells.
-    """
-
-    name: str
+    name: str  # of the folder; commands take this name
     kind: str
-    things: tuple[str, ...] = ()
-    bytes: int = 0
-    body: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
+    things: tuple[str, ...] = ()  # the names beside reason.json
+    bytes: int = 0  # of all things
+    body: Mapping[str, Any] = field(default_factory=dict)  # the whole reason, empty where it cannot be read
+    problem: str = ""  # why it cannot be read
 
     @property
     def path(self) -> str:
-        """What it was: a source's path, or a file's."""
+        """The path of the source, or of the file, that was quarantined."""
         return str(self.body.get("path") or "")
 
     @property
@@ -56,12 +52,12 @@ class Kept:
 
     @property
     def when(self) -> str:
-        """When it was set aside, as UTC text."""
+        """The time of the quarantine, as UTC text."""
         return str(self.body.get("time") or "")
 
     @property
     def looked_at(self) -> float:
-        """When it was last found bad, in seconds since 1970; 0 when that is not known."""
+        """The time of the last look that found it bad, in seconds since 1970; 0 where that is unknown."""
         return max(_seconds(self.when), _seconds(str(self.body.get("revalidated") or "")))
 
     @property
@@ -82,7 +78,7 @@ class Kept:
 
 
 def read_quarantine(directory: Path) -> tuple[Kept, ...]:
-    """Everything in it, newest first."""
+    """Returns every folder of the quarantine, newest first."""
     found = []
     with storage_errors("look through", directory):
         for folder in directory.glob("[!.]*"):
@@ -90,24 +86,30 @@ def read_quarantine(directory: Path) -> tuple[Kept, ...]:
                 if folder.is_dir() and not folder.is_symlink():
                     found.append(_read(folder))
             except FileNotFoundError:
-                continue  # dropped with its reason meanwhile
+                continue  # removed with its reason meanwhile
     return tuple(sorted(found, key=lambda kept: (kept.when, kept.name), reverse=True))
 
 
 def mark(folder: Path, **changes: Any) -> None:
-    """Add to a folder's reason, durably; None takes a mark away. A damaged or lost reason is written anew."""
+    """Adds fields to a folder's reason, durably; None removes a field.
+
+    A damaged or missing reason is replaced by a new one.
+    """
     try:
         body = read_record(folder / REASON)
     except (RecordDamaged, FileNotFoundError) as error:
         body = {"v": 1, "kind": kind_of(folder.name), "path": None, "reason": "unknown", "detail": str(error)}
-    # What the reason says of nothing (a file that has no row group to blame) it goes on saying.
+    # A field that the reason holds as None (no row group is to blame) stays.
     kept = {name: value for name, value in body.items() if name not in changes}
     marks = {name: value for name, value in changes.items() if value is not None}
     write_record(folder / REASON, kept | marks)
 
 
 def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]) -> Path:
-    """The folder of this finding, made now where there is none; what was released is another finding's."""
+    """Returns the folder of this finding, and makes it first if it is missing.
+
+    A folder whose finding was released is never used again: it belongs to an earlier finding.
+    """
     body = {"v": 1, "kind": kind, "path": None, "sha256": None, **reason}
     for folder in sorted(directory.glob(f"{kind}-{name}-*"), reverse=True):
         try:
@@ -126,13 +128,13 @@ def open_folder(directory: Path, kind: str, name: str, reason: Mapping[str, Any]
 
 
 def kind_of(name: str) -> str:
-    """The kind of thing a folder of this name holds; "other" for what Stoker did not put there."""
+    """Returns the kind that a folder's name begins with; "other" for a folder that Stoker did not make."""
     kind = name.split("-", 1)[0]
     return kind if kind in KINDS else "other"
 
 
 def bytes_of(thing: Path) -> int:
-    """The size of a file, or of all files below a directory."""
+    """Returns the size of a file, or of all files below a directory."""
     if thing.is_symlink() or not thing.is_dir():
         return thing.lstat().st_size
     return sum(

@@ -1,6 +1,6 @@
-"""Worker: move a bad thing from hot into the state's quarantine, beside a record of why.
+"""Worker: moves a bad file or set from hot into the state's quarantine, beside a record of the reason.
 
-What is kept of it later, and what goes back, is decided in rules.py.
+rules.py decides how long it stays and whether it may be released.
 
 task: {"directory", "kind", "name", "thing": path, "reason": {...}, "budget_bytes"}
 result: {"folder"}
@@ -34,10 +34,10 @@ def quarantine(
     budget_bytes: int,
     progress: Progress = lambda _: None,
 ) -> Path:
-    """Move `thing` into its own folder <kind>-<name>-<time> below `directory`, after the reason is durable.
+    """Moves `thing` into a folder <kind>-<name>-<time> below `directory`, after the reason is durable.
 
-    Done twice for the same finding (an interrupted try), it completes the folder that is there. A thing that
-    alone is over the budget, or for which there is no room, is given up; its reason tells so.
+    A second call for the same finding (after an interrupted try) completes the folder of the first. A thing
+    that alone exceeds the budget, or for which the disk has no room, is deleted; its reason says so.
     """
     folder = open_folder(directory, kind, name, reason)
     if not os.path.lexists(thing):
@@ -51,7 +51,7 @@ def quarantine(
         if error.errno not in FULL:
             raise
         why = NO_ROOM
-    if why:  # said first, so that it is an event whatever happens
+    if why:  # the mark comes before the deletion, so that the event is recorded even after a crash
         mark(folder, dropping={"why": why, "bytes": size})
         for part in (*(part for part in folder.iterdir() if part.name != REASON), thing):
             remove_durably(part)
@@ -59,18 +59,18 @@ def quarantine(
 
 
 def _keep(thing: Path, folder: Path, progress: Progress) -> None:
-    """Move a file, or a folder file by file: it may lie on another file system."""
+    """Moves a file, or a directory file by file, because the quarantine may be on another file system."""
     is_folder = thing.is_dir() and not thing.is_symlink()
     for file in sorted(each for each in thing.rglob("*") if each.is_file()) if is_folder else (thing,):
         target = folder / file.relative_to(thing.parent)
         make_dir(target.parent)
-        if not target.exists():  # whole once it has its name: an earlier try only did not remove the file
+        # a file under its name is whole: an earlier try only failed to remove the source
+        if not target.exists():
             move(file, target, progress)
     remove_durably(thing)
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Quarantine the thing with its reason."""
     insist_on(task)
     folder = quarantine(
         Path(task["directory"]),

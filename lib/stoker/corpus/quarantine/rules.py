@@ -1,4 +1,4 @@
-"""What becomes of what lies in quarantine: what goes, what is looked at again, what may go back. Pure."""
+"""Pure rules of the quarantine: what is dropped, what is checked again, what may be released."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OVER_FILES = "quarantine.keep_files are kept, and newer ones are there"
 OVER_BYTES = "quarantine.keep_bytes are kept, and newer ones fill them"
 RELEASED = "its source was released, and has come to its end"
 
-CLOCK_SLACK_S = 60.0  # a clock that was set right by less than this was no wrong clock
-# Kinds that this budget is not about: theirs has rules of its own, or is nobody's.
+CLOCK_SLACK_S = 60.0  # a smaller correction of the clock does not make a time invalid
+# Kinds outside this budget: checkpoints have their own rules, "other" is not Stoker's.
 _OTHERS = ("checkpoint", "other")
 _NEVER = {
     "checkpoint": "a checkpoint that was proven wrong is never released: a run goes on from the newest one "
@@ -32,10 +32,10 @@ def drops(
     keep_bytes: int,
     busy: Collection[str] = (),
 ) -> Iterator[tuple[Kept, str]]:
-    """What has to go and why: what served its purpose, and the oldest over the budget of its kind.
+    """Yields what to drop and why: settled releases, and the oldest findings over their kind's budget.
 
-    `things` is in order, newest first; the newest of a kind stays whatever its size, unless no file is kept.
-    `busy` are the sources' paths at which something is being put in or looked at.
+    `things` is sorted newest first; the newest of a kind stays whatever its size, unless keep_files is 0.
+    `busy` are the paths of sources with a worker at their quarantine folder.
     """
     files: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -56,24 +56,24 @@ def drops(
 
 
 def _is_over(kept: Kept, source: Source | None) -> bool:
-    """Whether nobody may need the kept copy of a released file any more."""
+    """Whether the kept copy of a released file can no longer be needed."""
     return source is None or source.sha256 != kept.sha256 or source.state in TERMINAL
 
 
 def findings(things: Sequence[Kept]) -> dict[tuple[str, str], Kept]:
-    """The newest finding that stands against a content, by the source's path and sha256."""
+    """Returns the newest unreleased parquet finding for each content, by source path and sha256."""
     standing = (kept for kept in reversed(things) if kept.kind == "parquet" and kept.released is None)
     return {(kept.path, kept.sha256): kept for kept in standing}
 
 
 def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every: float | None) -> list[Kept]:
-    """The findings against these quarantined sources to look at again, the longest waiting first.
+    """Returns the findings against these sources that are due for another look, longest wait first.
 
-    Every `every` seconds, None for never; `now` is in seconds since 1970. Each finding has its own clock, on
-    disk. One that stands in the future stood under a wrong clock: it is due.
+    Each is due every `every` seconds, never with None; `now` is in seconds since 1970. The time of a
+    finding's last look is on disk. A time in the future comes from a wrong clock: that finding is due.
     """
     known = findings(things)
-    # There is nothing to look at, or nothing in doubt: another try would only fill the disk again.
+    # Others have no file to look at, or leave no doubt: another try would only fill the disk again.
     doubtful = [one for one in sources if not one.never_came and one.reason != EXCEEDS_DISK]
     standing = [known[content] for one in doubtful if (content := (one.path, one.sha256)) in known]
     found = [
@@ -83,7 +83,7 @@ def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every:
 
 
 def refusal(kept: Kept, source: Source | None) -> str | None:
-    """Why this cannot be released, None where it can; that it was released already is not asked here."""
+    """Returns why this cannot be released, None where it can; does not check for an earlier release."""
     if kept.kind != "parquet":
         return _NEVER[kept.kind]
     if source is None:

@@ -1,4 +1,4 @@
-"""What the stage-shard loop does next: one pure function from what is known to a tuple of actions."""
+"""The decisions of the stage-shard loop: one pure function from the situation to a tuple of actions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stoker.corpus.schedule.state import Action, Situation
 
 
 def decide(situation: Situation, now: float) -> tuple[Action, ...]:
-    """The actions to take now, within the limits; taken all, none contradicts another.
+    """Returns the actions to take now, within the limits; none contradicts another.
 
-    Work is claimed by content: of two paths with the same sha256 one is worked on, the other waits and
+    Work is claimed by content: of two paths with the same sha256 one is worked on; the other waits and
     becomes its duplicate once the set is proven.
     """
     renewals = tuple(stale(situation))
-    if renewals:  # everything else depends on the records being of the content at hand
+    if renewals:  # every other decision needs records of the current content
         return renewals
     if moves := decide_moves(situation, now):
-        return moves  # what comes back from warm has its room before anything new begins
+        return moves  # a set that returns from warm gets its room before any new work begins
     return (
         *_duplicates(situation),
         *_lost_contents(situation),
@@ -34,11 +34,10 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
 
 
 def stale(situation: Situation) -> Iterator[Action]:
-    """What to do about the records that speak of other content than their receipt, or of a file that could
-    not be fetched, or came after all.
+    """Yields actions for records that disagree with their receipt on the content or the fetch's fate.
 
-    Duplicates of a content that has no shard set any more begin anew too: the set was lost, and the file it
-    was made of may be gone or another by now, while theirs is here.
+    Duplicates of a content that has lost its shard set start over too: the file that the set was built from
+    may be gone or changed by now, while theirs is here.
     """
     catalog, receipts = situation.sources, situation.receipts
     for path in receipts if situation.differing is None else sorted(situation.differing):
@@ -53,7 +52,7 @@ def stale(situation: Situation) -> Iterator[Action]:
             if path not in situation.beyond:
                 yield Action("restart", path)
         elif _is_unrecorded(situation, source):
-            continue  # its set is proven first, and kept as a former content then
+            continue  # its set is proven first, and then kept as a former content
         elif source.sha256 != receipt.sha256 or source.never_came:
             yield Action("replace" if source.state in PUBLISHED else "restart", path)
     for path in chain.from_iterable(catalog.unsettled):
@@ -65,7 +64,7 @@ def stale(situation: Situation) -> Iterator[Action]:
 
 
 def _is_unrecorded(situation: Situation, source: Source) -> bool:
-    """Whether its set was published and nobody lived to write it down: renewed now, it would be nobody's."""
+    """Whether its set was published and not recorded before a crash: a restart now would orphan the set."""
     return (
         source.state in OPEN
         and situation.is_published(source)
@@ -74,7 +73,7 @@ def _is_unrecorded(situation: Situation, source: Source) -> bool:
 
 
 def differs(source: Source | None, receipt: Receipt | None) -> bool:
-    """Whether a receipt names other content than the record of its path, or another fate of its download."""
+    """Whether a receipt and the record of its path disagree on the content or on the fate of its download."""
     if receipt is None:
         return False
     if source is None or source.sha256 != receipt.sha256:
@@ -83,10 +82,10 @@ def differs(source: Source | None, receipt: Receipt | None) -> bool:
 
 
 def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Action]:
-    """A file that could not be fetched, or rotted, is missed only where no shard set has its content."""
+    """Yields how to give up a file that was not fetched, or rotted, and whose content has no shard set."""
     path = receipt.path
     if source is None and path not in situation.beyond:
-        # What is known of its content may tell that its set is there.
+        # Records of its content may show that its set exists.
         yield Action("restart" if receipt.sha256 else "give_up", path)
     elif source is not None and source.state == "seen" and path not in situation.beyond:
         found = situation.uncertain or path in situation.recallable or situation.is_published(source)
@@ -104,7 +103,7 @@ def _duplicates(situation: Situation) -> Iterator[Action]:
 
 
 def _lost_contents(situation: Situation) -> Iterator[Action]:
-    """Former and imported contents without a set, when none is to be found and no other file has them."""
+    """Yields former and imported contents whose set is nowhere and whose content no other file has."""
     catalog = situation.sources
     if situation.uncertain or situation.key_of is None:
         return
@@ -123,7 +122,7 @@ def _has_no_file_any_more(source: Source) -> bool:
 
 
 def _proofs(situation: Situation, now: float) -> Iterator[Action]:
-    """Proofs of the sets on hot that no record owns, and of those that somebody asked to prove."""
+    """Yields proofs of the sets on hot without a record, and of the sets that were requested to be proven."""
     catalog, key_of = situation.sources, situation.key_of
     if key_of is not None:
         asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
@@ -134,7 +133,7 @@ def _proofs(situation: Situation, now: float) -> Iterator[Action]:
 
 
 def stageable(situation: Situation, now: float) -> list[str]:
-    """The paths to stage next within workers and queue, if only there is room on the disk."""
+    """Returns the paths to stage next within workers and queue, before the disk's room is considered."""
     limits, catalog = situation.limits, situation.sources
     if now < situation.paused_until.get("stage", now):
         return []
@@ -146,7 +145,8 @@ def stageable(situation: Situation, now: float) -> list[str]:
     claimed = {source.sha256 for source in here} | {catalog[path].sha256 for path in situation.busy}
     queued = sum(catalog[path].size for path in ahead)
     chosen: list[str] = []
-    # What the tokenizer or a run waits for goes first and past the queue's limits: all else waits for it.
+    # Files that the tokenizer or a run waits for go first and past the queue's limits: all else waits for
+    # them.
     first = situation.wanted | situation.urgent
     for path in chain(sorted(first & catalog.keys()), catalog.waiting):
         if len(chosen) == most:
@@ -156,7 +156,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
             continue
         full = len(ahead) >= limits.queue_files or queued + source.size > limits.queue_bytes
         if ahead and full and path not in first:
-            break  # in listing order: a small one behind does not overtake it
+            break  # in listing order: a small file behind does not overtake
         chosen.append(path)
         claimed.add(source.sha256)
         ahead.add(path)
@@ -165,7 +165,7 @@ def stageable(situation: Situation, now: float) -> list[str]:
 
 
 def _may_stage(situation: Situation, source: Source, now: float) -> bool:
-    """Whether a source waits for nothing but its turn; the cheapest questions first, for many may wait."""
+    """Whether a source waits only for its turn; the cheapest checks come first, as many sources may wait."""
     path, receipt = source.path, situation.receipts.get(source.path)
     if source.state != "seen" or receipt is None or not receipt.usable:
         return False
@@ -177,7 +177,7 @@ def _may_stage(situation: Situation, source: Source, now: float) -> bool:
 
 
 def buildable(situation: Situation, now: float) -> list[str]:
-    """The paths to build next, if only there is room on the disk; what was begun goes before what was not."""
+    """Returns the paths to build next, before the disk's room is considered; begun builds come first."""
     if situation.key_of is None:
         return []
     here = situation.sources.in_state("staged", "building")
@@ -207,17 +207,17 @@ def _releases(situation: Situation, now: float) -> Iterator[Action]:
             yield Action("release", source.path)
 
 
-# Moves: which sets may leave and which are wanted back is plan.residency's to say
+# Moves: plan.residency decides which sets may leave and which are wanted back.
 
 
 def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
-    """The moves to begin now, within the limits; at most one for a path."""
+    """Returns the moves to begin now, within the limits; at most one for each path."""
     warm, catalog = situation.warm, situation.sources
     if not warm.answers:
         return tuple(_kept_hot(situation, now))
     left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
     return (
-        # Finish what was begun; and take off hot what a record says is on warm only, unless it is wanted.
+        # Finish begun evictions; and evict from hot a set that by its record is on warm only, unless wanted.
         *situation.starts("evict", dict.fromkeys((*catalog.evicting, *left)), now),
         *situation.starts("hydrate", warm.hydrate, now),
         *situation.starts("sync", catalog.unsynced if warm.writable else (), now),

@@ -1,7 +1,7 @@
-"""What the stage-shard loop wants of the files that were fetched: a pure decision.
+"""What the stage-shard loop demands of the fetched files: a pure decision.
 
-A fetched file leaves the landing once its shard set stands for it; it is fetched again when the set was
-lost. The download watchdog alone touches the landing; it reads the demand.
+A fetched file leaves the landing once its shard set replaces it; it is fetched again when the set was lost.
+Only the download watchdog touches the landing; it reads the demand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ON_ITS_WAY: tuple[ReceiptState, ...] = ("verified", "unproven", "disputed")
 
 
 def may_be_demanded(source: Source | None, receipt: Receipt | None) -> bool:
-    """Whether a path may be in the demand, now or later without either of its records changing."""
+    """Whether a path may be in the demand, now or later, while its two records stay as they are."""
     if source is None or receipt is None or not source.has_file:
         return False
     if receipt.usable:
@@ -28,8 +28,10 @@ def may_be_demanded(source: Source | None, receipt: Receipt | None) -> bool:
 
 
 def demand_of(situation: Situation, paths: Collection[str], *, most_missed: int) -> Demand:
-    """What to demand of these paths: first those that the tokenizer or a run waits for, then in listing
-    order. Of one content one file is fetched."""
+    """Returns the demand for these paths: those that the tokenizer or a run waits for come first.
+
+    Of each content one file is fetched.
+    """
     sources, receipts = situation.sources, situation.receipts
     unneeded: dict[str, Unneeded] = {}
     missed: dict[str, str] = {}
@@ -51,9 +53,9 @@ def demand_of(situation: Situation, paths: Collection[str], *, most_missed: int)
 
 
 def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
-    """The path whose set makes the source's file unneeded: a set as safe as that of a file that left hot.
+    """Returns the path whose released set makes the source's file unneeded.
 
-    A quarantined source's file stays: it is what the verdict can be checked by.
+    A quarantined source's file stays, as evidence for a check of the verdict.
     """
     catalog = situation.sources
     if situation.limits.release == "never" or source.path in situation.convicted:
@@ -64,12 +66,12 @@ def _owner_of_safe_set(situation: Situation, source: Source) -> str | None:
 
 
 def _is_missed(situation: Situation, source: Source) -> bool:
-    """Whether the content has no shard set, and no file to make one of but one that has to come again."""
+    """Whether the content has no shard set, and no file to build it from without another fetch."""
     path, catalog = source.path, situation.sources
     if situation.uncertain or path in situation.beyond or path in situation.shelved:
         return False
     if situation.key_of is None and path not in situation.wanted:
-        return False  # its set may lie there: that shows once it is known what sets are called
+        return False  # its set may exist: that shows once the pin gives the names of sets
     if path in situation.recallable or situation.is_published(source):
         return False
     others = [catalog[other] for other in catalog.with_content(source.sha256) if other != path]
@@ -81,7 +83,7 @@ def _is_missed(situation: Situation, source: Source) -> bool:
 
 
 def _comes(situation: Situation, other: Source) -> bool:
-    """Whether the content's set will be made of this other file."""
+    """Whether the content's set will be built from this other file."""
     if other.state in ("staged", "building"):
         return True
     receipt = situation.receipts.get(other.path)

@@ -1,4 +1,4 @@
-"""What the end of a worker says about its file, and what it does not: by evidence, never by a log's text."""
+"""What the end of a worker proves about its file: judged by evidence, never by a log's text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Literal
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import FULL
 
-# The signals that a process earns by itself. SIGKILL is not among them: it comes from outside, from an
-# operator or the kernel short of memory, and convicts no file; SIGTERM is a stop.
+# Signals that a process causes itself. SIGKILL is not among them: it comes from outside, from an operator or
+# from the kernel short of memory, and convicts no file; SIGTERM is a stop.
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _NO_MEMORY = ("MemoryError", "ArrowMemoryError")
-# Failures that speak of the machine, not of the file.
+# Failures of the machine, not of the file.
 _MACHINE = ("ImportError", "ModuleNotFoundError")
 _MACHINE_CODES = (69, 74, 75, 78)
-SCARCE_BYTES = 64 << 20  # an abort with less than this to spare is taken for a failed allocation
-FULL_BYTES = 1 << 16  # less than that free is a full disk, whatever the error was called
+SCARCE_BYTES = 64 << 20  # an abort with less memory to spare counts as a failed allocation
+FULL_BYTES = 1 << 16  # a disk with less free is full, whatever the error's name
 
 Kind = Literal[
     "done",
@@ -39,7 +39,7 @@ Kind = Literal[
 ]
 
 
-# What a finished worker's status means, and what to say of it.
+# The kind and the reason for the status of a finished worker.
 _FINISHED: Mapping[str, tuple[Kind, str]] = {
     "bad": ("bad", ""),
     "changed": ("changed", "its content is not what the receipt says"),
@@ -51,15 +51,11 @@ _FINISHED: Mapping[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the machine says about a worker's time; None for what is not known.
+    """What the machine shows about the time of a worker; None for an unknown value."""
 
-    `oom_killed`: the kernel killed for want of memory since it began. `headroom_bytes`: what could still be
-    taken when it ended. `free_bytes`: of the disk it writes to.
-    """
-
-    oom_killed: bool = False
-    headroom_bytes: int | None = None
-    free_bytes: int | None = None
+    oom_killed: bool = False  # the kernel killed a process for lack of memory since the worker began
+    headroom_bytes: int | None = None  # memory to spare when it ended
+    free_bytes: int | None = None  # of the disk it writes to
 
 
 NO_EVIDENCE = Evidence()
@@ -67,23 +63,21 @@ NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: only `died` counts against the file; `reason` is for the event.
+    """How a job ended: only `died` counts against the file.
 
-    `result` is what a finished worker returned, `error` (a type's name) and `code` are a failed one's.
-
-    `recycled`, `outgrown` and `killed` (by hand) are no failures; `out_of_memory` is the machine's,
+    `recycled`, `outgrown` and `killed` (by hand) are no failures; `out_of_memory` is the machine's shortage,
     `over_memory` the worker's own size.
     """
 
     kind: Kind
-    reason: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    code: int | None = None
+    reason: str = ""  # for the event
+    result: Mapping[str, Any] = field(default_factory=dict)  # of a finished worker
+    error: str = ""  # the name of a failed worker's error type
+    code: int | None = None  # exit code of a failed worker
 
 
 def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
-    """Classify any corpus or shard worker's end."""
+    """Classifies the end of any corpus or shard worker."""
     result, error = ended.result, ended.error or {}
     if ended.kind == "finished" and result is not None:
         kind, reason = _FINISHED.get(str(result.get("status")), ("done", ""))
@@ -94,14 +88,15 @@ def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
 
 
 def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> tuple[Kind, str]:
-    """What became of a worker that did not finish, and what the evidence adds to its own words."""
+    """Returns why a worker did not finish, and the evidence to add to its own words."""
     spare, free, number = evidence.headroom_bytes, evidence.free_bytes, error.get("errno")
     match ended.kind:
-        case "over_memory" | "stalled" | "silent" as kind:  # a dead mount hangs as surely as a bad file could
+        # a dead mount can hang a worker as well as a bad file
+        case "over_memory" | "stalled" | "silent" as kind:
             return kind, ""
         case "killed" if ended.signal == signal.SIGKILL and evidence.oom_killed:
             return "out_of_memory", ": the kernel was out of memory"
-        # What native code does where an allocation fails.
+        # Native code aborts where an allocation fails.
         case "killed" if ended.signal == signal.SIGABRT and spare is not None and spare < SCARCE_BYTES:
             return "out_of_memory", " with no memory to spare"
         case "killed":
@@ -119,5 +114,5 @@ def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> t
 
 
 def convicted(deaths: tuple[int, ...]) -> int | None:
-    """The row group at which workers died twice, None while no row group is to blame."""
+    """Returns the row group at which workers died twice, None where there is none."""
     return next((group for group in deaths if deaths.count(group) > 1), None)

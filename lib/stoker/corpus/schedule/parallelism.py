@@ -1,7 +1,7 @@
-"""How many builders and copies at once, decided from what is measured; pure.
+"""How many builders and copies run at once, decided from measurements; pure.
 
-A measure is of some seconds, so that one is enough to change a number by one; then it rests. After a step
-down it is long before a step up, so that numbers settle instead of swinging with the load.
+One measurement covers some seconds, enough to change a number by one; then the number rests. After a step
+down it takes long before a step up, so that numbers settle and do not swing with the load.
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ from stoker.observe.pressure import Pressure
 
 REST_S = 20.0  # after a change
 SETTLE_S = 3600.0  # after a step down, before a step up, unless a trainer is about to wait
-AHEAD_S, SHORT_S = 4 * 3600.0, 3600.0  # of training that what is built is enough for
+AHEAD_S, SHORT_S = 4 * 3600.0, 3600.0  # seconds of training that the built sets last: plenty; too few
 
-IDLE_CPUS = 0.75  # so much of a CPU must be idle for one more builder
-TIGHT_CPUS = 0.25  # with less, everybody waits for a CPU
-CPU_HIGH, IO_HIGH, MEMORY_HIGH = 0.5, 0.6, 0.2  # shares of the time in which somebody waits
+IDLE_CPUS = 0.75  # CPUs that must be idle for one more builder
+TIGHT_CPUS = 0.25  # with fewer idle CPUs every process waits for a CPU
+CPU_HIGH, IO_HIGH, MEMORY_HIGH = 0.5, 0.6, 0.2  # shares of the time in which some process waits
 IO_LOW, MEMORY_LOW = 0.3, 0.05
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One look. `queued` files are staged and wait for a builder, `waiting` ones could be staged; `building`
-    and `copying` go on. `ahead_s` is how long a run can train on what is built, inf where none does."""
+    """One measurement of the load and of the work at each stage."""
 
     pressure: Pressure
     headroom_bytes: int
-    queued: int
-    waiting: int
+    queued: int  # staged files that wait for a builder
+    waiting: int  # files that could be staged
     building: int
     copying: int
-    ahead_s: float = math.inf
+    ahead_s: float = math.inf  # how long a run can train on the built sets; inf without a run
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Number:
     rise_after: float = -math.inf
 
     def step(self, way: int, most: int, now: float, *, at_once: bool) -> Number:
-        """The number after a measure that says which way to go, at most `most`."""
+        """Returns the number after a measurement that demands a step this way, at most `most`."""
         after = max(1, min(most, self.wanted + way))
         if after == self.wanted or now < self.rest_until:
             return self
@@ -55,8 +54,10 @@ class Number:
 
 
 def builders_way(measure: Measure, builder_bytes: int, wanted: int) -> tuple[int, str]:
-    """Which way the measure says the number of builders should go (-1, 0, 1), and why; one more builder takes
-    `builder_bytes` of memory."""
+    """Returns which way the number of builders should go (-1, 0, 1), and why.
+
+    One more builder takes `builder_bytes` of memory.
+    """
     pressure, ahead_s, spare = measure.pressure, measure.ahead_s, measure.headroom_bytes
     if measure.building < wanted:
         return 0, ""
@@ -78,7 +79,7 @@ def builders_way(measure: Measure, builder_bytes: int, wanted: int) -> tuple[int
 
 
 def copies_way(measure: Measure, wanted: int) -> tuple[int, str]:
-    """The same for copies: more where builders wait for files, fewer where the disks have too much to do."""
+    """Returns the same for copies: more where builders wait for files, fewer where disks are overloaded."""
     io_some, queued = measure.pressure.io_some, measure.queued
     if measure.copying < wanted:
         return 0, ""
@@ -90,5 +91,4 @@ def copies_way(measure: Measure, wanted: int) -> tuple[int, str]:
 
 
 def _over(share: float | None, most: float) -> bool:
-    """Whether a share is known and more than that."""
     return share is not None and share > most

@@ -1,4 +1,4 @@
-"""Worker: remove what is no longer needed from hot, durably.
+"""Worker: removes files and directories that are no longer needed from hot, durably.
 
 task: {"remove": [paths]}; messages: {"kind": "progress", "removed"}
 result: {"removed": [paths that were there]}
@@ -15,7 +15,7 @@ from stoker.store.files import remove_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove each path, file or folder; one that is gone already is fine."""
+    """Removes each path, file or directory; a missing path is no error."""
     insist_on(task)
     removed = []
     for name in task["remove"]:

@@ -1,4 +1,4 @@
-"""How long a text is that a parquet file stores once for many rows: its footer does not tell."""
+"""The longest text that a parquet file stores once for many rows; the footer does not show its length."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-_HARMLESS = 64 << 20  # if every row were as long as its whole row group
-# A dictionary of more compressed bytes than both holds about a text a row, and is dear to read twice.
+_HARMLESS = 64 << 20  # bytes that a batch would take at most if every row were as long as its row group
+# A larger compressed dictionary holds about one text a row, and is expensive to read twice.
 _SMALL, _BYTES_A_ROW = 256 << 10, 64
-_UNKNOWN = 1 << 20  # where each row may repeat the one before
+_UNKNOWN = 1 << 20  # assumed with DELTA_BYTE_ARRAY, where each row may repeat the row before
 
 
 def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str) -> int:
-    """Bytes of the longest text that rows of a row group may have in common; 0 where they have few.
+    """Returns the bytes of the longest text that rows of a row group may share; 0 where they share little.
 
-    A flaw of the file is no business of this: whoever decodes the row group finds it.
+    An unreadable dictionary gives 0 as well: the decoder of the row group reports the flaw.
     """
     about = metadata.row_group(group)
     chunks = (about.column(number) for number in range(about.num_columns))

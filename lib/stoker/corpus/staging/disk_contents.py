@@ -1,4 +1,4 @@
-"""What lies on the hot and the warm disk, names only: the stage-shard loop reconciles its records with it."""
+"""The names on the hot and the warm disk, which the stage-shard loop reconciles its records with."""
 
 from __future__ import annotations
 
@@ -18,36 +18,32 @@ from stoker.store.record import values_of
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at a disk: the names in shards/<dataset>/ and .trash/, on hot also in parquet/ and .building/.
-
-    `temporaries` are paths that only an interrupted write can have left, `building_bytes` what each folder in
-    .building/ takes, `partial` what there is of each file whose copy can be gone on with, by its name.
-    """
+    """One look at a disk: names in shards/<dataset>/ and .trash/, and on hot in parquet/ and .building/."""
 
     published: Sequence[str] = ()
-    temporaries: Sequence[str] = ()
+    temporaries: Sequence[str] = ()  # paths that only an interrupted write can have left
     trash: Sequence[str] = ()
     parquet: Sequence[str] = ()
     building: Sequence[str] = ()
-    building_bytes: Mapping[str, int] = field(default_factory=dict)
-    partial: Mapping[str, int] = field(default_factory=dict)
+    building_bytes: Mapping[str, int] = field(default_factory=dict)  # by folder of .building/
+    partial: Mapping[str, int] = field(default_factory=dict)  # bytes of each resumable copy, by file name
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Self:
-        """What a lister tells."""
+        """Parses a lister's message."""
         return cls(**values_of(cls, message))
 
 
 @dataclass(frozen=True)
 class OwnerMark:
-    """The owner lock of a disk, by path, device and inode: another disk in its place has another one."""
+    """The owner lock of a disk, by path, device and inode; another disk in its place has another mark."""
 
     path: str
     device: int
     inode: int
 
     def insist(self) -> None:
-        """Raise UnavailableError when another disk, or none, is there now."""
+        """Raises UnavailableError when another disk, or none, is mounted now."""
         try:
             found = Path(self.path).stat()
         except OSError as error:
@@ -57,16 +53,16 @@ class OwnerMark:
 
 
 def insist_on(task: Mapping[str, Any]) -> None:
-    """Raise UnavailableError unless each disk a worker's task marks in `disks` is still the one in its place.
+    """Raises UnavailableError unless every disk that a task marks in `disks` is still mounted in its place.
 
-    A worker's first act: below an unmounted mount point it would fill, or find empty, some other disk.
+    Each worker calls this first: below an unmounted mount point it would fill, or find empty, another disk.
     """
     for mark in task.get("disks", ()):
         OwnerMark(**mark).insist()
 
 
 def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
-    """List the places; one that is not there yet is empty. Raises OSError where one cannot be read."""
+    """Lists the disk's directories; a missing one is empty. Raises OSError where one cannot be read."""
     published, left = _names(layout.shards(dataset))
     trash, _ = _names(layout.trash)
     if isinstance(layout, WarmLayout):
@@ -78,7 +74,7 @@ def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
 
 
 def measure(directory: Path) -> tuple[Disk, bool]:
-    """The file system a directory is on, and whether it may be written to. Raises OSError."""
+    """Returns the file system of a directory, and whether it is writable. Raises OSError."""
     found = os.statvfs(directory)
     block = found.f_frsize
     disk = Disk(directory.stat().st_dev, found.f_blocks * block, found.f_bavail * block)
@@ -88,7 +84,7 @@ def measure(directory: Path) -> tuple[Disk, bool]:
 def _bytes_in(folder: Path) -> int:
     try:
         return sum(file.stat().st_size for file in folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a build's lock file
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or a build's lock file
         return 0
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a file, and the error that carries it; without Arrow, for the daemon uses it too."""
+"""A flaw of a file, and the error that carries it; free of Arrow, because the daemon imports this too."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from typing import Any
 from stoker.store.errors import DataError
 
 SET_INVALID = "set_invalid"  # the reason of a finding against the set on hot, not against the file
-_DETAIL_CHARS = 1000  # a finding quotes names, and a name may be megabytes
+_DETAIL_CHARS = 1000  # a finding quotes names, and a name may be megabytes long
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Why a file goes into quarantine, and where in it; `figures` are more fields of the event, in bytes.
+    """Why a file is quarantined, and the place of the flaw in the file."""
 
-    `reason` is a stable word, `detail` the reader's own words.
-    """
-
-    reason: str
-    detail: str = ""
+    reason: str  # a stable word
+    detail: str = ""  # the reader's own words
     row_group: int | None = None
     column: str | None = None
-    figures: Mapping[str, int] = field(default_factory=dict)
+    figures: Mapping[str, int] = field(default_factory=dict)  # further fields of the event, in bytes
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Finding:
-        """The finding that a worker's result of status `bad` tells."""
+        """Parses the result of a worker with the status `bad`."""
         detail = str(result.get("detail") or "")
         return cls(str(result.get("reason")), detail, result.get("row_group"), result.get("column"))
 
@@ -37,13 +34,13 @@ class Finding:
         return f"{self.reason}{place}: {self.detail[:_DETAIL_CHARS] or 'no more is known'}"
 
     def fields(self) -> dict[str, Any]:
-        """As a worker's result, a reason.json and an event have it."""
+        """Returns the fields of a worker's result, a reason.json and an event."""
         place = {"row_group": self.row_group, "column": self.column}
         return {"reason": self.reason, **place, "detail": self.detail[:_DETAIL_CHARS], **self.figures}
 
 
 class BadParquet(DataError):
-    """The file's content is wrong."""
+    """Raised for a file whose content is wrong."""
 
     def __init__(
         self, reason: str, detail: str, row_group: int | None = None, column: str | None = None

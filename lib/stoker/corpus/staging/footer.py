@@ -1,8 +1,8 @@
-"""Opening a parquet file that nobody vouches for: its ends, its footer's size, and what reading it may cost.
+"""Opens untrusted parquet files: checks the ends, the footer's size and the cost of reading it.
 
-A footer of some megabytes can claim lists that take gigabytes, and one with encrypted columns ends the whole
-process when they are asked about; so both are told before Arrow is let near them.
-Heavy (pyarrow): for workers and the command line, never for a daemon.
+A footer of some megabytes can claim lists that take gigabytes, and a file with encrypted columns ends the
+whole process when Arrow is asked about them; so both are detected before Arrow reads the file. Heavy
+(pyarrow): for workers and the command line, never for a daemon.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from stoker.store.direct import PastCacheFile
 
 _MAGIC, _MAGIC_ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST = 12  # both magics and the footer's length
-_SIGNATURE_BYTES = 28  # what follows the footer where columns are encrypted: a nonce and a tag
+_SIGNATURE_BYTES = 28  # behind the footer of a file with encrypted columns: a nonce and a tag
 
-# A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. One that
-# is made to hurt needs three, and Arrow about a kilobyte for each: lists are bounded, and the memory for all.
+# A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. A
+# malicious footer needs three bytes for a list entry, and Arrow about a kilobyte for each: so lists and the
+# total memory are bounded.
 FOOTER_BYTES = 64 << 20
 FOOTER_MEMORY_BYTES = 768 << 20
 THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_limit": 16 << 20}
@@ -34,9 +35,9 @@ READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads wh
 
 
 def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
-    """The file with its footer read; BadParquet where it has none, OSError where it cannot be read now.
+    """Opens the file and reads its footer; raises BadParquet for a bad footer, OSError for a failed read.
 
-    MemoryError says something about this machine, nothing about the file.
+    A MemoryError is about this machine and not about the file.
     """
     with PastCacheFile(path) if past_cache else path.open("rb") as stream:
         footer_bytes = _check_ends(stream, path.stat().st_size)
@@ -48,7 +49,7 @@ def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
             page_checksum_verification=True,
             **THRIFT_LIMITS,
         )
-        file.schema_arrow  # noqa: B018 - what it raises belongs to the footer
+        file.schema_arrow  # noqa: B018 - an error it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
         raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
     return file
@@ -56,9 +57,10 @@ def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
 
 @contextmanager
 def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
-    """Turn the reader's complaints into a BadParquet; what the system or the memory says stays what it is.
+    """Turns the reader's errors into BadParquet; errors of the system or of memory pass unchanged.
 
-    Arrow raises OSError for both: with an errno where the system failed, without one where it cannot decode.
+    Arrow raises OSError for both: with an errno where the system failed, without an errno where decoding
+    failed.
     """
     try:
         yield
@@ -73,7 +75,7 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
 
 
 def _check_ends(file: Any, size: int) -> int:
-    """Both magics and the length of the footer, which is returned."""
+    """Checks both magics and returns the length of the footer."""
     if size == 0:
         raise BadParquet("zero_bytes", "the file is empty")
     head = file.read(4)
@@ -97,7 +99,7 @@ def _footer_reason(error: Exception) -> str:
     said = str(error).lower()
     if "encrypt" in said or "decrypt" in said:
         return "encrypted"
-    # Arrow's own limits, as against what it cannot make sense of.
+    # Arrow's own limits, as against bytes that it cannot parse.
     return (
         "footer_absurd" if "exceeded size limit" in said or "too deeply nested" in said else "footer_corrupt"
     )
@@ -105,9 +107,10 @@ def _footer_reason(error: Exception) -> str:
 
 @contextmanager
 def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
-    """Bound this process's address space while the footer is read.
+    """Bounds this process's address space while the footer is read.
 
-    The bound hits the file alone, so it convicts it, as long as the machine has that much memory to spare.
+    The bound is met because of the file alone, so exceeding it convicts the file, provided that the machine
+    has that much memory free.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -119,7 +122,7 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
     except (pa.ArrowException, OSError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
             raise
-        import psutil  # noqa: PLC0415 - 10 ms of each worker's start, for a footer that nearly no file has
+        import psutil  # noqa: PLC0415 - 10 ms of each worker's start, for a rare kind of footer
 
         if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
             raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error

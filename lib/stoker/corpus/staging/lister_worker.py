@@ -1,25 +1,26 @@
-"""Worker that stays: looks at a source folder, at hot or at warm, whenever asked. Standard library only.
+"""Resident worker: looks at a source folder, at hot or at warm on request. Standard library only.
 
-It stands between its daemon and a file system that may be dead: only this process ever waits for it.
+It keeps its daemon apart from a file system that may be dead: only this process ever waits for that file
+system.
 
 task: {"role": "folder", "root", "include": [...], "exclude": [...], "state", "owner"}
-   or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: it then also holds the owner lock
-       there for its life; `expected` is how many sources have something there by the records.
-       `owner` is what this pipeline's owner locks say
-input, a line a look: {"look": n}; for a disk also {"measure": n}
-messages: {"kind": "ready"}, once, as the first; {"kind": "alive"} while it waits;
+      or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: the worker then also holds the
+      owner lock there for its life; `expected` is how many sources have files there by the records. `owner`
+      is the text of this pipeline's owner locks
+input, a line for each look: {"look": n}; for a disk also {"measure": n}
+messages: {"kind": "ready"} once, first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n,
         "files": [[path, size, mtime_ns, inode, ctime_ns]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
-        "foreign": [path] of some of other clients' unfinished files, "foreign_in_all",
-        "polling": why no change is told between looks, empty where it is};
-        {"kind": "changed"} once after a look, when another may find something new;
+                "foreign": [path] of some unfinished files of other clients, "foreign_in_all": their number,
+                "polling": why the worker sees changes only by a look, empty where the kernel announces them};
+                {"kind": "changed"} once after a look, when another look may find something new;
     for a disk {"kind": "seen", "look": n, and the fields of Seen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}
 Exits 78 when the source folder and a directory that Stoker writes lie in one another, 75 when another
-pipeline owns the disk, 69 when what is there is not the directory that was owned before: an unmounted disk
-leaves an empty folder, which is no reason to think all lost and make it again.
+pipeline owns the disk, 69 when the directory is not the one that was owned before: an unmounted disk leaves
+an empty folder, which must not make Stoker believe that every set is lost and must be built again.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from stoker.store.files import make_dir
 from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
 
 _FOREIGN_SHOWN = 100
-_PEEK_EVERY_S = 1.0  # at the root's inode: a mount over it, or another folder in its place, is no event
-_MESSAGE_BYTES = 1 << 20  # about a quarter of what one may have: escapes make names longer
-_PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends by its death signal, a moment later
+_PEEK_EVERY_S = 1.0  # at the root's inode: no event announces a mount over it or another folder in its place
+_MESSAGE_BYTES = 1 << 20  # a quarter of the limit: escapes make names longer
+_PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends a moment later, by its death signal
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Answer looks until the daemon closes the pipe or asks to stop."""
+    """Answers requests until the daemon closes the pipe or asks the worker to stop."""
     place: Folder | OwnedDisk = Folder(task, report) if task["role"] == "folder" else OwnedDisk(task, report)
     report("ready")
     looks = 0
@@ -67,7 +68,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 class Folder:
-    """The source folder: looked through when asked, watched in between."""
+    """The source folder: looked through on request, watched in between."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._root, self._report = Path(task["root"]), report
@@ -79,11 +80,11 @@ class Folder:
         self._alive = paced(lambda: report("alive"), ALIVE_EVERY_S)
 
     def wait(self) -> dict[str, Any] | None:
-        """The next thing asked; None after a while, so that the folder and the daemon hear of each other."""
+        """Returns the next request; None after a while, in which it watches for changes and reports them."""
         asked = self._report.receive(timeout_s=0)
         if asked is not None:
             return asked
-        woken = () if self._changed else (self._woken,)  # one word before a look is enough
+        woken = () if self._changed else (self._woken,)  # one `changed` message before a look is enough
         is_woken = self._woken in readable(0, *woken, timeout_s=_PEEK_EVERY_S)
         if not self._changed and self._watch is not None and (is_woken or self._watch.is_stale()):
             self._changed = True
@@ -93,7 +94,6 @@ class Folder:
         return None
 
     def answer(self, asked: Mapping[str, Any]) -> None:
-        """Look through the folder."""
         number = asked["look"]
         passed: dict[str, list[list[str]]] = {"refused": [], "unreadable": [], "foreign": []}
         missing, self._changed = False, False
@@ -116,13 +116,13 @@ class Folder:
 
     def _tell(self, names: list[str]) -> None:
         if not all(is_unfinished(name) for name in names):
-            with contextlib.suppress(BlockingIOError):  # full of words that say the same
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
                 os.write(self._wake, b"c")
 
     def _insist_apart(self) -> None:
-        """Raise ConfigError where links lead into or around a directory of this pipeline's.
+        """Raises ConfigError where links lead into or around a directory of this pipeline.
 
-        Hot and warm are known by their owner locks: one on a dead mount must not hold up this look.
+        Hot and warm are recognised by their owner locks: paths on a dead mount would block this look.
         """
         real = Path(os.path.realpath(self._root))
         for key, fault in overlaps({"state": Path(os.path.realpath(self._state)), SOURCE: real}):
@@ -163,7 +163,7 @@ class Folder:
 
 
 class OwnedDisk:
-    """Hot or warm, owned by holding its lock; a look at another directory in its place ends the worker."""
+    """Hot or warm, owned through its lock; ends the worker when another directory is in its place."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._role, self._root, self._dataset = task["role"], Path(task["root"]), task["dataset"]
@@ -176,21 +176,21 @@ class OwnedDisk:
         self._lock = self._own(task["owner"])
 
     def wait(self) -> dict[str, Any] | None:
-        """The next thing asked; None after a while without."""
+        """Returns the next request; None after a while without any."""
         asked = self._report.receive(timeout_s=ALIVE_EVERY_S)
         if asked is None:
             self._report("alive")
         return asked
 
     def answer(self, asked: Mapping[str, Any]) -> None:
-        """Tell what lies there, if asked for that, and how much room there is."""
+        """Reports the disk's contents if asked for them, and its free space."""
         if not still_named(self._lock_file, self._lock):
             raise self._elsewhere()
         if "look" in asked:
             self._report("seen", look=asked["look"], **asdict(look_at(self._layout, self._dataset)))
         disk, writable = measure(self._root)
         number = asked.get("measure", asked.get("look"))
-        # By what others know this very disk again, should another one be mounted in its place.
+        # Other workers recognise this very disk by the mark if another disk is mounted in its place.
         held = os.fstat(self._lock)
         owner = asdict(OwnerMark(str(self._lock_file), held.st_dev, held.st_ino))
         self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=owner)
@@ -203,7 +203,7 @@ class OwnedDisk:
         )
 
     def _own(self, owner: str) -> int:
-        """The locked descriptor, open for the worker's life."""
+        """Takes the owner lock; returns its descriptor, which stays open for the worker's life."""
         deadline = time.monotonic() + _PREDECESSOR_LEAVES_S
         while True:
             try:
@@ -222,7 +222,7 @@ class OwnedDisk:
             time.sleep(0.1)
 
     def _own_read_only(self) -> int:
-        """A disk mounted read-only can still be read from: what names the owner is left as it is."""
+        """Locks a disk that is mounted read-only, to read from; the text in its lock file stays."""
         try:
             descriptor = os.open(self._lock_file, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

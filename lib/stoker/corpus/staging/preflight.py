@@ -1,4 +1,4 @@
-"""Preflight: whether a parquet file can be what the build expects, from its footer or by decoding it.
+"""Preflight: checks that the build can read a parquet file, by its footer or by decoding it.
 
 Heavy (pyarrow): for workers and the command line, never for a daemon.
 """
@@ -19,10 +19,10 @@ from stoker.store.errors import Transient
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 _FIRST_BYTE = 4  # after the magic
-# Far beyond what any writer makes of one row group, one column chunk, one file.
+# Far more than any writer puts into one row group, one column chunk, one file.
 _MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
-# By the kind of a column: bytes count as text, for they are what a writer leaves that annotates nothing; the
-# rows decide whether they are UTF-8.
+# By the kind of a column. Bytes count as text, because some writers leave out the annotation; the rows decide
+# whether they are UTF-8.
 _TYPES = {
     "text": (
         *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
@@ -41,12 +41,13 @@ def preflight(
     progress: Callable[[int], None] = lambda _: None,
     past_cache: bool = False,
 ) -> Finding | None:
-    """The first flaw of the file, None when there is none.
+    """Returns the first flaw of the file, None where there is none.
 
-    `columns` must be there besides the text, each of its kind ("text" or "number"). With `decode` all of them
-    are read whole, so that a corrupt page is found too; `progress` is told the row groups done, also in the
-    middle of one that takes long. Raises OSError when the file cannot be read now, MemoryError where memory
-    lacks, Transient where a second reading contradicts the first: none of these says anything about the file.
+    The file must have `columns` besides the text column, each of its kind ("text" or "number"). With `decode`
+    all of them are read whole, which also finds a corrupt page; `progress` is called with the row groups
+    done, also in the middle of a long row group. Raises OSError when the file cannot be read now, MemoryError
+    where memory is short, Transient where a second reading contradicts the first: no such error is evidence
+    about the file.
     """
     try:
         with open_parquet(path, past_cache=past_cache) as file:
@@ -64,7 +65,7 @@ def preflight(
 
 
 def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
-    """Raise BadParquet unless the schema has each of the columns once, with values of its kind."""
+    """Raises BadParquet unless the schema has each column once, with values of its kind."""
     for column, kind in ((text_column, "text"), *columns.items()):
         found = len(schema.get_all_field_indices(column))
         if found > 1:
@@ -97,13 +98,13 @@ def _check_footer(footer: pq.FileMetaData, size: int) -> None:
 
 
 def _check_chunk(chunk: pq.ColumnChunkMetaData, size: int, group: int) -> None:
-    """A column chunk lies in the file, and is no larger unpacked than any could be."""
+    """Checks that a column chunk is inside the file, and unpacks to a possible size."""
     column = chunk.path_in_schema
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
         start = min(start, chunk.dictionary_page_offset)
     end = start + chunk.total_compressed_size
-    # A row group without rows has no pages, and writers give it any place.
+    # A row group without rows has no pages, and writers record any offset for it.
     if chunk.num_values and (start < _FIRST_BYTE or end < start or end > size):
         detail = f"bytes {start} to {end} of a file of {size}"
         raise BadParquet("footer_inconsistent", detail, group, column)
@@ -121,7 +122,7 @@ def _check_between(
 def decode_group(
     path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Iterable[str]
 ) -> Iterator[None]:
-    """Decode every column wanted of a row group; one that fails is decoded again alone, to be named."""
+    """Decodes the needed columns of a row group; after a failure each alone, to name the bad column."""
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
         yield from _decode(path, file, group, wanted, text_column)
@@ -148,7 +149,7 @@ def _decode(
 
 
 def _batch_rows(file: pq.ParquetFile, group: int) -> int:
-    """Rows to decode at once: fewer where they are long, so that memory stays bounded."""
+    """Returns the rows to decode at once: fewer where rows are long, so that memory stays bounded."""
     metadata = file.metadata.row_group(group)
     row_bytes = int(metadata.total_byte_size) // max(1, int(metadata.num_rows))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))

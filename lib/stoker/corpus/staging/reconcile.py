@@ -1,4 +1,4 @@
-"""What the hot and the warm disk show against what the source records claim: pure decisions."""
+"""Compares the contents of the hot and the warm disk with the source records: pure decisions."""
 
 from __future__ import annotations
 
@@ -13,32 +13,28 @@ from stoker.store.names import record_name
 
 
 def parquet_name(source: Source) -> str:
-    """The name of the source's file in hot's parquet folder."""
+    """Returns the name of the source's file in hot's parquet directory."""
     return f"{record_name(source.dataset, source.path)}.parquet"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a look at a disk says of the records: `lost` are the paths whose set is on the other disk only,
-    `renew` those to start over, each with the reason, `remove` what no record needs there.
+    """The differences between a disk and the records, and what to do about them."""
 
-    `parquet` are files on hot to remove with the paths of their sources, (path, file). `gone` are the paths
-    whose only set was not seen on warm this time: they start over when it is not seen the next time either,
-    for making a set again is dear and one look may err.
-    """
-
-    renew: tuple[tuple[str, str], ...] = ()
-    remove: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    parquet: tuple[tuple[str, str], ...] = ()
+    renew: tuple[tuple[str, str], ...] = ()  # (path, reason) of sources to start over
+    remove: tuple[str, ...] = ()  # files that no record needs there
+    lost: tuple[str, ...] = ()  # paths whose set is on the other disk only
+    parquet: tuple[tuple[str, str], ...] = ()  # (path of the source, file on hot to remove)
+    # Paths whose only set this look did not see on warm. They start over when the next look does not see it
+    # either: to build a set again is expensive, and one look may err.
     gone: frozenset[str] = frozenset()
 
 
 def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> Findings:
-    """Find the records whose file or set is gone, and the leftovers that no record needs any more.
+    """Returns the records whose file or set is gone from hot, and the leftovers that no record needs.
 
-    Files in the parquet folder that belong to no record are left alone: Stoker did not put them there. What
-    becomes of a set that is being evicted its worker says.
+    Files in the parquet directory that belong to no record stay: Stoker did not put them there. The evict
+    worker reports on a set that is being evicted.
     """
     renew, lost, files = [], [], []
     remove = [*seen.temporaries, *_finished(hot, seen.trash, sources.values())]
@@ -65,7 +61,7 @@ def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> 
 
 
 def _not_going_on(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> list[str]:
-    """Copies begun of files that are not to be brought (any more)."""
+    """Returns the partial copies of files that are no longer to be staged."""
     if not seen.partial:
         return []
     wanted = {parquet_name(source) for source in sources.values() if source.state == "seen"}
@@ -73,14 +69,14 @@ def _not_going_on(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> 
 
 
 def partial_copy(hot: HotLayout, name: str) -> str:
-    """Where a copy is made of a file in hot's parquet folder."""
+    """Returns the path of the partial copy of a file in hot's parquet directory."""
     return str(hot.parquet / f"{PART}{name}")
 
 
 def reconcile_warm(
     warm: WarmLayout, seen: Seen, sources: Mapping[str, Source], *, gone_before: Collection[str]
 ) -> Findings:
-    """Find the records whose copy is gone, and what interrupted copies left."""
+    """Returns the records whose copy is gone from warm, and the leftovers of interrupted copies."""
     published = set(seen.published)
     missing = {
         path: source
@@ -101,6 +97,6 @@ def reconcile_warm(
 
 
 def _finished(hot: HotLayout, trash: Iterable[str], sources: Iterable[Source]) -> list[str]:
-    """What lies in hot's trash, but for the sets whose eviction is still to be finished."""
+    """Returns the entries of hot's trash, except the sets whose eviction is not finished."""
     evicting = {str(source.key)[:16] for source in sources if source.evicting}
     return [str(hot.trash / name) for name in trash if name.split("-")[0] not in evicting]

@@ -1,15 +1,15 @@
-"""Worker: bring one source file to hot, hash what arrives, look at its footer.
+"""Worker: brings one source file to hot, hashes it and checks its footer.
 
 task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": {name: kind}, "floor",
-    "decode"}; `file` lies below `root`, the source folder or the landing; `home`, the folder itself or the
-    directory that holds the landing, is empty only where its disk is not mounted
+        "decode"}; `file` is below `root`, the source folder or the landing; `home` is the folder itself or
+        the directory that holds the landing, and is empty only while its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
     {"kind": "progress", "row_groups"}
 result: {"status": "staged", "how": "link" | "copy" | "kept", "sha256", "cached", "resumed", "xxh3"},
-        {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
-        {"status": "mismatch", "sha256"}: not what the receipt says, nothing is at the target,
-        {"status": "missing"}: the source file is not there,
-        {"status": "unavailable", "reason"}: the whole source folder cannot be seen
+                {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be
+                built, {"status": "mismatch", "sha256"}: other content than the receipt's; the target does not
+                exist, {"status": "missing"}: the source file does not exist, {"status": "unavailable",
+                "reason"}: the whole source folder is not reachable
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker.store.hashing import hash_file
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Stage the file and judge it."""
+    """Stages the file and checks it."""
     insist_on(task)
     target, root = Path(task["target"]), Path(task["root"])
     tell = paced(lambda what, done: report(what, bytes=done))
@@ -61,7 +61,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         progress=lambda groups: report("progress", row_groups=groups),
     )
     if flaw is not None:
-        # The footer was read through the page cache: it convicts only if the cache holds what was hashed.
+        # The footer was read through the page cache: it convicts only if the cache agrees with the hash.
         through = hash_file(target, past_cache=False, progress=lambda done: tell("hashed", done))
         if through.sha256 != task["sha256"]:
             raise Transient(f"{target}: the page cache and the disk disagree; check this machine's memory")
@@ -70,7 +70,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _kept(task: dict[str, Any], target: Path, tell: Any) -> Brought | None:
-    """How it stands with a file that is at the target already; one that is not what is wanted goes."""
+    """Returns how a target that exists already was kept; deletes a target with other content."""
     try:
         xxh3 = xxhash.xxh3_128()
         found = hash_file(target, also=xxh3, progress=lambda done: tell("hashed", done))
@@ -79,7 +79,7 @@ def _kept(task: dict[str, Any], target: Path, tell: Any) -> Brought | None:
     if found.sha256 != task["sha256"]:
         unlink_durably(target)
         return None
-    drop_partial(target)  # its copy was finished, but for the tidying up
+    drop_partial(target)  # an earlier try finished the copy, but was killed before this deletion
     return Brought("kept", found.sha256, found.cached, xxh3.hexdigest())
 
 

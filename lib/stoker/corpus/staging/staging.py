@@ -1,7 +1,7 @@
-"""One source file on its way to hot: a hard link where that goes, else a copy that a kill does not undo.
+"""Brings one source file to hot: as a hard link where possible, else as a copy that survives a kill.
 
-A copy is hashed as it is made and grows under a name of its own, `.part-<name>`. The next try hashes what is
-there of it and reads only the rest of the source; where that turns out wrong, it is copied anew.
+A copy is hashed as it is written and grows under the name `.part-<name>`. The next try hashes the partial
+copy and reads only the rest of the source; where the result is wrong, it copies the whole file again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stoker.store.errors import FULL
 from stoker.store.files import move_durably, opened, unlink_durably
 from stoker.store.hashing import hash_file
 
-LOOK_BYTES = 64 << 20  # between two looks whether there is still room
-# Where a hard link is refused: another file system, one without links, too many links, protected_hardlinks.
+LOOK_BYTES = 64 << 20  # between two checks of the free space
+# A hard link is refused: other file system, no links on this one, too many links, protected_hardlinks.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 
 Progress = Callable[[str, int], None]
@@ -31,7 +31,7 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The content that the receipt speaks of; a copy leaves `floor` bytes free on the file system."""
+    """The content that the receipt names, and the bytes that a copy must leave free on the file system."""
 
     sha256: str
     size: int
@@ -40,24 +40,20 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Brought:
-    """What arrived. `resumed` bytes of it were there from an earlier try; `cached` as in FileHash.
-
-    `xxh3` is the xxh3_128 of the same bytes: for a sixteenth of what sha256 costs it tells whether
-    they changed.
-    """
+    """The content that arrived at the target."""
 
     how: Literal["link", "copy", "kept"]
     sha256: str
-    cached: bool = False
-    xxh3: str = ""
-    resumed: int = 0
+    cached: bool = False  # as in FileHash
+    xxh3: str = ""  # xxh3_128 of the same bytes: a change check at a sixteenth of the cost of sha256
+    resumed: int = 0  # bytes that were there from an earlier try
 
 
 def bring(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brought:
-    """Give target the bytes of an open source file, durably, if they are what is wanted; else leave nothing.
+    """Copies or links an open source file to the target, durably; leaves no target of other content.
 
-    `progress` is told "copied" or "hashed" and the bytes done so far. Raises DiskFullError (a partial copy is
-    given up then, for its room) or another OSError (it is kept).
+    `progress` is called with "copied" or "hashed" and the bytes done so far. Raises DiskFullError (after
+    deleting the partial copy, for its room) or another OSError (and keeps the partial copy).
     """
     if os.fstat(source).st_size != wanted.size:
         return Brought("copy", "")
@@ -68,7 +64,7 @@ def _link(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brou
     temporary = target.with_name(f".tmp-{target.name}")
     temporary.unlink(missing_ok=True)
     try:
-        # By descriptor: what is linked is the file that was opened, whatever its name leads to by now.
+        # By descriptor: links the file that was opened, even if its name leads to another file by now.
         os.link(f"/proc/self/fd/{source}", temporary, src_dir_fd=source, follow_symlinks=True)
     except OSError as error:
         if error.errno not in _NO_LINK:
@@ -89,7 +85,7 @@ def _copy(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brou
     try:
         made = _go_on(source, part, wanted, progress)
         if made.sha256 != wanted.sha256 and made.resumed:
-            # The source may be right, and what was kept of it wrong.
+            # The source may be right, and the kept part of the copy wrong.
             drop_partial(target)
             made = _go_on(source, part, wanted, progress)
     except OSError as error:
@@ -106,7 +102,7 @@ def _copy(source: int, target: Path, wanted: Wanted, progress: Progress) -> Brou
 
 
 def _go_on(source: int, part: Path, wanted: Wanted, progress: Progress) -> Brought:
-    """Copy what is missing and make it durable; whether the hash is the right one the caller sees."""
+    """Copies the missing rest and makes it durable; the caller compares the hash."""
     digest, xxh3 = hashlib.sha256(), xxhash.xxh3_128()
     with (
         opened(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as target,
@@ -136,18 +132,18 @@ def _go_on(source: int, part: Path, wanted: Wanted, progress: Progress) -> Broug
 
 
 def part_of(target: Path) -> Path:
-    """Where a copy of the target is made."""
+    """Returns the path of the target's partial copy."""
     return target.with_name(f"{PART}{target.name}")
 
 
 def drop_partial(target: Path) -> None:
-    """Remove what is left of a copy."""
+    """Deletes the target's partial copy, if there is one."""
     if os.path.lexists(part := part_of(target)):
         unlink_durably(part)
 
 
 def why_away(root: Path) -> str:
-    """Why nothing below a source folder can be read now, in a sentence; empty where it can be seen."""
+    """Returns why a source folder cannot be read now, as a sentence; empty where it is readable."""
     try:
         with os.scandir(root) as entries:
             if next(entries, None) is not None:

@@ -1,10 +1,9 @@
-"""A worker that looks through a source folder for `stoker config check`: files, columns, text.
+"""Worker: looks through a source folder for `stoker config check`: files, columns, text.
 
-Task: root, include, exclude, text_column, columns (what the filters read, and its kind). Result: `problem`
-(why nothing can be read; then nothing else), or files, bytes, and of the files whose footers were read:
-looked, looked_bytes, text_bytes (of the text columns, unpacked), with_text (how many have the column), flaw
-([path, detail, column] of the first that lacks one). Damaged files are each their own matter, and count as
-if they were not there.
+Task: root, include, exclude, text_column, columns (that the filters read, with their kinds). Result:
+`problem` (why the folder cannot be read; then it is the only field), or files, bytes, and for the files whose
+footers were read: looked, looked_bytes, text_bytes (of the text columns, unpacked), with_text (how many have
+the column), flaw ([path, detail, column] of the first file that lacks a column). Damaged files are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MOST = 1000  # footers, where none has
 
 
 def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Look through the folder, then into footers."""
+    """Looks through the folder, then into footers."""
     root = Path(task["root"])
     files, refused = [], ""
     try:
