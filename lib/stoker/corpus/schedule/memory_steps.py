@@ -34,9 +34,9 @@ class Ladder:
         return 0 if self.paused else max(1, most >> max(0, self.step - SMALLEST))
 
     def down(self, began_at: int, most: int, now: float) -> Ladder:
-        """Returns the ladder after a worker that began at step `began_at` ran out of memory; a pause at the end.
+        """Returns the ladder one rung down, or paused at the end, after a worker ran out of memory.
 
-        A worker that began on a higher rung is no evidence about this rung.
+        A worker that began on a higher rung (`began_at`) is no evidence about this rung.
         """
         if began_at < self.step or self.paused:
             return self
@@ -50,7 +50,7 @@ class Ladder:
         return Ladder(self.step - 1, now)
 
     def rested(self, headroom_bytes: int, needed_bytes: int, now: float) -> Ladder:
-        """Returns the ladder without its pause, on the lowest rung, once memory has room for a builder again."""
+        """Returns the ladder without its pause once memory has room for a builder again."""
         if self.paused and headroom_bytes >= needed_bytes and now - self.since >= REST_S:
             return replace(self, paused=False, since=now)
         return self
