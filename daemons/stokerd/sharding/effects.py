@@ -1,7 +1,7 @@
-"""What the stage-shard loop's handlers ask to be done, and the one place that does it.
+"""Effects that the stage-shard loop's handlers request, and the `Effects` object that applies them.
 
-Effects are a closed set, applied in order: a record is durable before the event that speaks of it, and before
-the loop believes it.
+Effects are a closed set, applied in order: a record is durable before its event is recorded, and before the
+loop uses the record.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Effect(Protocol):
-    """Something to be done."""
+    """A requested change."""
 
     def apply(self, to: Effects) -> None:
-        """Do it."""
+        """Makes the change."""
 
 
 class Effects:
@@ -41,9 +41,9 @@ class Effects:
         self.alerts = Alerts(context.events)
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Apply these in order; each is done before the next is asked for.
+        """Applies these in order; each is applied before the handler computes the next.
 
-        Where one fails the handler is closed at once: it may hold a lock, and the wait for a disk is long.
+        When an effect fails the handler is closed at once: it may hold a lock during a long disk wait.
         """
         try:
             for effect in effects:
@@ -58,7 +58,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Write:
-    """Make a source record durable, then believe it."""
+    """Writes a source record durably, then keeps it in memory."""
 
     source: Source
 
@@ -69,7 +69,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Forget:
-    """Remove a source record for good."""
+    """Removes a source record for good."""
 
     source: Source
 
@@ -80,7 +80,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class StartOver:
-    """Start a source from the beginning, with the content it had or a new one."""
+    """Starts a source from the beginning, with its content or a new one."""
 
     source: Source
     reason: str
@@ -99,7 +99,7 @@ class StartOver:
 
 @dataclass(frozen=True)
 class WritePin:
-    """Make the dataset's pin durable, then believe it."""
+    """Writes the dataset's pin durably, then keeps it in memory."""
 
     pin: DatasetPin
 
@@ -110,7 +110,7 @@ class WritePin:
 
 @dataclass(frozen=True)
 class SetDemand:
-    """Tell the download watchdog what is wanted of the landing."""
+    """Writes the demand on the landing for the download watchdog."""
 
     demand: Demand
 
@@ -125,8 +125,6 @@ class SetDemand:
 
 @dataclass(frozen=True)
 class Event:
-    """Record an event."""
-
     word: str
     level: str
     fields: Mapping[str, Any]
@@ -136,13 +134,12 @@ class Event:
 
 
 def event(word: str, level: str = "info", **fields: Any) -> Event:
-    """An event with these fields."""
     return Event(word, level, fields)
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Raise an alert about something that lasts; `about` tells two of the same word apart."""
+    """Raises an alert about a lasting condition; `about` distinguishes two alerts of the same word."""
 
     word: str
     about: str = ""
@@ -157,7 +154,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class AlertOver:
-    """Clear an alert; `tell` is the event that says so."""
+    """Clears an alert; `tell` is the event recorded with that."""
 
     word: str
     about: str = ""
@@ -173,7 +170,7 @@ class AlertOver:
 
 @dataclass(frozen=True)
 class Begin:
-    """Give a worker its task; `work` is what the loop knows of the job."""
+    """Gives a worker its task; `work` is the loop's record of the job."""
 
     activity: Activity
     subject: str
@@ -187,19 +184,19 @@ class Begin:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a line to the worker of a job."""
+    """Sends a line to the worker of a job."""
 
     subject: str
     message: Mapping[str, Any]
 
     def apply(self, to: Effects) -> None:
-        if self.subject in to.state.pool:  # it may have ended right after it asked
+        if self.subject in to.state.pool:  # the worker may have ended right after its question
             to.state.pool[self.subject].worker.send(self.message)
 
 
 @dataclass(frozen=True)
 class Dispute:
-    """Tell the download watchdog that a file's content is not what its receipt says."""
+    """Reports to the download watchdog that a file's content differs from its receipt."""
 
     path: str
     sha256: str
@@ -210,7 +207,7 @@ class Dispute:
 
 @dataclass(frozen=True)
 class Answer:
-    """Record a request's outcome and take the request away."""
+    """Records a request's outcome and removes the request."""
 
     request: Request
     outcome: Mapping[str, Any]
@@ -225,7 +222,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class OpenFinding:
-    """Write a finding of which nothing is kept but the reason, with its event."""
+    """Writes a finding that keeps a reason but no files, with its event."""
 
     name: str
     reason: Mapping[str, Any]
@@ -239,7 +236,7 @@ class OpenFinding:
 
 @dataclass(frozen=True)
 class MarkFinding:
-    """Add marks to a finding's reason; None takes a mark away."""
+    """Adds fields to a finding's reason; None removes a field."""
 
     name: str
     changes: Mapping[str, Any]
@@ -251,7 +248,7 @@ class MarkFinding:
 
 @dataclass(frozen=True)
 class DropFinding:
-    """Remove what is kept of a finding, and its reason too if asked."""
+    """Removes the quarantined files of a finding, and its reason too if requested."""
 
     kept: Kept
     why: str

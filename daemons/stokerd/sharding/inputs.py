@@ -1,4 +1,4 @@
-"""What others write and the stage-shard loop reads: receipts, the listing, requests."""
+"""Inputs that other processes write for the stage-shard loop: receipts, the listing, requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Reads again what changed; `due` is when to read again although nothing wakes the loop up."""
+    """Reads changed inputs; `due` is when to read again without a wake-up."""
 
     def __init__(self, context: DaemonContext) -> None:
         layout, dataset = context.layout, context.pipeline.dataset.name
@@ -27,21 +27,20 @@ class Inputs:
         self._box = RequestBox(layout, STAGE_SHARD, context.events)
 
     def watch(self, context: DaemonContext) -> None:
-        """Wake up when a receipt, the listing, a request or a claim is written."""
+        """Subscribes to receipts, listings, requests and claims."""
         layout = context.layout
         for directory in (layout.receipts, layout.receipts / "listings", layout.requests(STAGE_SHARD)):
             context.waiter.watch(directory)
         context.waiter.watch(layout.ledger(STAGE_SHARD).parent)
 
     def read_receipts(self, state: State) -> None:
-        """Read the receipts that changed."""
         records = state.records
         records.receipts = self._receipts.read()
         records.touched |= self._receipts.take_changed()
         records.is_behind = self._receipts.behind
 
     def read(self, state: State) -> None:
-        """Read everything; refuse a request that is not known."""
+        """Reads all inputs; refuses unknown requests."""
         records = state.records
         self.read_receipts(state)
         listing = records.pinning.listing = self._listing.read() or records.pinning.listing

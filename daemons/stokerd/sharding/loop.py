@@ -1,7 +1,7 @@
 """The stage-shard loop: stage -> preflight -> build -> prove -> sync -> release; evict and hydrate.
 
-Each turn reads what others wrote, hears the workers, decides, and applies the effects; each fact counts once
-it is durable, so a restart repeats at most what can be repeated.
+Each cycle reads the inputs, hears the workers, decides, and applies the effects. A fact counts once it is
+durable, so a restart repeats only idempotent work.
 """
 
 from __future__ import annotations
@@ -33,46 +33,44 @@ OWNER_WAIT_S = 10.0  # for hot and warm, before anything is shown
 
 
 def run(context: DaemonContext) -> int:
-    """Make shard sets until asked to stop, with --once of everything that has a receipt; the exit code."""
+    """Makes shard sets until asked to stop, with --once until receipts are used; returns the exit code."""
     records = read_records(context)
     records.pinning.refuse_another_build()
     return StageShard(context, State(context, records, ACTIVITIES)).run()
 
 
 class StageShard:
-    """The loop over its state."""
-
     def __init__(self, context: DaemonContext, state: State) -> None:
         self.context, self.state = context, state
         self.effects = Effects(context, state)
         self.inputs = Inputs(context)
         self.parallelism = Parallelism(context, state)
         self.status = Status(context)
-        self.has_changed = False  # whether the last turn changed a record or a job
-        self.has_news = True  # whether anything came that a decision may depend on
-        self.situation: Situation | None = None  # what the last turn decided on, None where it could not
-        self.settle_due = 0.0  # when the demand and the pin's listing are written at the latest
+        self.has_changed = False  # whether the last cycle changed a record or a job
+        self.has_news = True  # whether an input of a decision may have changed
+        self.situation: Situation | None = None  # what the last cycle decided on, None if it could not decide
+        self.settle_due = 0.0  # the latest time to write the demand and the pin's listing
 
     def run(self) -> int:
-        """Run until stopped; returns the exit code."""
+        """Runs until stopped; returns the exit code."""
         state, unfinished = self.state, "not all is built; start it again and it goes on"
         try:
             return repeat(self.context, state.pool, self.start, self.cycle, unfinished=unfinished)
         finally:
-            with contextlib.suppress(StorageError):  # the next start counts again
+            with contextlib.suppress(StorageError):  # the next start counts from the records
                 state.space.refresh(state)
 
     def start(self) -> None:
-        """Watch, own the disks, and bring the records in line with the configuration."""
+        """Watches the inputs, owns the disks, and brings the records in line with the configuration."""
         self.inputs.watch(self.context)
         self.state.placement.watch()
         self.take_disks()
         self.effects.apply(bring_in_line(self.state))
-        self.effects.apply(tokenizer.TOKENIZER.start_due(self.state))  # a given one waits for nothing
+        self.effects.apply(tokenizer.TOKENIZER.start_due(self.state))  # a given tokenizer needs no file
         self.context.ready("looking at hot")
 
     def cycle(self) -> int | None:
-        """Take a turn, wait, and hear the workers; returns the exit code where --once is over."""
+        """Acts once, waits, and hears the workers; returns the exit code when --once is finished."""
         try:
             self.turn()
             if self.context.once and not self.has_changed and once.is_over(self.state, self.situation):
@@ -87,10 +85,10 @@ class StageShard:
         return None
 
     def take_disks(self) -> None:
-        """Own hot and warm before anything is shown; another owner ends this daemon (75)."""
+        """Starts the listers and waits for them to own hot and warm; another owner ends this daemon (75)."""
         until = time.monotonic() + OWNER_WAIT_S
         while not self.context.stopping and time.monotonic() < until:
-            # A look asked for now would miss what the start changes.
+            # A look requested now would miss the changes that the start makes.
             self.effects.apply(lister.LIST.start_due(self.state))
             if all(disk.is_owned or disk.why for disk in self.state.disks):
                 return
@@ -99,7 +97,7 @@ class StageShard:
             self.hear()
 
     def turn(self) -> None:
-        """Observe, decide, apply, report."""
+        """Observes, decides, applies, reports."""
         state, before = self.state, self.stamp()
         self.observe()
         self.effects.apply(quarantine.act(state))
@@ -115,12 +113,12 @@ class StageShard:
         self.has_changed = self.stamp() != before
 
     def stamp(self) -> object:
-        """Changes when a record or a job does, and when a disk comes, goes, or was measured."""
+        """Returns a value that changes with a record, a job, or a disk's availability or measure."""
         disks = [(disk.is_known, disk.is_measured) for disk in self.state.disks]
         return self.state.sources.changes, self.state.pool.busy, disks
 
     def observe(self) -> None:
-        """Read what others wrote, and look at the disks, memory and the machine."""
+        """Reads the inputs, and looks at the disks, memory and the machine."""
         state = self.state
         self.inputs.read(state)
         self.effects.apply(state.placement.look())
@@ -131,17 +129,17 @@ class StageShard:
         self.effects.apply(build.answer_growth(state))
 
     def act(self) -> None:
-        """Do what is to be done; where that changed nothing, what needs settled records."""
+        """Applies the schedule's decisions; if none changes anything, also settles."""
         state, before = self.state, self.stamp()
         state.placement.choose(state)
         situation = state.situation()
         if time.monotonic() >= self.settle_due:
-            # Of many small files one is begun in each turn: what others wait for is written nevertheless.
+            # With many small files each cycle begins one; the other daemons still need demand and listing.
             self.settle(situation)
         for action in decide(situation, time.monotonic()):
             self.effects.apply(take(state, action))
         if self.stamp() != before:
-            state.space.refresh(state)  # the other daemons give out room by what is claimed
+            state.space.refresh(state)  # the other daemons grant space by these claims
         for activity in ACTIVITIES.values():
             self.effects.apply(activity.start_due(state))
         self.situation = situation
@@ -150,14 +148,14 @@ class StageShard:
             self.settle(situation)
 
     def settle(self, situation: Situation) -> None:
-        """Write what other daemons wait for: the demand and the pin's listing."""
+        """Writes the demand and the pin's listing, which other daemons wait for."""
         state = self.state
         self.settle_due = time.monotonic() + LONGEST_WAIT_S
         self.effects.apply(keep_demand(state, situation))
         self.effects.apply(state.records.pinning.keep_listing())
 
     def hear(self) -> None:
-        """Take in what the workers said and how they ended."""
+        """Handles the workers' messages and ends."""
         state, before = self.state, self.stamp()
         for job, messages, ended in state.pool.hear():
             activity = ACTIVITIES[job.kind]
@@ -169,7 +167,7 @@ class StageShard:
         self.has_news |= self.stamp() != before
 
     def judge(self, job: Job[Work], ended: WorkerExit) -> Outcome:
-        """What the end says, by all there is to know."""
+        """Returns the outcome of a job, by its worker's end, its memory and its disk."""
         before, facts = job.facts.memory, self.state.pauses.memory.look_now()
         warm = self.state.warm
         disk = warm if warm is not None and ACTIVITIES[job.kind].writes_to == "warm" else self.state.hot
@@ -181,10 +179,10 @@ class StageShard:
         return judge(ended, evidence)
 
     def wait(self) -> None:
-        """Sleep until a worker, a record, a request or a signal has something, or something falls due."""
+        """Sleeps until a worker, a record, a request or a signal arrives, or a timer is due."""
         now = time.monotonic()
         due = min(now + LONGEST_WAIT_S, self.state.next_due, self.inputs.due, self.parallelism.due)
         events = self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))
-        # What a worker says of its progress is no news: its end is, and what its disk's lister says.
+        # Progress messages are no news; a worker's end is, and a report of its disk's lister.
         is_due = self.has_changed or time.monotonic() >= due
         self.has_news = is_due or any(event.kind != "fd" for event in events)

@@ -1,4 +1,4 @@
-"""The metrics of the stage-shard loop: where each stands in its status."""
+"""The stage-shard loop's metrics, each with its place in the status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of --once: whether anything is left to do, and the last line."""
+"""The end of --once: whether work is left, and the summary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stokerd.sharding.status import summary
 
 
 def is_over(state: State, situation: Situation | None) -> bool:
-    """Whether nothing goes on, and nothing would be done however long one waited.
+    """Whether no job runs and none would begin, however long the daemon waited.
 
-    `situation` is what the turn decided on.
+    `situation` is what the cycle decided on.
     """
     if situation is None:
         return False
@@ -28,13 +28,13 @@ def is_over(state: State, situation: Situation | None) -> bool:
     listers = {disk.lister for disk in state.disks}
     if any(job.subject not in listers and not job.abandoned for job in state.pool.jobs):
         return False
-    if state.records.is_behind or state.pauses.reasons(state):  # a pause gives up by itself
+    if state.records.is_behind or state.pauses.reasons(state):  # a pause ends the daemon by its own limit
         return False
     return not decide(situation, math.inf) and not tokenizer.is_wanted(state)
 
 
 def end(state: State) -> int:
-    """Say what was done and what was not; returns the exit code."""
+    """Logs the finished and the unfinished work; returns the exit code."""
     records, left = state.records, []
     beyond = records.pinning.beyond
     paths = (one.path for one in state.sources.in_state(*OPEN) if records.files.takes(one.path))

@@ -1,4 +1,4 @@
-"""What the schedule's decisions about records make true, where no worker has to do anything."""
+"""Turns the schedule's decisions into effects; record changes that need no worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stokerd.sharding.facts.quarantine import mark_released
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-LEAST_MISSED = 16  # at once, ahead of the builders as stage.queue_files is
+LEAST_MISSED = 16  # named at once, to keep ahead of the builders as stage.queue_files does
 IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
 NO_FILE = "its shard set is gone, and no file has this content any more"
 
@@ -31,7 +31,7 @@ _NOTHING_COMES = {
 
 
 def take(state: State, action: Action) -> Iterator[Effect]:
-    """The effects of one action of the schedule's."""
+    """Yields the effects of one action of the schedule."""
     path, source = action.path, state.sources.get(action.path)
     if action.kind in state.activities:
         yield from state.start(action.kind, path)
@@ -50,7 +50,7 @@ def take(state: State, action: Action) -> Iterator[Effect]:
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
             state.discard_parquet(source)
-        state.discard_build(source)  # begun before it was known whose the set is
+        state.discard_build(source)  # begun before the set's owner was known
         yield event("source_duplicate", path=path, of=action.of)
     elif action.kind == "keep_hot":
         yield from keep_hot(source, "the warm disk is away")
@@ -75,9 +75,10 @@ def _restart(state: State, path: str) -> Iterator[Effect]:
 
 
 def _keep_former(state: State, source: Source) -> Iterator[Effect]:
-    """Keep the proven set of a content that its file does not have any more, in a record of its own.
+    """Keeps the proven set of a content that its file no longer has, in a record of its own.
 
-    That is written first: cut off here, the change is still to be seen, and the same record is written.
+    The new record is written first: after a crash here, the change is still visible and the same record is
+    written again.
     """
     name = former_name(state.sources, source)
     yield Write(replace(source, path=name, former=source.path, formers=()))
@@ -93,9 +94,9 @@ def _keep_former(state: State, source: Source) -> Iterator[Effect]:
 
 
 def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
-    """The file could not be fetched, or is rotten: its source is quarantined, all else goes on.
+    """Quarantines the source of a file that could not be fetched or is rotten; all other work continues.
 
-    There is nothing to set aside: the finding alone is written, for people to see and to release.
+    No file can be set aside: only the finding is written, for people to see and to release.
     """
     dataset, path = receipt.dataset, receipt.path
     source = state.sources.get(path) or Source(dataset, path, receipt.size, receipt.sha256)
@@ -107,7 +108,7 @@ def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
 
 
 def keep_demand(state: State, situation: Situation) -> Iterator[Effect]:
-    """Write the demand where it changed."""
+    """Writes the demand if it changed."""
     records = state.records
     most_missed = max(LEAST_MISSED, state.pipeline.stage.queue_files)
     before, demand = records.demand, demand_of(situation, records.demandable, most_missed=most_missed)

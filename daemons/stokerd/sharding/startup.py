@@ -1,4 +1,4 @@
-"""The start of the loop: the records are read, and sources start over where the configuration changed."""
+"""Start of the loop: reads the records, and starts sources over where the configuration changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stokerd.sharding.state import Records, State
 
 
 def read_records(context: DaemonContext) -> Records:
-    """Every source of the dataset; a damaged record goes into quarantine.
+    """Reads every source record of the dataset; sets a damaged record aside.
 
-    What it said is found again: the receipt says what the file is, the set on hot what was built.
+    Its facts are found again: the receipt names the file, the set on hot shows what was built.
     """
     with uncollected():
         dataset = context.pipeline.dataset.name
@@ -27,7 +27,7 @@ def read_records(context: DaemonContext) -> Records:
 
 
 def bring_in_line(state: State) -> Iterator[Effect]:
-    """Bring the records in line with the configuration."""
+    """Brings the records in line with the configuration."""
     yield from _begin_new_version(state)
     yield from _restore_formers(state)
     yield from _release_for_other_columns(state)
@@ -36,12 +36,12 @@ def bring_in_line(state: State) -> Iterator[Effect]:
 
 
 def _begin_new_version(state: State) -> Iterator[Effect]:
-    """Start every source over when dataset.version was raised: the sets there are are another build's."""
+    """Starts every source over when dataset.version was raised: the existing sets belong to another build."""
     pinning = state.records.pinning
     if pinning.earlier is None or pinning.pin is not None:
         return
     for source in list(state.sources.values()):
-        if source.former is not None:  # of a content that no file has: nothing can be built of it
+        if source.former is not None:  # a former content has no file to build from
             yield Forget(source)
         elif not source.never_came and (source.state in TERMINAL or source.state == "building"):
             state.discard_build(source)
@@ -49,10 +49,10 @@ def _begin_new_version(state: State) -> Iterator[Effect]:
 
 
 def _restore_formers(state: State) -> Iterator[Effect]:
-    """Bring the records of what files held before in line with those of the files.
+    """Brings the records of former contents in line with those of the files.
 
-    A change cut off between the two records is as if it had not begun; a record that was lost is made again,
-    and its shard set is found by its key.
+    A change interrupted between its two records is undone; a lost record of a file is made again, and its
+    shard set is found by its key.
     """
     sources = state.sources
     for former in [sources[path] for path in sources.formers]:
@@ -72,7 +72,7 @@ def _restore_formers(state: State) -> Iterator[Effect]:
 
 
 def _release_for_other_columns(state: State) -> Iterator[Effect]:
-    """Start sources over that were quarantined for a column which the configuration no longer reads."""
+    """Starts over sources quarantined for a column that the configuration no longer reads."""
     read = {state.pipeline.dataset.text_column, *columns(state.pipeline)}
     for source in state.sources.in_state("quarantined"):
         if source.column is not None and source.column not in read:
@@ -80,7 +80,7 @@ def _release_for_other_columns(state: State) -> Iterator[Effect]:
 
 
 def _forget_copies(state: State) -> Iterator[Effect]:
-    """With no warm disk any more its copies are lost: sets that were there only are made again."""
+    """Drops the copies when warm is no longer configured: sets that were only there are made again."""
     copied = [source for source in state.sources.values() if source.on_warm]
     for source in copied:
         if source.evicted:

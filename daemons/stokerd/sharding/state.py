@@ -1,4 +1,4 @@
-"""Everything the stage-shard loop knows, as plain facts; changed by Effects and by the handlers of jobs."""
+"""The stage-shard loop's state as plain facts, changed by Effects and by the handlers of jobs."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from stokerd.sharding.facts.space import Space
 if TYPE_CHECKING:
     from stokerd.sharding.activities.base import ShardActivity
 
-TRIES_ONCE = 5  # with --once, before what keeps failing ends the daemon
+TRIES_ONCE = 5  # with --once: tries before a repeated failure ends the daemon
 
 
 @dataclass(kw_only=True)
 class Work:
-    """What the loop knows of a job beside its worker; `memory` is what there was before it began."""
+    """The loop's record of a job besides its worker; `memory` is the memory state before the job."""
 
     memory: MemoryFacts | None = None
 
 
 @dataclass(kw_only=True)
 class SourceWork(Work):
-    """Work on a source's file or set: how far it came is what may be blamed.
+    """Work on a source's file or set, with its progress: that place may be blamed for a death.
 
     `row_group` was being read last, `reached` is the row group and row that its last commit ends before.
     """
@@ -61,12 +61,12 @@ class SourceWork(Work):
     row_group: int | None = None
     reached: tuple[int, int] = (0, 0)
     aside_key: str = ""  # the first digits of the key of a set that is put into quarantine
-    is_asked: bool = False  # a proof of a published set that somebody asked for
+    is_asked: bool = False  # a proof of a published set, by request
 
 
 @dataclass(kw_only=True)
 class BuildWork(SourceWork):
-    """A build; `tokens` are durable, `asks` are the bytes written and needed where it asks for room."""
+    """A build; `tokens` are durable, `asks` is (bytes written, bytes needed) of its request for space."""
 
     attempt: Attempt | None = None
     is_encoding: bool = False
@@ -78,10 +78,10 @@ class BuildWork(SourceWork):
 
 @dataclass
 class Progress:
-    """What was done since the start; `at` is when something last got on (time.time).
+    """Counts since the start; `at` is the time of the last progress (time.time).
 
-    Tokens built, ends of jobs by kind and outcome, bytes moved by kind, looks at quarantined files by
-    verdict, things dropped from quarantine by kind.
+    Tokens built, ends of jobs by kind and outcome, bytes moved by kind, rechecks of quarantined files by
+    verdict, entries dropped from quarantine by kind.
     """
 
     at: float = field(default_factory=time.time)
@@ -92,7 +92,7 @@ class Progress:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def committed(self, work: BuildWork, tokens: int) -> None:
-        """A build made its first `tokens` tokens durable; where it was resumed, some were so before."""
+        """Counts new tokens of a build's commit; a resumed build's first commit includes earlier ones."""
         before, work.tokens = work.tokens, tokens
         if before is not None or not work.is_resumed:
             self.built_tokens += max(0, tokens - (before or 0))
@@ -100,7 +100,7 @@ class Progress:
 
 
 class Records:
-    """The records as they were read last, and what is decided against sources but not yet on record."""
+    """The records as last read, and decisions about sources that are not on record yet."""
 
     def __init__(self, context: DaemonContext, sources: Catalog, pinning: Pinning) -> None:
         self.dataset = context.pipeline.dataset.name
@@ -110,39 +110,38 @@ class Records:
         self.is_fetched = context.pipeline.dataset.source.kind != "folder"
         self.demand = read_demand(context.layout, self.dataset)
         self.receipts: Mapping[str, Receipt] = {}
-        self.is_behind = False  # whether receipts are still to be read
-        # The paths whose record or receipt changed; what is on its way is held against its receipts first.
+        self.is_behind = False  # whether receipts are still unread
+        # The paths whose record or receipt changed; sources in work are compared with their receipts first.
         self.touched = {source.path for source in sources.in_state("staged", "building")}
         self.differing: set[str] = set()  # the paths whose receipt may disagree with their record
-        self.demandable: set[str] = set()  # the paths that may have a part in the demand
-        self.convicted: dict[str, Finding] = {}  # what waits for quarantine, by path
+        self.demandable: set[str] = set()  # the paths that the demand may name
+        self.convicted: dict[str, Finding] = {}  # findings that wait for quarantine, by path
         self.disputed: dict[str, Receipt] = {}
         self.rotten: set[str] = set()  # the keys whose copy on warm is known to be wrong
-        self.requests: list[Request] = []  # that wait for an answer
+        self.requests: list[Request] = []  # unanswered
         self.to_prove: dict[str, list[Request]] = {}
         self.reached: dict[tuple[str, str], tuple[int, int]] = {}  # furthest row, by path and content
         self.xxh3: dict[str, str] = {}  # of the files staged since the start, by their sha256
 
     def put(self, source: Source) -> None:
-        """Believe a record that was written."""
+        """Keeps a record that was written."""
         self.sources.put(source)
         self.touched.add(source.path)
 
     def drop(self, path: str) -> None:
-        """Forget a record that was removed."""
         self.sources.drop(path)
         self.touched.add(path)
 
     def asked(self, *verbs: str) -> list[Request]:
-        """The requests of these verbs that wait for an answer."""
+        """Returns the unanswered requests of these verbs."""
         return [request for request in self.requests if request.verb in verbs]
 
     def answered(self, request: Request) -> None:
-        """Forget a request that has its answer."""
+        """Forgets a request after its answer."""
         self.requests = [one for one in self.requests if one.id != request.id]
 
     def compare_touched(self) -> None:
-        """Bring `differing` and `demandable` up to date with the paths whose record or receipt changed."""
+        """Updates `differing` and `demandable` for the paths whose record or receipt changed."""
         for path in self.touched:
             source, receipt = self.sources.get(path), self.receipts.get(path)
             (self.differing.add if differs(source, receipt) else self.differing.discard)(path)
@@ -152,10 +151,10 @@ class Records:
 
 
 class State:
-    """The whole of it.
+    """All facts and jobs of the loop.
 
-    `limits` bound what goes on at once; `is_linked` tells whether the last file was staged by a hard link,
-    which takes no room.
+    `limits` bound the concurrent jobs; `is_linked`: the last file was staged by a hard link, which takes no
+    space.
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class State:
         self.pauses = Pauses(context)
         self.space = Space(context)
         self.placement = Placement(context)
-        self.is_linked = records.is_fetched and pipeline.warm is None  # until a link is refused
+        self.is_linked = records.is_fetched and pipeline.warm is None  # until a hard link fails
         self.limits = Limits(
             stagers=1,
             builders=1,
@@ -187,7 +186,7 @@ class State:
             release=pipeline.shard.release,
         )
 
-    # What there is
+    # Existing work and data
 
     @property
     def pipeline(self) -> Pipeline:
@@ -210,29 +209,29 @@ class State:
         return self.disks[1] if len(self.disks) > 1 else None
 
     def key(self, source: Source) -> str:
-        """The key of the source's set in the pinned build."""
+        """Returns the key of the source's set in the pinned build."""
         key_of = self.records.pinning.key_of()
-        assert key_of is not None  # nothing is built or proven before the dataset is pinned
+        assert key_of is not None  # no build or proof begins before the dataset is pinned
         return key_of(source.sha256)
 
     # Places
 
     def parquet(self, source: Source) -> str:
-        """Where the source's file lies on hot."""
+        """Returns the path of the source's file on hot."""
         return str(self.pipeline.hot_layout.parquet / parquet_name(source))
 
     def set_on(self, place: str, source: Source, key: str | None = None) -> Path:
-        """Where the source's set lies on hot or warm."""
+        """Returns the path of the source's set on hot or warm."""
         layout = self.pipeline.hot_layout if place == "hot" else self.pipeline.warm_layout
-        assert layout is not None  # nothing is moved to warm where there is none
+        assert layout is not None  # moves to warm need a warm disk
         return layout.shard_set(source.dataset, str(key or source.key))
 
     def discard_parquet(self, source: Source) -> None:
-        """Have the source's file removed from hot."""
+        """Queues the source's file on hot for removal."""
         self.hot.discard(self.parquet(source), of=source.path)
 
     def discard_build(self, source: Source) -> None:
-        """Have removed what was begun of the source's set."""
+        """Queues the source's partial set for removal."""
         if source.key is not None:
             name = str(self.pipeline.hot_layout.building / source.key[:KEY16])
             self.hot.discard(name, f"{name}.lock")
@@ -240,22 +239,22 @@ class State:
     # Jobs
 
     def start(self, kind: str, subject: str) -> Iterator[Effect]:
-        """The effects that begin a job."""
+        """Returns the effects that begin a job."""
         return self.activities[kind].begin(self, subject)
 
     def doing(self, kind: str) -> list[str]:
-        """The subjects of the jobs of a kind."""
+        """Returns the subjects of the running jobs of a kind."""
         return [subject for subject, each in self.pool.busy.items() if each == kind]
 
     def builds(self) -> list[Job[BuildWork]]:
         return [cast(Job[BuildWork], job) for job in self.pool.jobs if job.kind == "build"]
 
     def is_idle(self) -> bool:
-        """Whether no worker but the listers is at work."""
+        """Whether no worker but the listers is busy."""
         return not self.pool.busy.keys() - {disk.lister for disk in self.disks}
 
     def busy(self) -> dict[str, str]:
-        """The kind of job each path is in; one whose files are being removed from a disk is in it too."""
+        """Returns the job kind by path; a path whose files are being removed from a disk is busy too."""
         busy = {path: each for path, each in self.pool.busy.items() if path in self.sources}
         for disk in self.disks:
             for place, of in disk.litter.items():
@@ -264,11 +263,11 @@ class State:
         return busy
 
     def _using(self, place: str) -> list[str]:
-        """The paths that have to do with a file or directory that is being removed from a disk."""
+        """Returns the paths that use a file or directory that is being removed from a disk."""
         named = PurePath(place)
         if named.parent.name == ".trash":
             return []
-        # What is named by a set's key: the set itself, a copy of it in the making, a build and its lock.
+        # Named by a set's key: the set, an unfinished copy of it, a build and its lock.
         key = named.name.removeprefix(TEMPORARY).removesuffix(".lock")[:KEY16]
         owner, key_of = self.sources.of_key(key), self.records.pinning.key_of()
         paths = [] if owner is None else list(self.sources.with_content(self.sources[owner].sha256))
@@ -277,7 +276,7 @@ class State:
     # Decision inputs
 
     def situation(self) -> Situation:
-        """What the schedule decides on, as of now."""
+        """Returns the facts that the schedule decides on, as of now."""
         records, pinning, memory = self.records, self.records.pinning, self.pauses.memory
         wanted = pinning.choose_training()
         limits, alone, waiting = memory.plan(self)
@@ -307,25 +306,25 @@ class State:
         )
 
     def _left_alone(self, wanted: frozenset[str]) -> list[str]:
-        """The paths that no work begins on now."""
+        """Returns the paths that no work begins on now."""
         records = self.records
         paths = [path for path, one in records.disputed.items() if records.receipts.get(path) is one]
-        if self.context.once:  # what failed at all waits for something
+        if self.context.once:  # any failure may be waiting for its retry time
             failed = self.retries.not_before
             paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
-        if records.files.names is not None:  # the tokenizer's files are brought whatever the list says
+        if records.files.names is not None:  # the tokenizer's files are staged even if the list omits them
             paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
         return paths
 
     def _urgent(self, key_of: Callable[[str], str] | None) -> frozenset[str]:
-        """The paths of sets that a run waits for and that have to be made again."""
+        """Returns the paths whose sets a run waits for and that must be built again."""
         keys = self.placement.urgent()
         if not keys or key_of is None:
             return frozenset()
         return frozenset(self.sources.open_with({key[:KEY16] for key in keys}, key_of))
 
     def _warm_contents(self) -> WarmContents:
-        """What lies on warm, what is wanted back, and what warm has room for."""
+        """Returns the sets on warm, those wanted back, and the free space there."""
         if self.warm is None:
             return WarmContents()
         return WarmContents(
@@ -339,7 +338,7 @@ class State:
 
     @property
     def next_due(self) -> float:
-        """When something falls due that wakes nobody up, on the monotonic clock."""
+        """Returns the next time, on the monotonic clock, at which work is due without a wake-up."""
         now = time.monotonic()
         dues = (*self.retries.not_before.values(), self.placement.due)
         return min((due for due in dues if due > now), default=float("inf"))

@@ -1,4 +1,4 @@
-"""What the stage-shard loop shows of itself: status and metrics, both from one look at the state."""
+"""Status and metrics of the stage-shard loop, both from one reading of the state."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
 SAMPLE_EVERY_S = 3.0
-MOST_NAMED = 8  # of what is being brought back
+MOST_NAMED = 8  # sets being brought back
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 
 
 class Status:
-    """Keeps the rates of the last half minute and minute."""
+    """Writes the status; keeps the rates of the last half minute and minute."""
 
     def __init__(self, context: DaemonContext) -> None:
         context.metrics.figures = FIGURES
@@ -44,7 +44,7 @@ class Status:
         self._sampled_at = -SAMPLE_EVERY_S
 
     def show(self, state: State) -> None:
-        """Write the status, which the metrics are read from, and feed the service manager's watchdog."""
+        """Writes the status, which the metrics are read from, and feeds the service manager's watchdog."""
         if state.sources.changes != self._shown_changes:
             self._shown_changes, state.progress.at = state.sources.changes, time.time()
         status = {
@@ -62,7 +62,7 @@ class Status:
         self._teller.tell(status, state.hot.trouble or (f"{text}; {standing}" if standing else text))
 
     def _sample(self, state: State) -> dict[str, Any]:
-        """What the workers take, and the largest of each kind; looked at now and then."""
+        """Returns the workers' memory, and the largest of each kind; measured every SAMPLE_EVERY_S."""
         now = time.monotonic()
         if now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at, largest = now, dict.fromkeys(WRITERS, 0)
@@ -73,9 +73,9 @@ class Status:
         return self._memory
 
     def _pace(self, state: State) -> dict[str, Any]:
-        """Files and bytes of parquet that came to their end, of how many, how fast, the time for the rest.
+        """Returns the finished files and bytes of parquet, the totals, the rates, and the remaining time.
 
-        A build in progress counts by its tokens, as far as files built before tell what to expect.
+        A build in progress counts by its tokens, in proportion to the files built before.
         """
         sources, sums, pin, now = (
             state.sources,
@@ -155,7 +155,7 @@ def _disk(state: State, disk: Disk) -> dict[str, Any]:
 
 
 def _machine(state: State) -> dict[str, Any]:
-    """What waits for what, memory, and how many workers there are and may be."""
+    """Returns the waits, memory, and the present and allowed numbers of workers."""
     reasons, ends = state.pauses.reasons(state), state.progress.ends
     working = Counter(state.pool.busy.values())
     training = state.pool[TOKENIZER].facts if TOKENIZER in state.pool else None
@@ -175,7 +175,7 @@ def _machine(state: State) -> dict[str, Any]:
 
 
 def _landing(state: State) -> dict[str, Any]:
-    """What is wanted of the landing; a folder's files nothing removes or fetches."""
+    """Returns the demand on the landing; empty for a folder source: its files are not fetched or removed."""
     records = state.records
     if not records.is_fetched:
         return {}
@@ -195,7 +195,7 @@ def _quarantine(state: State) -> dict[str, Any]:
 
 
 def _standing(state: State) -> str:
-    """What stops something, though not everything, in one phrase."""
+    """Returns in one phrase why some of the work is stopped."""
     pauses = state.pauses
     words = [f"paused ({reason}): {why}" for reason, why in pauses.reasons(state).items()]
     stuck = (job for job in state.pool.jobs if job.abandoned)
@@ -207,7 +207,7 @@ def _standing(state: State) -> str:
 
 
 def summary(totals: Sums, left: Collection[str]) -> str:
-    """One line for the end of --once; `left` says what could not be brought to an end."""
+    """Returns the summary line of --once; `left` says what is unfinished."""
     parts = [_built(totals.states, totals.tokens, totals.imported)]
     parts += [f"{totals.states[each]} {each}" for each in ("duplicate", "quarantined") if totals.states[each]]
     return ", ".join(parts) + ("".join(f"; {each}" for each in left))
@@ -220,7 +220,7 @@ def _built(states: Mapping[str, int], tokens: Mapping[str, int], imported: int) 
 
 
 def _text(status: Mapping[str, Any]) -> str:
-    """One line for `systemctl status`, while nothing is wrong."""
+    """Returns the line for `systemctl status` of a healthy daemon."""
     sources, workers, percent = status["sources"], status["workers"], status["tokenizer_percent"]
     quarantined = sources["quarantined"]
     if "tokenizer" in workers and percent == 100:

@@ -1,4 +1,4 @@
-"""The kinds of jobs of the stage-shard loop. A new kind is a new module with one entry below."""
+"""The job kinds of the stage-shard loop. A new kind is a new module with one entry below."""
 
 from __future__ import annotations
 

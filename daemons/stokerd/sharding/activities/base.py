@@ -1,4 +1,4 @@
-"""A kind of job of the stage-shard loop: how it runs and begins, and what ends of jobs make of a source."""
+"""Base of the stage-shard loop's job kinds, and the effects that job results have on a source."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from stokerd.sharding.facts.disks import Disk
 from stokerd.sharding.state import BuildWork, SourceWork, State
 
 Message = Mapping[str, Any]
-# With neither a message nor CPU time; for what writes to hot: an fsync to a slow warm disk may take longer.
+# Without a message or CPU time. For writers to hot: an fsync to a slow warm disk may take longer.
 STALL_S = 120.0
 W = TypeVar("W", bound=SourceWork)
 
-HF_TOKENIZERS = "tokenizers"  # the engine that every file can be built with
-FOOTER = -1  # stands for the row group where the footer is what was being read
-RETRY_S = 1.0  # where nothing is to blame
+HF_TOKENIZERS = "tokenizers"  # the engine that can build every file
+FOOTER = -1  # in place of a row group: the footer was being read
+RETRY_S = 1.0  # after a failure that is not the file's fault
 
 
 def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
-    """The effects of an end that is no success, for any job on a source."""
+    """Yields the effects of an unsuccessful end, for any job on a source."""
     source = state.sources[job.subject]
     match outcome.kind:
         case "bad":
@@ -41,20 +41,20 @@ def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
             yield from dispute(state, source)
         case "disk_full":
             state.retries.retry_in(source.path, LOOK_S)
-            state.hot.look_soon()  # how much of it is built already
+            state.hot.look_soon()  # reports how much of the set is built already
             place = state.activities[job.kind].writes_to or "hot"
             state.pauses.disk_full(state, job.kind, place, source.path, outcome.reason)
         case "out_of_memory" | "over_memory":
             yield from try_again(state, job, source, outcome.reason, wait_s=RETRY_S)
-        case "killed":  # by hand, or with the daemon's own stop: longer each time, if it goes on
+        case "killed":  # by an operator or with the daemon's own stop: the delay grows if it repeats
             wait_s = max(RETRY_S, state.retries.failed(source.path))
             yield from try_again(state, job, source, outcome.reason, wait_s=wait_s)
-        case "died":  # a mapped page that could not be read kills as well: a look tells if its disk is away
+        case "died":  # an unreadable mapped page kills too: a look shows whether the disk is gone
             state.hot.look_soon()
             blamed = yield from blame(state, job, source, outcome.reason)
             yield from try_again(state, job, blamed, outcome.reason)
         case _:
-            if outcome.kind == "storage":  # what it read may be gone: a look brings the record in line
+            if outcome.kind == "storage":  # its input may be gone: a look brings the record in line
                 state.hot.look_soon()
             yield from try_again(state, job, source, outcome.reason)
 
@@ -62,7 +62,7 @@ def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
 def try_again(
     state: State, job: Job[W], source: Source, reason: str, *, wait_s: float | None = None
 ) -> Iterator[Effect]:
-    """Wait longer each time, or `wait_s` seconds."""
+    """Delays the source by `wait_s` seconds, by default longer after each failure."""
     if wait_s is None:
         wait_s = state.retries.failed(source.path)
     else:
@@ -76,9 +76,9 @@ def try_again(
 
 
 def blame(state: State, job: Job[W], source: Source, reason: str) -> Generator[Effect, None, Source]:
-    """Count a death against the source, which is returned; twice at one place convicts it."""
+    """Counts a death against the source, which is returned; two deaths at one place convict it."""
     if isinstance(job.facts, BuildWork) and job.facts.is_encoding and uses_fast_engine(state, source):
-        # The engine may have died of the text: the reference shows whether the file is to blame.
+        # The text may have crashed the engine: the reference engine shows whether the file is to blame.
         yield engine_refused(source, reason)
         return replace(source, engine=HF_TOKENIZERS)
     if job.facts.row_group is not None:
@@ -96,12 +96,12 @@ def uses_fast_engine(state: State, source: Source) -> bool:
 
 
 def engine_refused(source: Source, reason: str) -> Effect:
-    """The event that a file is built with the reference engine."""
+    """Returns the event that a file is built with the reference engine."""
     return event("engine_refused", "warning", path=source.path, used=HF_TOKENIZERS, reason=reason)
 
 
 def dispute(state: State, source: Source) -> Iterator[Effect]:
-    """The content is not what the receipt says: the download watchdog looks again, the source starts over."""
+    """Starts the source over after a mismatch with its receipt, which the download watchdog then checks."""
     yield from dispute_receipt(state, source, state.records.receipts.get(source.path))
     state.retries.failed(source.path)
     state.discard_build(source)
@@ -109,7 +109,7 @@ def dispute(state: State, source: Source) -> Iterator[Effect]:
 
 
 def dispute_receipt(state: State, source: Source, receipt: Receipt | None) -> Iterator[Effect]:
-    """Ask the download watchdog once; where a receipt of other content was written since, nobody has to."""
+    """Disputes a receipt once; a receipt of other content written since needs no dispute."""
     disputed = state.records.disputed
     if receipt is not None and receipt.sha256 == source.sha256 and disputed.get(source.path) is not receipt:
         yield Dispute(source.path, source.sha256)
@@ -119,11 +119,11 @@ def dispute_receipt(state: State, source: Source, receipt: Receipt | None) -> It
 def proven(
     state: State, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str
 ) -> Iterator[Effect]:
-    """The source's set is published on hot and proven."""
+    """Records that the source's set is published on hot and proven."""
     state.retries.succeeded(source.path)
     state.hot.published.add(key[:KEY16])
     if state.sources.owner(source.sha256) not in (None, source.path):
-        return  # one content has one set: the schedule makes a duplicate of this one
+        return  # one content has one set: the schedule makes this source a duplicate
     done = source.moved(
         "proven",
         key=key,
@@ -140,12 +140,12 @@ def proven(
         key=key[:KEY16],
         documents=books["documents"],
         tokens=books["tokens"],
-        dropped=sum((books["dropped"] or {}).values()),  # not known of what was imported
+        dropped=sum((books["dropped"] or {}).values()),  # unknown for imported sets
     )
 
 
 def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
-    """The set at the source's target is wrong: it goes into quarantine, once no record claims it."""
+    """Marks the set at the source's target for quarantine, which begins once no record claims the set."""
     state.records.convicted[source.path] = Finding(SET_INVALID, reason)
     yield event("shard_set_invalid", "error", path=source.path, reason=reason)
     if source.state in PUBLISHED:
@@ -153,7 +153,7 @@ def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
 
 
 def set_gone(state: State, source: Source, reason: str) -> Iterator[Effect]:
-    """The source's set is not on hot any more: what is left is its copy on warm, else it is made again."""
+    """Records that the source's set left hot: its copy on warm remains, else the set is made again."""
     key = str(source.key)[:KEY16]
     state.hot.published.discard(key)
     if not source.on_warm:
@@ -165,7 +165,7 @@ def set_gone(state: State, source: Source, reason: str) -> Iterator[Effect]:
 
 
 def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
-    """The copy of a set that is on hot is not there or not right: it is made again."""
+    """Records that the copy of a set on hot is missing or wrong, so that the set is copied again."""
     yield Write(source.moved("proven", on_warm=False, evicting=False))
     about = {"path": source.path, "key": str(source.key)[:KEY16]}
     yield event("warm_copy_lost", "warning", **about, reason=f"{reason}; it is copied again")
@@ -173,11 +173,11 @@ def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardActivity(Activity):
-    """All there is to know of one kind of job.
+    """A kind of job and its handlers.
 
-    `due` are the subjects that it is to begin on now and no decision names. `begin` starts it on a subject,
-    `on_message` takes what its worker says, `on_done` its result,
-    `on_end` any other end, and all where there is no `on_done`. `writes_to` is what a full disk is.
+    `due` are the subjects to begin on now without a decision of the schedule. `begin` starts the job on a
+    subject, `on_message` takes its worker's messages, `on_done` its result, `on_end` any other end, or every
+    end where `on_done` is missing. `writes_to` is the disk meant when a worker reports a full disk.
     """
 
     begin: Callable[[State, str], Iterator[Effect]]
@@ -188,13 +188,13 @@ class ShardActivity(Activity):
     writes_to: Place | None = None
 
     def start_due(self, state: State) -> Iterator[Effect]:
-        """Begin on what is due, unless that is worked on, or waits after a failure."""
+        """Begins on each due subject, unless a job works on it or its retry time is not reached."""
         for subject in self.due(state):
             if subject not in state.pool and state.retries.allows(subject):
                 yield from self.begin(state, subject)
 
     def end(self, state: State, job: Job[Any], outcome: Outcome) -> Iterator[Effect]:
-        """What the end of a job makes true; it may have taken room, or given some."""
+        """Yields the effects of a job's end, and has the disks measured again."""
         state.progress.ends[self.kind][outcome.kind] += 1
         for disk in state.disks:
             disk.measure_soon()
@@ -206,10 +206,10 @@ class ShardActivity(Activity):
 
 
 def columns(pipeline: Pipeline) -> dict[str, str]:
-    """The columns that are read beside the text, and what each must hold."""
+    """Returns the columns read besides the text, each with its required type."""
     return filters_asked(pipeline).columns()
 
 
 def marks(*disks: Disk | None) -> list[dict[str, Any]]:
-    """By what a worker knows that these disks are the ones it is to work on."""
+    """Returns the owner records by which a worker recognizes these disks."""
     return [dict(disk.mark) for disk in disks if disk is not None and disk.mark]

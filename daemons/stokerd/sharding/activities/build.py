@@ -1,4 +1,4 @@
-"""Build: make one source's shard set, or go on making it."""
+"""Build: makes one source's shard set, or continues a partial set."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from stokerd.sharding.state import BuildWork, State
 
 
 def begin(state: State, path: str) -> Iterator[Effect]:
-    """Build the path's set."""
     source, pin = state.sources[path], state.records.pinning.pin
-    assert pin is not None  # the schedule builds nothing before it
+    assert pin is not None  # the schedule builds only after the pin
     building = source.moved("building", key=state.key(source))
     if building != source:
         yield Write(building)
@@ -38,7 +37,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
 
 def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
     pipeline, commit = state.pipeline, state.pipeline.shard.commit
-    xxh3 = state.records.xxh3.get(source.sha256, "")  # empty where it was staged before this daemon started
+    xxh3 = state.records.xxh3.get(source.sha256, "")  # empty if staged before this daemon started
     is_reference = source.engine == base.HF_TOKENIZERS
     return {
         "parquet": state.parquet(source),
@@ -51,7 +50,7 @@ def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
         "building": str(pipeline.hot_layout.building / str(source.key)[:KEY16]),
         "target": str(state.set_on("hot", source)),
         "commit": {"every_s": commit.every, "bytes": commit.bytes},
-        "commit_every_row_group": bool(source.deaths),  # to blame one
+        "commit_every_row_group": bool(source.deaths),  # to find the row group to blame
         "engine": base.HF_TOKENIZERS if is_reference else pipeline.tokenizer.engine,
         "memory": pipeline.shard.memory.model_dump(),
         "disks": marks(state.hot),
@@ -59,7 +58,7 @@ def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
 
 
 def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[Effect]:
-    """Note how far the build is, answer what it asks."""
+    """Records a build's progress and its requests for space."""
     work = job.facts
     if "row_group" in message:
         work.row_group = message["row_group"]
@@ -68,7 +67,7 @@ def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[
             work.reached = (message["row_group"], message["row"])
             state.pauses.disk_works("hot")
             state.progress.committed(work, int(message["tokens"]))
-        case "room":  # it is answered once hot was measured
+        case "room":  # answered after the next measure of hot
             work.asks = (int(message["written"]) + FILES_BYTES, int(message["needed"]) + FILES_BYTES)
             state.hot.measure_soon()
         case "engine":
@@ -95,17 +94,17 @@ def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effe
 
 def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
     source, memory = state.sources[job.subject], state.pauses.memory
-    assert job.facts.attempt is not None  # every build begins with one
+    assert job.facts.attempt is not None  # set when the build began
     is_further = _credit(state, job, source)
     match outcome.kind:
-        case "recycled":  # a fresh worker goes on at once; one that never came further reads less at a time
+        case "recycled":  # a new worker continues at once; without any progress it reads smaller batches
             yield event("worker_recycled", "debug", path=source.path, further=is_further)
             if not is_further:
                 memory.read_less(source.path, min(SMALLEST, job.facts.attempt.rows + 1))
                 reason = "its worker outgrew shard.memory.soft before it could commit"
                 yield from base.try_again(state, job, source, reason)
         case "outgrown":
-            state.hot.look_soon()  # its partial set is gone
+            state.hot.look_soon()  # the partial set is gone
             state.records.reached.pop((source.path, source.sha256), None)
             end = _refused(state, job, source)
             if isinstance(end, Finding):
@@ -127,7 +126,7 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
 
 
 def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
-    """Forget failures where a worker came further than any before; else it could go round for ever."""
+    """Forgets failures when a worker came further than any before; without progress retries must end."""
     content, reached = (source.path, source.sha256), state.records.reached
     is_further = job.facts.reached > reached.get(content, (0, 0))
     if is_further:
@@ -137,7 +136,7 @@ def _credit(state: State, job: Job[BuildWork], source: Source) -> bool:
 
 
 def answer_growth(state: State) -> Iterator[Effect]:
-    """Answer the builds that ask for room; what is granted is in the ledger first."""
+    """Answers builds that ask for space; a grant is in the ledger before its answer."""
     for job in state.builds():
         work, source = job.facts, state.sources[job.subject]
         if work.asks is None:
@@ -152,14 +151,14 @@ def answer_growth(state: State) -> Iterator[Effect]:
         else:
             state.space.granted[source.path] = granted
             state.space.refresh(state)
-            work.asks = None  # not before: where the ledger cannot be written it is answered later
+            work.asks = None  # last: if the ledger cannot be written, the answer comes later
             yield Send(job.subject, {"room": granted - FILES_BYTES})
 
 
 def _refused(state: State, job: Job[BuildWork], source: Source) -> Finding | Event:
-    """What the end of a build that got no room means: a finding against its file, or that it waits."""
+    """Returns the finding or the event of a build that ended because it got no space."""
     growth = job.facts.refused
-    assert growth is not None  # it ended because of that
+    assert growth is not None  # set with the refusal that ended the build
     is_hopeless = growth.is_hopeless
     state.space.set_back(state, source, None if is_hopeless else int(growth.needed * AGAIN))
     figures = {"needed_bytes": growth.needed, "expected_bytes": growth.expected}

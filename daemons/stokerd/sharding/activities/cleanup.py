@@ -1,4 +1,4 @@
-"""What leaves hot: a built file, what was discarded of a disk, and what goes into quarantine."""
+"""Removals from hot: released parquet, discarded files of a disk, and moves into quarantine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ def _released(state: State, job: Job[SourceWork], _result: Message) -> Iterator[
 
 @dataclass(kw_only=True)
 class SweepWork(Work):
-    """`paths` are being removed."""
-
     disk: Disk
     paths: list[str]
 
@@ -72,7 +70,7 @@ def _not_swept(state: State, job: Job[SweepWork], outcome: Outcome) -> Iterator[
 
 
 def _begin_quarantine(state: State, path: str) -> Iterator[Effect]:
-    """Set aside the path's file, or the set at its target, as the finding is about."""
+    """Sets aside the file, or the set at its target, according to the finding."""
     source, finding = state.sources[path], state.records.convicted[path]
     kind, thing, key = "parquet", state.parquet(source), ""
     if finding.reason == SET_INVALID:

@@ -1,4 +1,4 @@
-"""List: own the hot or the warm disk, look at it, and bring the records in line with what is there."""
+"""List: owns the hot or the warm disk, looks at it, and brings the records in line with it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ON_HOT = {"staged", "building", *PUBLISHED}
 
 
 def tend(state: State) -> Iterator[Effect]:
-    """Keep the disks owned, and ask for a look or a measure when one is due."""
+    """Keeps the disks owned, and requests a look or a measure when due."""
     yield from LIST.start_due(state)
     for disk in state.disks:
-        if disk.is_hanging:  # before its lister is given up: a mount may answer again within that time
+        if disk.is_hanging:  # checked before the lister is given up: the mount may answer again
             yield _unavailable(disk, f"no answer for {ANSWERS_WITHIN_S:.0f} s")
         if disk.lister in state.pool and (question := disk.question(state.sources)) is not None:
             yield Send(disk.lister, question)
 
 
 def begin(state: State, lister: str) -> Iterator[Effect]:
-    """Have a worker hold the owner lock of hot or warm."""
+    """Starts a worker that holds the owner lock of hot or warm."""
     disk, sources, pipeline = _disk_of(state, lister), state.sources.values(), state.pipeline
     if disk.place == "hot":
         expected = sum(1 for source in sources if source.state in ON_HOT and not source.evicted)
@@ -43,7 +43,7 @@ def begin(state: State, lister: str) -> Iterator[Effect]:
 
 
 def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effect]:
-    """It owns the disk; what lies there; how much room there is."""
+    """Handles a lister's reports: ownership, contents, free space."""
     disk = _disk_of(state, job.subject)
     disk.heard()
     match message["kind"]:
@@ -61,7 +61,7 @@ def on_message(state: State, job: Job[Work], message: Message) -> Iterator[Effec
 def _measured(state: State, disk: Disk) -> Iterator[Effect]:
     if disk.place == "hot" and not disk.fits and disk.size is not None:
         refuse(state.pipeline, disk_faults(state.pipeline, disk.size.total_bytes))
-        disk.fits = True  # when this daemon started; a disk that shrinks later is no reason to end
+        disk.fits = True  # as of the start: a disk that shrinks later does not end the daemon
     word = f"{disk.place}_read_only"
     if disk.is_writable:
         yield AlertOver(word, tell="hot_writable" if disk.place == "hot" else "")
@@ -74,7 +74,7 @@ def _measured(state: State, disk: Disk) -> Iterator[Effect]:
 
 
 def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
-    """Bring the records in line with what lies on the disk."""
+    """Brings the records in line with the contents of the disk."""
     sources, pipeline, is_hot = state.sources, state.pipeline, disk.place == "hot"
     seen, untouched = Seen.of(message), disk.untouched(sources, state.pool.busy)
     disk.building_bytes, disk.partial = dict(seen.building_bytes), seen.partial
@@ -90,8 +90,8 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
     for path, reason in found.renew:
         disk.published.discard(str(sources[path].key)[:KEY16])
         yield StartOver(sources[path], reason, "warning" if is_hot else "error")
-        state.retries.succeeded(path)  # what it failed for was that
-    if not disk.is_agreed:  # later, what looks left over may just be in the making
+        state.retries.succeeded(path)  # this was the cause of its failures
+    if not disk.is_agreed:  # on a later look, an apparent leftover may be a set being made
         disk.discard(*found.remove)
         for path, file in found.parquet:
             disk.discard(file, of=path)
@@ -104,9 +104,9 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
 
 
 def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
-    """The disk is not owned any more; raises LockHeld when another pipeline owns it."""
+    """Records that the disk is not owned; raises LockHeld when another pipeline owns it."""
     disk = _disk_of(state, job.subject)
-    # By its name: a lister that is asked to stop, as this daemon is about to be, ends with the same code.
+    # Checked by name: a lister that ends because this daemon stops has the same exit code.
     if outcome.error == LockHeld.__name__:
         raise LockHeld(outcome.reason)
     disk.lost(outcome.reason if outcome.code == UnavailableError.exit_code else "")

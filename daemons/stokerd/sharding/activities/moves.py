@@ -1,4 +1,4 @@
-"""Sync, evict, hydrate and recall: shard sets on their way between hot and warm."""
+"""Sync, evict, hydrate and recall: moves of shard sets between hot and warm."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stokerd.sharding.activities.base import RETRY_S, Message, ShardActivity, co
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State
 
-DOUBTS = 3  # tries to read a copy that looks wrong where nothing can be read past the cache
+DOUBTS = 3  # tries to read a copy that looks wrong, where the page cache cannot be bypassed
 MOVES = ("sync", "evict", "hydrate")
 
 
 def _begin_move(kind: str, state: State, path: str) -> Iterator[Effect]:
     source = state.sources[path]
     hot, warm = (str(state.set_on(place, source)) for place in ("hot", "warm"))
-    assert state.pipeline.warm_layout is not None  # nothing is moved where there is no warm
+    assert state.pipeline.warm_layout is not None  # moves begin only with a warm disk
     trash = (state.pipeline.warm_layout if kind == "sync" else state.pipeline.hot_layout).trash
     places = {"what": "evict", "hot": hot, "copy": warm}
     if kind != "evict":
@@ -39,7 +39,7 @@ def _begin_move(kind: str, state: State, path: str) -> Iterator[Effect]:
 
 
 def _begin_recall(state: State, path: str) -> Iterator[Effect]:
-    """Prove the set on warm that has the path's key: its record was lost, not the set."""
+    """Proves the set on warm with the path's key: the set's record was lost."""
     source = state.sources[path]
     key = state.key(source)
     sets = [{"path": str(state.set_on("warm", source, key)), "key": key}]
@@ -47,20 +47,20 @@ def _begin_recall(state: State, path: str) -> Iterator[Effect]:
 
 
 def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
-    """Wait for room, or with the next try."""
+    """Delays a failed move until there is space, or until its retry time."""
     source, kind = state.sources[job.subject], job.kind
     if outcome.kind != "disk_full":
         yield from _try_again(state, kind, source, outcome.reason)
         return
-    state.retries.retry_in(source.path, RETRY_S)  # it goes on as soon as there is room
-    if kind == "hydrate":  # what came of it so far takes some of that
+    state.retries.retry_in(source.path, RETRY_S)  # the move continues once there is space
+    if kind == "hydrate":  # its unfinished copy takes some of that space
         state.hot.discard(coming(state, source))
     place = BY_KIND[kind].writes_to or "hot"
     state.pauses.disk_full(state, kind, place, source.path, outcome.reason)
 
 
 def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
-    """Record what a finished move made true."""
+    """Records the result of a finished move."""
     kind = job.kind
     state.retries.succeeded(job.subject)
     state.retries.succeeded(f"/{kind}")
@@ -92,15 +92,15 @@ def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator
             state.hot.published.add(key)
             yield from keep_hot(source, reason)
             state.retries.failed(source.path)
-        case ("evict", "bad_copy"):  # the set is on hot, still or again: it is copied again
+        case ("evict", "bad_copy"):  # hot still has the set, or has it again: it is copied again
             state.hot.published.add(key)
-            if source.evicted:  # or proven first, for it is not on record
+            if source.evicted:  # or proven first, since no record names it
                 yield from _rotten(state, source, reason)
             else:
                 yield from copy_lost(source, f"its copy on warm is wrong: {reason}")
         case (_, "missing"):  # a look at that disk brings the records in line
             disk = state.hot if kind == "sync" else state.warm
-            assert disk is not None  # there are moves only with a warm disk
+            assert disk is not None  # moves need a warm disk
             disk.look_soon()
             state.retries.failed(source.path)
             yield Alert(f"{kind}_failed", fields={"path": source.path, "reason": reason})
@@ -115,13 +115,13 @@ def _event(word: str, state: State, kind: str, source: Source, result: Message) 
 
 
 def keep_hot(source: Source, reason: str) -> Iterator[Effect]:
-    """Nothing was moved yet: the set stays where it is and may be used again."""
+    """Cancels an eviction before any move: the set stays on hot and may be used again."""
     yield Write(replace(source, evicting=False))
     yield event("eviction_cancelled", "warning", path=source.path, reason=reason)
 
 
 def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
-    """There is no right copy of the set left: it is made again, and then copied over the wrong one."""
+    """Records that no right copy of the set exists: it is made again and copied over the wrong copy."""
     state.records.rotten.add(str(source.key))
     yield StartOver(source, "its copy on warm is wrong, and no other is on record", "warning")
     key = str(source.key)[:KEY16]
@@ -147,14 +147,14 @@ def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator
 
 
 def _try_again(state: State, kind: str, source: Source, reason: str) -> Iterator[Effect]:
-    """Wait with this set, and with all that is to go the same way: each of many would fail in turn."""
+    """Delays this set and all moves of its kind: otherwise each of many sets would fail in turn."""
     state.retries.failed(source.path)
     wait_s = state.retries.failed(f"/{kind}")
     if state.warm is not None:
         state.warm.look_soon()
     about = {"path": source.path, "reason": reason, "retry_in_s": round(wait_s, 1)}
     yield Alert(f"{kind}_failed", fields=about)
-    if kind == "hydrate":  # nothing may want it any more, and what came of it takes room on hot
+    if kind == "hydrate":  # no run may want the set now, and its unfinished copy takes space on hot
         state.hot.discard(coming(state, source))
         if state.retries.failures(source.path) >= DOUBTS and "page cache only" in reason:
             yield from _rotten(state, source, reason)
@@ -163,7 +163,7 @@ def _try_again(state: State, kind: str, source: Source, reason: str) -> Iterator
 
 
 def coming(state: State, source: Source) -> str:
-    """Where the source's set lies on hot while it is being brought back."""
+    """Returns the path on hot of the source's set while it is copied back."""
     path = Path(state.set_on("hot", source))
     return str(path.with_name(f"{TEMPORARY}{path.name}"))
 

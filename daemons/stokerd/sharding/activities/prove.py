@@ -1,4 +1,4 @@
-"""Prove: read a set on hot whole, one that no record owns or one that somebody asked to prove."""
+"""Prove: reads a whole set on hot that no record owns, or that a request names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROVE_SET = "prove_set"
 
 
 def begin(state: State, path: str) -> Iterator[Effect]:
-    """Prove the set that lies at the path's target."""
+    """Proves the set at the path's target."""
     source = state.sources[path]
     key = state.key(source)
     task = {"sets": [{"path": str(state.set_on("hot", source, key)), "key": key}], "disks": marks(state.hot)}
@@ -37,9 +37,9 @@ def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Eff
 
 
 def _answer(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
-    """First the record is right, then the requests are answered."""
+    """Brings the record in line with a proof, then answers the requests."""
     if proof["missing"]:
-        state.hot.look_soon()  # which tells whether it is gone, or the whole disk
+        state.hot.look_soon()  # shows whether only the set is gone, or the whole disk
         state.retries.failed(source.path)
         return
     state.retries.succeeded(source.path)
@@ -54,7 +54,7 @@ def _answer(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[
 
 
 def consider(state: State) -> Iterator[Effect]:
-    """Answer at once the requests that need no proof; the others wait in `to_prove`."""
+    """Answers the requests that need no proof; the rest wait in `to_prove`."""
     waiting: dict[str, list[Request]] = {}
     for request in state.records.asked(PROVE_SET):
         source = _owner(state, request.args.get("key"))

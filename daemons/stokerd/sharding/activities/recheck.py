@@ -1,4 +1,4 @@
-"""Recheck: look at a quarantined file again, when asked to and by the clock; one at a time."""
+"""Recheck: reads a quarantined file again, on request and periodically; one file at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, 
 from stokerd.sharding.facts.quarantine import GONE, RECHECK, mark_released, next_look
 from stokerd.sharding.state import State, Work
 
-# What ends without a result tells of the file, which was convicted before; the rest tells of the machine.
+# An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
 @dataclass(kw_only=True)
 class RecheckWork(Work):
-    """What is looked at, as it was when the look began; `is_forced`: its word is taken without a look."""
+    """The entry under recheck, as of the start; `is_forced`: released without reading its file."""
 
     kept: Kept
     source: Source
@@ -33,7 +33,7 @@ class RecheckWork(Work):
 
 
 def begin(state: State, _subject: str) -> Iterator[Effect]:
-    """Look at the next file that is due or asked for."""
+    """Rechecks the next file that is due or requested."""
     if (found := next_look(state)) is not None:
         kept, is_forced = found
         source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
@@ -44,13 +44,13 @@ def begin(state: State, _subject: str) -> Iterator[Effect]:
 
 
 def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
-    """Act on what a look found, and answer who asked for it."""
+    """Applies the verdict of a recheck and answers its requests."""
     quarantine, work = state.records.quarantine, job.facts
     quarantine.read_soon()
     quarantine.looking_at = None
     kept, source = work.kept, state.sources.get(work.kept.path)
     if source is None or source != work.source:
-        return  # it started over meanwhile: the look was at something else
+        return  # the source started over meanwhile: the look read other content
     verdict = STATUS.get(outcome.kind, outcome.result.get("status", ""))
     state.progress.looks[verdict if verdict in VERDICTS else "unreadable"] += 1
     if verdict in ("good", "bad", "gone"):
@@ -78,7 +78,7 @@ def on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Ef
 
 
 def _release(state: State, kept: Kept, source: Source, why: str) -> Iterator[Effect]:
-    """Start the source over."""
+    """Starts the source over."""
     state.records.convicted.pop(source.path, None)
     state.retries.succeeded(source.path)
     yield Write(released(source, why))
@@ -92,7 +92,7 @@ def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effe
 
 
 def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -> Iterator[Effect]:
-    """Answer those who asked for a look at this, and count what came of it in every round."""
+    """Answers the requests to recheck this entry, and counts the verdict in every round."""
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
@@ -106,7 +106,7 @@ def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -
 REVALIDATE = ShardActivity(
     kind="revalidate",
     module="stoker.shards.audit.recheck_worker",
-    is_memory_bound=True,  # as a builder: what takes more could not be built either
+    is_memory_bound=True,  # as a builder: a file that needs more memory could not be built either
     begin=begin,
     due=lambda _state: (RECHECK,),
     on_end=on_end,

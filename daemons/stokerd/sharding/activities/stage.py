@@ -1,4 +1,4 @@
-"""Stage: bring one source's file to hot."""
+"""Stage: brings one source's file to hot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stokerd.sharding.state import SourceWork, State
 
 
 def begin(state: State, path: str) -> Iterator[Effect]:
-    """Stage the path's file; its text is decoded as well where a tokenizer is to be trained on it."""
+    """Stages the path's file; also decodes its text if the tokenizer is to be trained on it."""
     source, receipt, pipeline = state.sources[path], state.records.receipts[path], state.pipeline
     task = {
         "root": str(pipeline.source_root),
@@ -32,7 +32,7 @@ def begin(state: State, path: str) -> Iterator[Effect]:
 
 
 def on_message(_state: State, job: Job[SourceWork], message: Message) -> Iterator[Effect]:
-    """Note what is being read: it is what may be blamed."""
+    """Records the place being read, which may be blamed for a death."""
     if message["kind"] == "preflight":
         job.facts.row_group = base.FOOTER
     elif "row_groups" in message:
@@ -47,7 +47,7 @@ def on_done(state: State, job: Job[SourceWork], result: Message) -> Iterator[Eff
         yield from base.try_again(state, job, source, str(result["reason"]))
         return
     state.pauses.source_answered()
-    if result["status"] == "missing":  # a folder's file may come back; one that was fetched is fetched again
+    if result["status"] == "missing":  # a folder's file may come back; a fetched file is fetched again
         if state.records.is_fetched:
             yield from base.dispute_receipt(state, source, job.facts.receipt)
         yield from base.try_again(state, job, source, "the source file is not there")

@@ -1,4 +1,4 @@
-"""Tokenizer: train one on the first files, or take the given one over, and pin the dataset to it."""
+"""Tokenizer: trains one on the first files, or takes a given file, and pins the dataset to it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ SUBJECT = "/tokenizer"  # no source's path begins with a slash
 
 @dataclass(kw_only=True)
 class TokenizerWork(Work):
-    """`files` are the path and sha256 of each parquet file; `percent` is how much of the text is read."""
+    """`files` are the path and sha256 of each parquet file; `percent` is the share of text read."""
 
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     percent: int | None = None
 
 
 def is_wanted(state: State) -> bool:
-    """Whether there is a tokenizer to freeze, and all that it is made of is here."""
+    """Whether the tokenizer is not frozen yet and all its input is on hot."""
     pinning = state.records.pinning
     return pinning.pin is None and pinning.tokenizer_task(_staged_files(state)) is not None
 
 
 def begin(state: State, _subject: str) -> Iterator[Effect]:
-    """Train the tokenizer, or take the given one over."""
+    """Starts to train the tokenizer, or to copy the given file."""
     pinning = state.records.pinning
     task = pinning.tokenizer_task(_staged_files(state))
-    assert task is not None  # it is wanted
+    assert task is not None  # checked by is_wanted
     files = pinning.training.files if pinning.training is not None else ()
     if files:
         state.context.log.info("tokenizer_training", files=len(files))
@@ -43,7 +43,7 @@ def begin(state: State, _subject: str) -> Iterator[Effect]:
 
 
 def _staged(state: State) -> dict[str, str]:
-    """The path under which each content lies on hot, without those that wait for quarantine."""
+    """Returns the path of each content on hot by sha256, without files that wait for quarantine."""
     staged = state.sources.in_state("staged", "building")
     return {one.sha256: one.path for one in staged if one.path not in state.records.convicted}
 
@@ -53,14 +53,14 @@ def _staged_files(state: State) -> dict[str, str]:
 
 
 def on_message(_state: State, job: Job[TokenizerWork], message: Message) -> Iterator[Effect]:
-    """Note how far the training is."""
-    if "percent" in message:  # hashing a large file says only that it goes on
+    """Records the training's progress."""
+    if "percent" in message:  # while it hashes a large file a message means only that it is alive
         job.facts.percent = int(message["percent"])
     return iter(())
 
 
 def on_end(state: State, job: Job[TokenizerWork], outcome: Outcome) -> Iterator[Effect]:
-    """Pin the dataset; or convict what did not decode, dispute what changed, and train again."""
+    """Pins the dataset; or convicts undecodable files, disputes changed files, and trains again."""
     if not outcome.result:
         yield from _failed(state, outcome)
         return
@@ -74,7 +74,7 @@ def on_end(state: State, job: Job[TokenizerWork], outcome: Outcome) -> Iterator[
     used = result.get("trained_on")
     trained_on = None if used is None else tuple(files[file] for file in used)
     if "sha256" not in result or any(sha256 not in staged for _, sha256 in trained_on or ()):
-        return  # a file was bad, or changed meanwhile: it is trained again, on those that come first now
+        return  # a file was bad or changed: the next training uses the files that now come first
     yield from state.records.pinning.freeze(result, trained_on)
 
 
@@ -90,7 +90,7 @@ def _failed(state: State, outcome: Outcome) -> Iterator[Effect]:
 TOKENIZER = ShardActivity(
     kind="tokenizer",
     module="stoker.shards.build.tokenizer_worker",
-    silent_s=3600.0,  # it says nothing while it merges
+    silent_s=3600.0,  # the merge phase sends no messages
     begin=begin,
     due=lambda state: (SUBJECT,) if is_wanted(state) else (),
     on_message=on_message,
