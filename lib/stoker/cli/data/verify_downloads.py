@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
 LOOK_S = 0.5
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 ROW = "{:<10}  {}  {}"
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
@@ -80,6 +82,12 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
 
 
+def _take_signals() -> None:
+    """Runs the handlers of signals that came meanwhile, which raise."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 class Check:
     """One pass over the receipts; nothing is said of one that changes meanwhile, for its content may too."""
 
@@ -101,17 +109,22 @@ class Check:
             self._insist_on_the_disk()
         background = Background()
         pool = ThreadPoolExecutor(self.pipeline.download.files_at_once, initializer=give_way)
+        # An interrupt inside a future's lock would leave it locked, and the end would wait for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         looks = [pool.submit(self._look, receipt, background) for receipt in self.files]
         try:
             for receipt, look in zip(self.files, looks, strict=True):
                 while not look.done():
                     wait([look], LOOK_S)
                     self._show()
+                    _take_signals()
                 self._judged(receipt, *look.result())
+                _take_signals()
         finally:
             self._is_stopped = True
             pool.shutdown(cancel_futures=True)
             self._footer.clear()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _insist_on_the_disk(self) -> None:
         """An unmounted disk is no reason to call all its files missing, least of all to dispute them."""
