@@ -1,4 +1,4 @@
-"""Asks a daemon to do something, and waits for its answer."""
+"""Sends a request to a daemon and waits for the answer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def ask(
     *,
     quiet: bool,
 ) -> dict[str, Any]:
-    """File a request; returns the daemon's answer, or `{"filed": id}` where the daemon is not running.
+    """Files a request; returns the daemon's answer, or `{"filed": id}` where the daemon is not running.
 
-    A daemon that is not running takes the request up at its next start.
+    A daemon that is not running handles the request at its next start.
     """
     become_owner(pipeline)
     request = file_request(pipeline.layout, daemon, verb, args, condition)
@@ -48,9 +48,9 @@ def ask(
 
 
 def become_owner(pipeline: Pipeline) -> None:
-    """Root writes in a state directory as its owner does: what root owns, the daemons could not change.
+    """Switches from root to the owner of the state directory: daemons could not change root's files.
 
-    ConfigError where the directory is another pipeline's.
+    Raises ConfigError where the directory is another pipeline's.
     """
     require_own_state(pipeline)
     if os.geteuid() != 0:

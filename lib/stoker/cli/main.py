@@ -1,4 +1,4 @@
-"""The `stoker` command: finds the subcommand, and turns every way it can end into an exit code."""
+"""The `stoker` command: finds the subcommand, and turns each of its possible ends into an exit code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called; their help lines stand in COMMANDS."""
+    """A group that imports a command's module when it is called; the help lines are in COMMANDS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -83,24 +83,24 @@ def cli() -> None:
 @click.command("help", epilog="Example: stoker help quarantine release")
 @click.argument("command", nargs=-1)
 def help_(command: tuple[str, ...]) -> int:
-    """Show what COMMAND does and its options; without one, which commands there are."""
+    """Show what COMMAND does and its options; without COMMAND, list the commands."""
     return exit_code([*command, "--help"])
 
 
 @click.command("version", epilog="Example: stoker version")
 def version() -> int:
-    """Show which Stoker this is."""
+    """Show the version of Stoker."""
     return exit_code(["--version"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; nothing ends in a traceback but a bug."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # it unwinds, as Ctrl-C does
+    """Runs the command line and exits; only a bug ends in a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # unwinds the stack, as Ctrl-C does
     sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 
 def exit_code(arguments: Sequence[str]) -> int:
-    """Run one command line to its exit code."""
+    """Runs a command line and returns its exit code."""
     try:
         with cli.make_context("stoker", list(arguments)) as context:
             code = cli.invoke(context)
@@ -113,19 +113,19 @@ def exit_code(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough; give the interpreter's last flush somewhere to go.
+        # The reader of our output has closed the pipe; the interpreter's last flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except (StokerError, OSError) as error:
         told = printable(str(error) if isinstance(error, StokerError) else _sentence(error))
-        # A configuration's faults begin with their own place, file and line.
+        # The text of a ConfigError begins with its file and line.
         print(told if isinstance(error, ConfigError) else f"stoker: {told}", file=sys.stderr)
         return error.exit_code if isinstance(error, StokerError) else EXIT_IO
     return code if isinstance(code, int) else 0
 
 
 def _sentence(error: OSError) -> str:
-    """What the system refused, where, and what helps."""
+    """Returns a sentence with the failed path, the system's reason and a remedy."""
     what = error.strerror or str(error)
     told = f"{error.filename}: {what}" if error.filename is not None else what
     if isinstance(error, PermissionError):

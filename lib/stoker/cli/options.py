@@ -1,4 +1,4 @@
-"""What several commands share: the pipeline file, JSON on request."""
+"""Options and output shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from stoker.kit.terminal.sentences import harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Whether it is there and may be read is told by who reads it, with what to do about it.
+# No check here that the path exists or is readable: the reader's own error also names a remedy.
 PATH = click.Path(path_type=Path, readable=False)
 
 
@@ -23,23 +23,23 @@ def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> o
     return load_pipeline(file)
 
 
-# The one positional argument of most commands; the loader says when it is missing (78).
+# The positional argument of most commands; the loader reports a missing file (78).
 pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
 
 
 def json_option(function: F) -> F:
-    """`--json`: the same facts for a program."""
+    """Adds `--json`: the same facts for a program."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a report.")(function)
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, indented; a name whose bytes are no text is escaped."""
+    """Prints a JSON value, indented; bytes of a file name that are not text are escaped."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     click.echo(text.encode(errors="backslashreplace").decode())
 
 
 def answer(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a report as JSON, or its lines for a person."""
+    """Prints a report as JSON, or its lines as text."""
     if as_json:
         print_json(report)
     else:
@@ -47,26 +47,26 @@ def answer(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) ->
 
 
 def printable(text: str) -> str:
-    """Text that does nothing to a terminal: control characters but newline and tab as \\x1b and the like."""
+    """Returns the text with control characters escaped (\\x1b and the like), except newline and tab."""
     return "".join(sign if sign in "\n\t" else harmless(sign) for sign in text)
 
 
 def one_line(value: object) -> str:
-    """On one line and harmless to a terminal: names come from outside, line breaks and all."""
+    """Returns the value on one line that is safe for a terminal: file names may hold line breaks."""
     return harmless(value if isinstance(value, str) else repr(value))
 
 
 def plural(count: int, what: str) -> str:
-    """A count with its noun: `1 file`, `2,000 files`."""
+    """Returns a count with its noun: `1 file`, `2,000 files`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def counts(figures: Mapping[str, int]) -> str:
-    """Each figure that is not 0 with its name."""
+    """Returns each count that is not 0 with its name."""
     return ", ".join(f"{count:,} {what}" for what, count in figures.items() if count) or "none"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The known word most like this one, as a question; `otherwise` where none is like it."""
+    """Returns the most similar known word, as a question; `otherwise` where no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""The runs of a pipeline, for commands that look into one."""
+"""Finds runs and checkpoints for the commands that read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.supervise.run.record import Identity, parse_record
 
 
 def run_names(layout: StateLayout) -> list[str]:
-    """Every run that has begun, by name."""
+    """Returns the names of all runs that have begun."""
     try:
         return sorted(entry.name for entry in layout.runs.iterdir() if (entry / "run.json").is_file())
     except FileNotFoundError:
@@ -20,7 +20,7 @@ def run_names(layout: StateLayout) -> list[str]:
 
 
 def read_identity(layout: StateLayout, name: str) -> Identity:
-    """What a run is; raises UsageError for one that has not begun, DataError for a damaged record."""
+    """Returns a run's identity; UsageError for a run that has not begun, DataError for a damaged record."""
     run = layout.run(name)
     try:
         return parse_record(read_record(run.record), run.record).identity
@@ -32,9 +32,9 @@ def read_identity(layout: StateLayout, name: str) -> Identity:
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """The checkpoints that a path means: itself, or all in it.
+    """Returns the checkpoints that a path names: the path itself, or all checkpoints in it.
 
-    It may be a run's directory, its checkpoints/, or its mirror on warm.
+    The path may be a run's directory, its checkpoints/, or its mirror on warm.
     """
     if not path.is_dir():
         why = "is not a directory; a checkpoint is one" if path.exists() else "does not exist"

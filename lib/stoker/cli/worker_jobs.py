@@ -1,4 +1,4 @@
-"""A worker process of a command: heard until its end, and never left behind."""
+"""Runs a worker process for a command and waits for its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_UNAVAILABLE = 69
 
 
 class WorkerFailed(StokerError):
-    """A worker ended without a result; the exit code is its own where it gave one."""
+    """A worker ended without a result; its exit code is used if it is in the range of sysexits.h."""
 
     def __init__(self, what: str, ended: WorkerExit) -> None:
         super().__init__(f"{what}: {ended.reason()}")
@@ -31,7 +31,7 @@ def work(
     what: str,
     hear: Callable[[Mapping[str, Any]], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """The result of one worker's task; raises WorkerFailed, which begins with `what`, where there is none."""
+    """Returns the result of a worker's task; without a result raises WorkerFailed, beginning with `what`."""
     with contextlib.closing(Waiter()) as waiter:
         pool = WorkerPool[None]("command", waiter)
         try:

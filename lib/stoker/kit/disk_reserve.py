@@ -17,7 +17,7 @@ from stoker.store.files import fsync_dir, opened, unlink_durably
 RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
 SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
 LOOK_EVERY_S = 2.0
-NEARLY_FULL_BYTES = 64 << 10  # one record still fits, the next might not
+NEARLY_FULL_BYTES = 64 << 10  # a record still fits, the next might not
 
 
 class Reserve:

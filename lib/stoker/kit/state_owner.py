@@ -1,4 +1,4 @@
-"""Marks a state directory with its pipeline: two pipelines in one would use each other's records."""
+"""Marks a state directory with its pipeline: pipelines that shared one would use each other's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker download`: the download watchdog in the foreground, or what it would have to do and how long."""
+"""`stoker download`: runs the download watchdog in the foreground, or estimates its work and time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROBE_S = 5.0
 KINDS = ("here, verified", "released", "given up", "to be hashed", "to be fetched")
 
 
-Pile = list[int | None]  # the sizes of files of one kind, None where only the server knows
+Pile = list[int | None]  # the sizes of files of a kind, None where only the server knows the size
 
 
 @click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
@@ -37,21 +37,21 @@ Pile = list[int | None]  # the sizes of files of one kind, None where only the s
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
 @click.option("--dry-run", is_flag=True, help="Only tell: what, how much is here, how long the rest takes.")
 def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
-    """Run the download watchdog of FILE alone: bring every file of its source, prove it, keep it true.
+    """Run the download watchdog of FILE alone: fetch every file of its source, prove it, keep it true.
 
-    A terminal shows how far it is; anything else gets a plain line for each fact. Ctrl-C stops it at once,
-    and nothing that came is lost. A folder's files are hashed where they are.
+    A terminal shows progress; other output gets a plain line for each fact. Ctrl-C stops at once and loses no
+    fetched data. A folder's files are hashed in place.
 
-    --dry-run asks the source, reads a few seconds' worth to measure the rate, locks and writes nothing.
+    --dry-run lists the source, reads for a few seconds to measure the rate, locks and writes nothing.
 
-    Exit codes: 1 files were given up or are rotten, with --once; 69 the source cannot be had; 75 a watchdog
-    of this pipeline runs already, or --once was stopped before its end; 78 configuration.
+    Exit codes: 1 files were given up or are rotten, with --once; 69 the source is not available; 75 a
+    watchdog of this pipeline runs already, or --once was stopped before its end; 78 configuration.
     """
     if dry_run:
         if once:
             raise UsageError("--once and --dry-run: give one of them")
         return dry_run_of(pipeline)
-    # In our place: so signals, the terminal and the exit code are the daemon's own.
+    # The daemon replaces this process: so signals, the terminal and the exit code are the daemon's own.
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", "stokerd.download_watchdog", *(["--once"] if once else [])]
     os.execv(sys.executable, [*command, "--", str(pipeline.file)])  # noqa: S606 - an argument list, no shell
@@ -59,16 +59,16 @@ def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
 
 
 def _told(sizes: Sequence[int | None]) -> str:
-    """How many files, the bytes that are known of them, and how many sizes are not."""
+    """Returns the number of files, the sum of known sizes, and the number of unknown sizes."""
     unsized = sum(size is None for size in sizes)
     more = f" and {unsized:,} of unknown size" if unsized else ""
     return f"{plural(len(sizes), 'file')}, {format_bytes(sum(size or 0 for size in sizes))}{more}"
 
 
 def dry_run_of(pipeline: Pipeline) -> int:
-    """Print the survey; 69 where files could be listed and not be had.
+    """Prints the listing and the estimate; returns 69 where files are listed but the source refuses them.
 
-    Raises UnavailableError where nothing is listed.
+    Raises UnavailableError where the listing is empty.
     """
     listed = list_source(pipeline)
     if not listed.files:
@@ -93,7 +93,7 @@ def dry_run_of(pipeline: Pipeline) -> int:
 
 
 def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> tuple[str, int | None]:
-    """The kind of a file and its size, by its receipt, or by what lies in its place without one."""
+    """Returns a file's kind and size, by its receipt, or by the file at its place without a receipt."""
     place = inside(pipeline.source_root, file.path)
     known = receipt if receipt is not None and speaks_of(receipt, file) else None
     if pipeline.dataset.source.kind == "folder":
@@ -110,7 +110,7 @@ def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> 
 
 
 def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Pile]) -> Iterator[str]:
-    """What there is and what is here, a line each."""
+    """Yields the lines of the report: the source, the listing, the local files."""
     yield f"source          {listed.origin}" + (f", {listed.revision[:12]}" if listed.revision else "")
     limit = pipeline.dataset.limit
     bounds = ", ".join(f"{name}: {most:,}" for name, most in limit if most is not None)
@@ -133,7 +133,7 @@ def _refusals(listed: Listed) -> Iterator[str]:
 
 
 def _measure(pipeline: Pipeline, listed: Listed, manners: Manners, missing: list[RemoteFile]) -> int:
-    """Read the first files for some seconds, as many at once as the watchdog would; say how long all take."""
+    """Reads the first files for PROBE_S, as many at once as the watchdog would; prints rate and time."""
     first = missing[: pipeline.download.files_at_once]
     files = [file.at(manners.hub, listed.revision) for file in first]
     found = probe(files, PROBE_S, manners)

@@ -1,4 +1,4 @@
-"""`stoker export`: shard sets as other trainers read them."""
+"""`stoker export`: writes shard sets in the formats of other trainers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.shards.exchange.export_out import new_directory, write_json
 from stoker.shards.exchange.export_sets import OfferedSet, agree, find_sets
 from stoker.store.errors import DataError, UsageError
 
-ROW_TOKENS = 2048  # where no pipeline says its own
+ROW_TOKENS = 2048  # where SHARDS is not a pipeline file
 MOST_IN_A_ROW = 1 << 20
 
 
@@ -31,16 +31,16 @@ MOST_IN_A_ROW = 1 << 20
 @click.option("--split", type=click.Choice(["train", "val", "all"]), default="all")
 @click.option("--rows", type=click.IntRange(1, MOST_IN_A_ROW), help="Tokens a row; else seq_len.")
 @click.option("--documents", is_flag=True, help="A row a document instead.")
-def export(  # noqa: PLR0917 - click passes one an option
+def export(  # noqa: PLR0917 - click passes an argument per option
     form: str, shards: Path, out: Path, split: str, rows: int | None, documents: bool
 ) -> None:
     """Write shard sets to the new directory OUT.
 
-    SHARDS is a shard set, a directory of them (by name), or a pipeline FILE (all that is published, in
-    listing order). Every byte is proven while it is read; OUT gets its name when it is whole.
+    SHARDS is a shard set, a directory of them (in the order of names), or a pipeline FILE (all published
+    sets, in listing order). Every byte is proven while it is read; OUT gets its name when it is complete.
 
-    hf-arrow is for `datasets.load_from_disk`; tokens that do not fill a last row are left out, and said.
-    nanogpt is train.bin and val.bin, with nothing left out. Exit codes: 65 a set is not whole; 74 no room.
+    hf-arrow is for `datasets.load_from_disk`; tokens that do not fill a last row are left out, and reported.
+    nanogpt is train.bin and val.bin, with no token left out. Exit codes: 65 a set is not whole; 74 no room.
     """
     if (form == "nanogpt") + (rows is not None) + documents > 1:
         raise UsageError("--format nanogpt (one stream a split), --rows, --documents: give one of them")
@@ -80,7 +80,7 @@ def export(  # noqa: PLR0917 - click passes one an option
 
 
 def _published(pipeline: Pipeline) -> Iterator[OfferedSet]:
-    """Every published set of a pipeline in listing order, from hot or else from warm."""
+    """Yields every published set of a pipeline in listing order, from hot or else from warm."""
     dataset = pipeline.dataset.name
     pin, sources = read_pin(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
     listed = [sources[path] for path in (pin.listing if pin else ()) if path in sources]

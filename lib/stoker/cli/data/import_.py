@@ -1,4 +1,4 @@
-"""`stoker import`: take over tokens that others made, while the stage-shard loop is down."""
+"""`stoker import`: imports tokens made by other programs, while the stage-shard loop is stopped."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def import_(
     trust_tokenizer: bool,
     as_json: bool,
 ) -> None:
-    """Copy what is in each DIR into the pipeline as one shard set, to be trained on after its own files.
+    """Copy each DIR into the pipeline as one shard set, trained on after the pipeline's own files.
 
     DIR is a folder of {train,val}_000000.bin with a manifest.json, a folder of nanoGPT's .bin files with
-    train or val in their names, or one such file. Rows are not known of it, documents only where end-of-text
-    stands between them; the books say so. The stage-shard loop must be stopped. The first DIR that is not
-    imported ends the command. Exit codes: 65 refused, with the reason; 69 the pipeline's tokenizer is not
-    frozen yet; 74 a disk did not do what it should; 75 the stage-shard loop runs.
+    train or val in their names, or a single such file. Its rows are unknown, and its documents are known only
+    where end-of-text separates them; the books say so. The stage-shard loop must be stopped. The first DIR
+    that is not imported ends the command. Exit codes: 65 refused, with the reason; 69 the pipeline's
+    tokenizer is not frozen yet; 74 a disk failed; 75 the stage-shard loop runs.
     """
     if not pipeline.layout.locks.is_dir():
         raise UsageError(f"{pipeline.state}: this pipeline never ran; start its stage-shard loop first")
@@ -67,7 +67,7 @@ def import_(
 
 
 def _loop_lock(pipeline: Pipeline) -> Lock:
-    """The stage-shard loop's lock: only its holder writes the records of sources."""
+    """Returns the stage-shard loop's lock: only its holder writes source records."""
     path = pipeline.layout.lock(STAGE_SHARD)
     try:
         return Lock.acquire(path, purpose=COMMAND_PURPOSE)
@@ -101,7 +101,7 @@ def _pin(pipeline: Pipeline) -> DatasetPin:
 
 
 def _import(pipeline: Pipeline, place: Path, stated: str | None, *, trusted: bool) -> dict[str, Any]:
-    """Copy a place, put it on record, publish it, record what was published, and return that."""
+    """Imports a place: copies it, writes its record, publishes the set; returns the facts to print."""
     layout, hot, dataset, pin = pipeline.layout, pipeline.hot_layout, pipeline.dataset.name, _pin(pipeline)
     sources, listing = read_sources(layout, dataset), read_listing(layout, dataset)
     if not hot.owner_lock.exists() and any(source.hot for source in sources.values()):

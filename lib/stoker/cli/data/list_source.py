@@ -1,4 +1,4 @@
-"""What a pipeline's source holds, asked by a command: nothing is locked and nothing is written."""
+"""Lists a pipeline's source for a command; takes no lock and writes no file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ CONNECT_S, READ_S = 20.0, 30.0
 
 @dataclass(frozen=True)
 class Listed:
-    """The files within dataset.limit.files, sorted by path: those of a folder lie there, others are fetched.
+    """The files of a source within dataset.limit.files, sorted by path.
 
-    `refused` are (path, reason) of some that can have no place, `refused_in_all` how many there are.
+    `refused` holds (path, reason) of some files that cannot have a place, `refused_in_all` the number of all
+    of them.
     """
 
     origin: str
@@ -35,14 +36,15 @@ class Listed:
     refused: Sequence[tuple[str, str]]
     refused_in_all: int
     revision: str = ""
-    manners: Manners | None = None  # how to ask for them; None for a folder
+    # how to request the files; None for a folder, whose files are already local
+    manners: Manners | None = None
 
 
 def list_source(pipeline: Pipeline) -> Listed:
-    """Ask the source what it holds, at the commit that is pinned if one is.
+    """Returns the listing of the source, at the pinned commit if a commit is pinned.
 
-    Raises UnavailableError for what cannot be listed, Transient where a later try may go well, ConfigError
-    for a wrong list of URLs.
+    Raises UnavailableError for a source that cannot be listed, Transient where a later try may succeed,
+    ConfigError for a wrong list of URLs.
     """
     source = pipeline.dataset.source
     listed = _look(pipeline.source_root, source) if source.kind == "folder" else _ask(pipeline, source)
@@ -84,8 +86,8 @@ def _look(root: Path, source: Source) -> Listed:
 
 
 def error_of(failure: FetchFailed, what: str) -> StokerError:
-    """The error that ends a command because of a failure; `what` was to be done."""
-    if failure.kind == "list":  # the list of URLs names its own file and lines
+    """Returns the error with which a command ends after a failure; `what` begins its message."""
+    if failure.kind == "list":  # the reason names the URL list's file and lines
         return ConfigError(failure.reason)
     if failure.kind in REFUSALS:
         return UnavailableError(f"{what}: {failure.reason}")

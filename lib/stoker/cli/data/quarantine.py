@@ -1,4 +1,4 @@
-"""`stoker quarantine`: what was set aside, why, and what becomes of it."""
+"""`stoker quarantine`: lists, releases and drops the contents of quarantine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern or 
 
 @click.group(epilog="Example: stoker quarantine list /etc/stoker/fineweb.yaml")
 def quarantine() -> None:
-    """Show what was set aside, give a source another try, or give up what is kept.
+    """Show the contents of quarantine, give a source another try, or delete quarantined files.
 
     ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'. A daemon that is not
-    running does what it is asked at its next start.
+    running handles the request at its next start.
     """
 
 
@@ -36,7 +36,7 @@ def quarantine() -> None:
 @click.option("--kind", type=click.Choice(KINDS), help="Only this kind of thing.")
 @json_option
 def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
-    """List what lies in quarantine, newest first."""
+    """List the contents of quarantine, newest first."""
     chosen = [kept for kept in _everything(pipeline) if kind is None or kept.kind == kind]
     if as_json:
         print_json([_facts(kept) for kept in chosen])
@@ -56,7 +56,7 @@ def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
 def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
-    """Show the whole reason of each ID, and where the thing lies."""
+    """Show the whole reason of each ID, and the place of its files."""
     for kept in _chosen(_everything(pipeline), ids):
         folder = pipeline.layout.quarantine / kept.name
         things = [str(folder / thing) for thing in kept.things]
@@ -81,8 +81,8 @@ def release(
 ) -> int:
     """Give quarantined sources another try.
 
-    Each is decoded wholly and hashed first: one that is still bad is refused with the reader's words (exit
-    code 1); one that could not be fetched is fetched again.
+    Each file is decoded wholly and hashed first: a file that is still bad is refused with the reader's
+    message (exit code 1); a file that could not be fetched is fetched again.
     """
     chosen = _several(
         pipeline, ids, everything, yes, lambda kept: kept.kind == "parquet" and not kept.released
@@ -100,7 +100,7 @@ def release(
 def drop(
     pipeline: Pipeline, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
 ) -> int:
-    """Delete what is kept of things in quarantine; of a checkpoint its reason goes with it."""
+    """Delete the files kept in quarantine; a checkpoint's reason is deleted with it."""
     chosen = _several(pipeline, ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS)
     return _ask_each(pipeline, chosen, DROP, {"reason_too": reason_too}, as_json=as_json)
 
@@ -109,9 +109,9 @@ def drop(
 @pipeline_file
 @json_option
 def revalidate(pipeline: Pipeline, as_json: bool) -> int:
-    """Look at every quarantined source again now, and release those that are good.
+    """Check every quarantined source again now, and release the good files.
 
-    The stage-shard loop does so by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
+    The stage-shard loop does this by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """
     outcome = ask(pipeline, STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
     if as_json:
@@ -128,10 +128,10 @@ def _everything(pipeline: Pipeline) -> tuple[Kept, ...]:
 
 
 def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
-    """What the ids stand for, each once; UsageError for one that stands for nothing."""
+    """Returns the entries that the ids name, each once; UsageError for an id that names no entry."""
     found: dict[str, Kept] = {}
     for one in ids:
-        # Of a source's findings the newest, one that was not released before others.
+        # Of a source's findings the newest; findings not released before released findings.
         of_path = sorted((kept for kept in things if kept.path == one), key=lambda kept: bool(kept.released))
         matches = [kept for kept in things if kept.name == one] or of_path[:1]
         matches = matches or [kept for kept in things if fnmatch.fnmatchcase(kept.name, one)]
@@ -145,7 +145,7 @@ def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
 def _several(
     pipeline: Pipeline, ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
 ) -> list[Kept]:
-    """As _chosen, or everything that `may`; more than was named one by one wants a --yes."""
+    """Returns the entries that the ids name, or all that `may`; requires --yes unless each was named."""
     if everything == bool(ids):
         raise UsageError(f"name what is meant, or say --all; {SEE}")
     things = _everything(pipeline)
@@ -159,7 +159,7 @@ def _several(
 def _ask_each(
     pipeline: Pipeline, chosen: Sequence[Kept], verb: str, args: Mapping[str, Any], *, as_json: bool
 ) -> int:
-    """Have it done for one after the other; the exit code of the worst that came of it."""
+    """Sends the request for each entry in turn; returns the worst exit code."""
     codes, outcomes = [0], []
     for kept in chosen:
         daemon = TRAIN_SUPERVISOR if kept.kind == "checkpoint" and verb.startswith("drop") else STAGE_SHARD
@@ -185,13 +185,13 @@ def _ask_each(
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
-    """The thing and its whole reason."""
+    """Returns an entry with its whole reason, for JSON."""
     found = {"name": kept.name, "kind": kept.kind, "bytes": kept.bytes, "kept": bool(kept.things)}
     return {**found, "revalidations": 0, **kept.body, "path": kept.path, "reason": kept.reason}
 
 
 def _state(kept: Kept) -> str:
-    """What became of it, in a few words."""
+    """Returns the state of an entry in a few words."""
     words = [f"{kept.bytes:,} bytes kept" if kept.things else "nothing kept"]
     marks = {"released": kept.released, "being dropped": kept.dropping, "dropped": kept.dropped}
     words += [f"{what} {mark.get('time', 'now')}: {mark.get('why')}" for what, mark in marks.items() if mark]

@@ -1,4 +1,4 @@
-"""`stoker rows`: the first rows of a source in one parquet file, for a first look at what it holds."""
+"""`stoker rows`: writes the first rows of a source to a parquet file, as a preview of its content."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ MOST_ROWS = 10**9
 def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
     """Write the first rows of FILE's source, in listing order, to the new parquet file OUT.
 
-    What is here already is read here; any other file is fetched whole, beside OUT, until there are rows
-    enough. Quarantined files are passed over. Locks nothing, and keeps nothing but OUT. Exit codes: 65 a file
-    is no parquet; 69 the source cannot be had; 75 not now.
+    Files that are already local are read in place; any other file is fetched whole, beside OUT, until there
+    are enough rows. Quarantined files are passed over. Locks nothing, and keeps nothing but OUT. Exit codes:
+    65 a file is not parquet; 69 the source is not available; 75 try again later.
     """
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} exists; name a new file")
@@ -79,7 +79,7 @@ def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
 
 
 def _files(pipeline: Pipeline, listed: Listed) -> Iterator[tuple[str, Path | RemoteFile]]:
-    """Each file in turn: its path in the dataset, and where it lies here or is to be had."""
+    """Yields each file's path in the dataset, and its local path or its remote file."""
     dataset, root = pipeline.dataset.name, pipeline.source_root
     receipts, sources = read_receipts(pipeline.layout, dataset), read_sources(pipeline.layout, dataset)
     bad = {path for path, source in sources.items() if source.state == "quarantined"}

@@ -1,4 +1,4 @@
-"""`stoker verify`: the proof of shard sets, parquet files, checkpoints and downloads."""
+"""`stoker verify`: proves shard sets, parquet files, checkpoints and downloads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.store.errors import UnknownFormat, UsageError
 EXITS = {"invalid": 1, "unknown": UnknownFormat.exit_code, "unreadable": 74, "proven": 0}  # the worst first
 CACHED = "read through the page cache; this file system lets nothing past it"
 
-# A verdict, with the reason unless proven, and what else is worth saying.
+# A verdict, the reason unless proven, and further remarks.
 Finding = tuple[str, str, Sequence[str]]
 PATHS = click.argument("paths", nargs=-1, required=True, type=PATH)
 
@@ -29,8 +29,8 @@ PATHS = click.argument("paths", nargs=-1, required=True, type=PATH)
 def verify() -> None:
     """Prove shard sets, parquet files, checkpoints or downloads, reading every byte.
 
-    Exit codes: 1 something is not what it says it is; 74 something could not be read, which proves nothing;
-    78 a newer Stoker wrote it.
+    Exit codes: 1 the content of a file is wrong; 74 something could not be read, which proves nothing; 78 a
+    newer Stoker wrote it.
     """
 
 
@@ -42,7 +42,7 @@ verify.add_command(downloads)
 def shards(paths: tuple[Path, ...]) -> int:
     """Prove the shard sets at PATHS.
 
-    A directory above sets, such as <hot>/shards, stands for all of them.
+    For a directory above sets, such as <hot>/shards, prove every set below it.
     """
     return _report(paths, find_sets, _shard_set)
 
@@ -53,7 +53,7 @@ def shards(paths: tuple[Path, ...]) -> int:
 def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     """Check parquet files at PATHS: footer, schema, and every page of the text.
 
-    A directory stands for every *.parquet below it.
+    For a directory, check every *.parquet below it.
     """
 
     def below(path: Path) -> list[Path]:
@@ -67,8 +67,8 @@ def parquet(paths: tuple[Path, ...], text_column: str) -> int:
 def checkpoint(paths: tuple[Path, ...]) -> int:
     """Prove the checkpoints at PATHS whole.
 
-    A run's directory, its checkpoints/, or its mirror <warm>/checkpoints/<run> stands for all in it. Nothing
-    is loaded.
+    For a run's directory, its checkpoints/, or its mirror <warm>/checkpoints/<run>, prove every checkpoint in
+    it. The command loads no checkpoint.
     """
     return _report(paths, checkpoints_at, _checkpoint)
 
@@ -76,7 +76,7 @@ def checkpoint(paths: tuple[Path, ...]) -> int:
 def _report(
     paths: Iterable[Path], below: Callable[[Path], Sequence[Path]], prove: Callable[[Path], Finding]
 ) -> int:
-    """Print a line for each thing at the paths as soon as it is known, and give the exit code."""
+    """Prints a verdict for each file or set at the paths as soon as it is known; returns the exit code."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""`stoker verify downloads`: what receipts call verified is hashed again, past the page cache."""
+"""`stoker verify downloads`: hashes verified files again, past the page cache."""
 
 from __future__ import annotations
 
@@ -39,17 +39,16 @@ BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed`
 @click.option("--dispute", is_flag=True, help="Have the download watchdog bring again what is wrong.")
 @click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
 def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
-    """Hash every source file of FILE that is here, and hold it against its receipt.
+    """Hash every source file of FILE that is on disk, and compare it with its receipt.
 
-    Prints those that are wrong, missing or could not be read, a line each, then a summary; others that need
-    the disk come first. download.files_at_once are read at a time. Files that were released on purpose are
-    not missing.
+    Prints a line for each file that is wrong, missing or unreadable, then a summary; other users of the disk
+    go first. Reads download.files_at_once files at a time. Files released on purpose do not count as missing.
 
-    A file of a folder is rotten when its content changed while its size, time and inode did not: nothing is
-    built of it until a good copy is put in its place, or until --accept, which hashes nothing, takes it.
+    A file of a folder is rotten when its content changed while its size, time and inode did not: Stoker
+    builds nothing from it until a good copy replaces it, or until --accept, which hashes nothing, accepts it.
 
     Exit codes: 1 something is wrong or missing; 69 the disk is not there; 74 something could not be read,
-    which proves nothing; 130 interrupted, after a summary of what was seen.
+    which proves nothing; 130 interrupted, after a summary of the files that were read.
     """
     layout = pipeline.layout
     if not layout.receipts.is_dir():
@@ -64,7 +63,7 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
             raise UsageError(
                 f"{accept} was not found rotten; stoker audit {pipeline.file} names the files that were"
             )
-        # Its set is then built as that of an edited file.
+        # Its set is then built again, like that of an edited file.
         file_request(layout, DOWNLOAD_WATCHDOG, "accept", {"path": accept, "sha256": receipt.found})
         click.echo(one_line(f"asked the download watchdog to take {accept} as it is; it acts when it runs"))
         return 0
@@ -89,7 +88,10 @@ def _take_signals() -> None:
 
 
 class Check:
-    """One pass over the receipts; nothing is said of one that changes meanwhile, for its content may too."""
+    """A pass over the receipts; a receipt that changes meanwhile gets no verdict.
+
+    Its file may have changed too.
+    """
 
     def __init__(self, pipeline: Pipeline, receipts: Mapping[str, Receipt], *, dispute: bool) -> None:
         self.pipeline, self.dispute = pipeline, dispute
@@ -98,13 +100,13 @@ class Check:
         self.counts: Counter[str] = Counter()
         self.is_cached = False
         self.disputed = self._done = 0
-        self._read: dict[str, int] = {}  # bytes of the files that are being read, by path
+        self._read: dict[str, int] = {}  # bytes read so far of each file being read, by path
         self._is_stopped = False
         self._size = sum(receipt.size for receipt in self.files)
         self._footer = Footer()
 
     def run(self) -> None:
-        """Look at each, and hash what has the size that its receipt says."""
+        """Hashes every file whose size is that of its receipt, and records a verdict for each receipt."""
         if self.files:
             self._insist_on_the_disk()
         background = Background()
@@ -127,14 +129,17 @@ class Check:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _insist_on_the_disk(self) -> None:
-        """An unmounted disk is no reason to call all its files missing, least of all to dispute them."""
+        """Raises UnavailableError where the disk is not mounted.
+
+        Its files must not be called missing, still less be disputed.
+        """
         root = self.pipeline.source_root
         mark = root if self.pipeline.dataset.source.kind == "folder" else root / PARTS
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
     def _look(self, receipt: Receipt, background: Background) -> tuple[str, str]:
-        """Verdict and reason of a file; in a thread of the pool."""
+        """Returns a file's verdict and reason; runs in a thread of the pool."""
         root, path = self.pipeline.source_root, Path(receipt.file)
         try:
             found = path.lstat()
@@ -164,7 +169,7 @@ class Check:
 
     def _judged(self, receipt: Receipt, verdict: str, reason: str) -> None:
         if verdict == "missing":
-            self._insist_on_the_disk()  # it may have gone meanwhile
+            self._insist_on_the_disk()  # the disk may have been unmounted meanwhile
         self._done += receipt.size
         if verdict != "true" and not self._stands(receipt):
             verdict = "passed"
@@ -175,13 +180,13 @@ class Check:
             click.echo(one_line(ROW.format(verdict, receipt.file, reason).rstrip()))
         self.counts[verdict] += 1
         if self.dispute and (verdict in ("wrong", "missing") or (verdict == "true" and receipt.rotten)):
-            # Filed at once: an interrupted look has said what it found.
+            # Filed at once, so that an interrupted pass has reported its findings.
             asked = {"path": receipt.path, "sha256": receipt.sha256}
             file_request(self.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", asked)
             self.disputed += 1
 
     def _stands(self, receipt: Receipt) -> bool:
-        """Whether the receipt still says the same: it may have been released or renewed while we looked."""
+        """Returns whether the receipt is unchanged: it may have been released or renewed meanwhile."""
         file = self.pipeline.layout.receipt(receipt.dataset, receipt.path)
         try:
             return Receipt.from_record(read_record(file)) == receipt
@@ -198,7 +203,7 @@ class Check:
         return [f"{self.counts[verdict]:,} {verdict}" for verdict in BAD if self.counts[verdict]]
 
     def summary(self) -> Iterator[str]:
-        """What was found, and what was not looked at."""
+        """Yields the counts of verdicts, and of files that were not read."""
         changed = [f"{self.counts['passed']:,} changed meanwhile"] if self.counts["passed"] else []
         found = ", ".join([f"{self.counts['true']:,} true", *self._bad(), *changed])
         yield f"{plural(self.counts.total(), 'file')}, {format_bytes(self._done)}: {found}"
@@ -218,7 +223,7 @@ class Check:
 
 
 def _verdict(receipt: Receipt, result: Mapping[str, Any]) -> tuple[str, str]:
-    """What a hash says of a file, with the reason."""
+    """Returns the verdict and the reason for a file's hash."""
     if result["status"] == "missing":
         return "missing", ""
     if result["status"] == "changed":

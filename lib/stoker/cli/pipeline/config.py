@@ -1,8 +1,7 @@
-"""`stoker config`: is a pipeline file right, and what is in force.
+"""`stoker config`: checks a pipeline file, and prints the configuration in force.
 
-One list of checks serves `stoker config check` and `stoker run`: what is wrong, and what will disappoint.
-The daemons ask the same functions of what they own, at their start: the dataset's pin, the run's record, the
-size of hot.
+`stoker config check` and `stoker run` share these checks. The daemons call the same functions at their start
+for the state that they own: the dataset's pin, the run's record, the size of hot.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ def config() -> None:
 def check(pipeline: Pipeline) -> None:
     """Check a pipeline file.
 
-    Every problem is told with its line, its key and what to write instead: those of the file itself, and
-    those that show against the state directory, the disks and the source. `stoker run` checks the same.
-    Exit code 78: something is wrong.
+    Every problem is shown with its line, its key and the value to write instead: problems of the file itself,
+    and conflicts with the state directory, the disks and the source. `stoker run` makes the same checks. Exit
+    code 78: something is wrong.
     """
     for warning in checked(pipeline):
         click.echo(f"warning: {warning}")
@@ -70,7 +69,7 @@ def check(pipeline: Pipeline) -> None:
 def show(pipeline: Pipeline) -> None:
     """Print the configuration in force as YAML.
 
-    Defaults, the file and STOKER_* variables together; what may be a secret is masked.
+    It combines defaults, the file and STOKER_* variables; possible secrets are masked.
     """
     click.echo(effective_yaml(pipeline), nl=False)
 
@@ -87,16 +86,16 @@ def _summary(pipeline: Pipeline) -> str:
 
 
 def checked(pipeline: Pipeline) -> list[str]:
-    """Returns warnings; raises ConfigError for what the daemons would refuse."""
+    """Returns warnings; raises ConfigError for faults that the daemons would refuse."""
     faults, warnings = findings(pipeline)
     refuse(pipeline, faults)
     return [f"{dotted(warning.path)}: {printable(warning.text)}" for warning in warnings]
 
 
 def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
-    """Faults, with any of which the daemons would end or wait for ever, and warnings.
+    """Returns faults, each of which would end a daemon or block it without end, and warnings.
 
-    Raises ConfigError where the tokenizer's file is not there.
+    Raises ConfigError where the tokenizer's file does not exist.
     """
     asked_of_tokenizer(pipeline)
     seen, whole = _survey(pipeline), None
@@ -107,7 +106,8 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         warnings += disk_notes(pipeline, capacity)
     try:
         pin = None
-        with contextlib.suppress(RecordDamaged):  # the loop sets it aside and makes another
+        # the stage-shard loop moves a damaged pin into quarantine and writes another
+        with contextlib.suppress(RecordDamaged):
             pin = read_pin(pipeline.layout, pipeline.dataset.name)
         faults += [*(pin_faults(pipeline, pin) if pin is not None else ()), *_run_faults(pipeline, pin)]
         whole = _whole(pipeline, pin, seen)
@@ -118,7 +118,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
 
 
 def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
-    """What this machine and its environment make impossible."""
+    """Yields faults of this machine and its environment."""
     if why := another_owner(pipeline):
         yield Fault(("state",), why)
     yield from (Fault(*found) for found in nested_through_links(pipeline))
@@ -136,7 +136,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
 
 
 def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
-    """What the run that began cannot go on with."""
+    """Yields the settings with which the existing run cannot continue."""
     layout = pipeline.layout.run(pipeline.train.run)
     try:
         identity = parse_record(read_record(layout.record), layout.record).identity
@@ -163,12 +163,12 @@ def _newest_model(checkpoints: Path) -> Mapping[str, Any]:
     newest = max(checkpoints.glob("step-*"), default=None)
     try:
         return dict(parse_json((newest / "model.json").read_bytes())) if newest is not None else {}
-    except (OSError, ValueError, TypeError):  # a damaged checkpoint is the supervisor's matter
+    except (OSError, ValueError, TypeError):  # the supervisor handles a damaged checkpoint
         return {}
 
 
 def _survey(pipeline: Pipeline) -> dict[str, Any]:
-    """What a worker finds in a source folder; nothing for a source that is fetched."""
+    """Returns a worker's survey of a source folder; an empty dict for a source that is fetched."""
     dataset = pipeline.dataset
     if dataset.source.path is None:
         return {}
@@ -186,7 +186,11 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], list[Fault]]:
-    """A text column that no file has is a fault, one that some lack, or a filter's, a warning."""
+    """Returns faults and warnings for columns.
+
+    A text column missing from every file is a fault; missing from some files, or a filter's column, it is a
+    warning.
+    """
     if not seen.get("flaw"):
         return [], []
     path, detail, column = seen["flaw"]
@@ -198,7 +202,7 @@ def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], 
 
 
 def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fault]:
-    """What a run waits for: no source folder, nothing in it to read."""
+    """Yields reasons for which a run would wait: no source folder, or no readable file in it."""
     source = pipeline.dataset.source
     if source.path is None:
         yield from _remote_warnings(source)
@@ -218,7 +222,7 @@ def _remote_warnings(source: Source) -> Iterator[Fault]:
 
 
 def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) -> DataInView | None:
-    """All the data there will be: counted where it is built, else by what the source's files hold."""
+    """Returns all data that the dataset will have: counted if complete, else estimated from the source."""
     if pin is not None and pin.complete:
         return in_view(pin, read_sources(pipeline.layout, pin.dataset))
     if not seen.get("looked_bytes"):
@@ -228,7 +232,7 @@ def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) 
 
 
 def _capacity(path: Path) -> int | None:
-    """The size in bytes of the file system that holds path, or will; None where that cannot be told."""
+    """Returns the size in bytes of the file system that holds path or will hold it; None if unknown."""
     try:
         return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).total
     except OSError:

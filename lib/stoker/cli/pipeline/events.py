@@ -1,4 +1,4 @@
-"""`stoker events`: what happened, from every daemon's event log."""
+"""`stoker events`: shows the events of every daemon's event log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def events(pipeline: Pipeline, follow: bool, since: str | None, as_json: bool) -
 
 
 def _moment(text: str, now: datetime) -> str:
-    """The time stamp that a duration before now, or a date, means; in the form events carry."""
+    """Returns the time stamp of a duration before now, or of a date, in the events' form."""
     try:
         when = now - timedelta(seconds=parse_duration(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The three daemons in the foreground: children with a death signal, restarted, stopped together."""
+"""Runs the three daemons in the foreground: starts them, restarts them, stops them together."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from stoker.store.record import RecordDamaged, read_record
 
 TURN_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Before READY these say that the next start would fail the same way: usage, data, a taken port, a wrong key.
+# Before READY these exit codes mean that the next start would fail too: usage, data, a taken port, a wrong
+# key.
 HOPELESS = frozenset({64, 65, 69, 78})
 HELD = 75
-DATA_GRACE_S = 30.0  # a finished run lets files that are under way come to their end, so long at most
+DATA_GRACE_S = 30.0  # after the run finishes, the longest wait for files under way
 STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
-ROUTINE = re.compile(r"\S+ level=(?!error)")  # begins a line of a daemon's log that tells of no error
+ROUTINE = re.compile(r"\S+ level=(?!error)")  # the start of a line in a daemon's log that reports no error
 TAIL_LINES, TAIL_BYTES = 8, 16 << 10
-LOG_BYTES = 4 << 20  # of a daemon's log, and as much of what was in it before: they may lie in memory
+# of a daemon's log, and again of its rotated part: the runtime directory may be in memory
+LOG_BYTES = 4 << 20
 
 
 @dataclass
 class Child:
-    """One daemon: its process while it runs, and when it is started again after a crash."""
+    """A daemon: its process while it runs, and the time of its next start after a crash."""
 
     name: str
     log: Path
@@ -51,7 +53,7 @@ class Child:
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
 
     def start(self, file: Path) -> None:
-        """Start it, in a session of its own: Ctrl-C in the terminal is ours to pass on."""
+        """Starts the daemon in its own session, so that only this process gets Ctrl-C from the terminal."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file)]),
@@ -64,7 +66,7 @@ class Child:
         self.was_ready = False
 
     def look(self, about: Mapping[str, Any]) -> int | None:
-        """Take in its status; the exit code once it has ended (128 + signal for a killed one), else None."""
+        """Reads the daemon's status; returns its exit code once it has ended (128 + signal), else None."""
         if self.process is None:
             return None
         body = about["body"]
@@ -76,19 +78,19 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def signal(self, signum: int) -> None:
-        """Send a signal if it runs."""
+        """Sends a signal to the daemon if it runs."""
         if self.process is not None:
             self.process.send_signal(signum)
 
     def rotate(self) -> None:
-        """Move a log that is full aside; it is copied and cut, for the daemon holds it open for appending."""
+        """Moves a full log aside by copying and truncating it: the daemon has it open for appending."""
         if self.log.stat().st_size >= LOG_BYTES:
-            with contextlib.suppress(OSError):  # no room for the copy: less of it is kept
+            with contextlib.suppress(OSError):  # no room for the copy: the older part is lost
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
             os.truncate(self.log, 0)
 
     def last_words(self) -> list[str]:
-        """The last lines of its log that say why it ended."""
+        """Returns the last lines of the log that may explain the end."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
@@ -96,7 +98,7 @@ class Child:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words; 128 + n is the shell's way to write signal n."""
+    """Returns an exit code in words; 128 + n is the shell's code for signal n."""
     try:
         return f"was killed by {signal.Signals(code - 128).name}"
     except ValueError:
@@ -104,14 +106,14 @@ def how_it_ended(code: int) -> str:
 
 
 class Foreground:
-    """`stoker run` from the start of its daemons to the end of the last."""
+    """`stoker run` from the start of its daemons to the end of the last daemon."""
 
     def __init__(self, pipeline: Pipeline, output: Output, *, until_done: bool) -> None:
         self.pipeline = pipeline
         self.until_done = until_done
         self.output = output
         self.say = output.say
-        self.stopping: int | None = None  # the exit code to end with, once that is known
+        self.stopping: int | None = None  # the exit code to end with; None until a stop begins
         self.is_asked = False
         self.done_at: float | None = None
         self.kill_at = float("inf")
@@ -120,7 +122,7 @@ class Foreground:
         self.children = [Child(name, logs / f"{name}.log") for name in DAEMONS]
 
     def run(self) -> int:
-        """Run until stopped, done or failed; returns the exit code once every daemon has ended."""
+        """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
         waiter = Waiter()
         waiter.signals(*STOP_SIGNALS)
         for child in self.children:
@@ -142,7 +144,7 @@ class Foreground:
             waiter.close()
 
     def tend(self, status: Daemons) -> None:
-        """Start what is due, act on what ended, end when the run is done."""
+        """Starts daemons that are due, handles daemons that ended, stops all when the run is done."""
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
@@ -150,7 +152,7 @@ class Foreground:
             child.rotate()
             code = child.look(status[child.name])
             if code is not None and self.stopping is None:
-                self.output.refresh(now, status)  # its last events come first
+                self.output.refresh(now, status)  # print the daemon's last events before its end
                 self.ended(child, code)
         if now >= self.kill_at:
             self.kill_at = float("inf")
@@ -162,7 +164,7 @@ class Foreground:
             self.stop(0)
 
     def ended(self, child: Child, code: int) -> None:
-        """A daemon ended by itself: stop all where another start is no use, else start it again."""
+        """Handles the end of a daemon: stops all where a restart would fail too, else schedules a restart."""
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or self.run_failed())
         hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.was_ready)
         level, label = "error" if hopeless or code else "warning", LABELS[child.name]
@@ -180,7 +182,7 @@ class Foreground:
         self.say("warning", f"{child.name} is started again in {delay:.1f} s", label)
 
     def run_failed(self) -> bool:
-        """Whether the supervisor gave the run up."""
+        """Returns whether the supervisor gave up the run."""
         try:
             body = read_record(self.pipeline.layout.run(self.pipeline.train.run).record)
         except (FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
@@ -188,20 +190,21 @@ class Foreground:
         return body.get("state") == "failed"
 
     def is_done(self, status: Daemons, now: float) -> bool:
-        """Whether the run is finished, and the files under way had their chance to be."""
+        """Returns whether the run is finished, and files under way are complete or had DATA_GRACE_S."""
         supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
-        is_current = supervisor["body"].get("pid") == supervisor["pid"]  # else of an earlier life
+        # else the snapshot is of an earlier process
+        is_current = supervisor["body"].get("pid") == supervisor["pid"]
         if not (supervisor["running"] and is_current and supervisor["body"].get("at_rest")):
             return False
         self.done_at = self.done_at or now
         return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
 
     def asked_to_stop(self, signum: int) -> None:
-        """The first signal stops all and waits for the trainer's checkpoint, the second does not wait."""
+        """Handles a stop signal: the first waits for the trainer's checkpoint, the second kills the run."""
         if not self.is_asked:
             self.is_asked = True
             self.say("info", "stopping; the trainer is asked to save (once more to hurry)")
-            interrupted = 128 + signum if self.until_done else 0  # not done: a script must not go on
+            interrupted = 128 + signum if self.until_done else 0  # not done: a calling script must stop too
             self.stop(interrupted if self.stopping is None else self.stopping)
             return
         self.say("warning", "hurrying: what was trained since the last checkpoint is lost")
@@ -210,7 +213,7 @@ class Foreground:
             signal_process(process, signal.SIGKILL)
 
     def stop(self, code: int) -> None:
-        """Ask every daemon to stop; `code` is what we end with."""
+        """Sends TERM to every daemon; `code` becomes the exit code of `stoker run`."""
         self.stopping = code
         self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
         for child in self.children:

@@ -1,4 +1,4 @@
-"""What `stoker run` prints: sentences above a live line a daemon on a terminal, else key=value lines."""
+"""Prints the output of `stoker run`: sentences above a live line per daemon on a terminal, else key=value."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 
 LABELS = {DOWNLOAD_WATCHDOG: "download", STAGE_SHARD: "shard", TRAIN_SUPERVISOR: "train"}
 LABEL_WIDTH = 9
-# Said already by the status line or by the start and end of `stoker run` itself.
+# Already shown by the status line, or at the start and end of `stoker run` itself.
 MUTED = frozenset({"daemon_started", "daemon_stopped", "trainer_stop_asked"})
-ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})  # for files and pipes alone
-# Between two status lines of one daemon where no line is live, the second where they differ in figures alone.
+# shown only in files and pipes
+ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})
+# Seconds between two status lines of a daemon without live lines; the second value if only numbers differ.
 STATUS_S, FIGURES_S = 5.0, 60.0
 FIGURE = re.compile(r"\d[\d.,]*")
-WHAT_FIRST = ("path", "reason", "step")  # logs keep their fields by the alphabet; a reader wants these first
-WAITS = ("trouble", "paused", "waits", "waiting_for")  # fields of a snapshot that say why nothing comes
+WHAT_FIRST = ("path", "reason", "step")  # logs sort fields by name; a reader wants these first
+WAITS = ("trouble", "paused", "waits", "waiting_for")  # fields of a snapshot that explain a pause
 STDOUT = 1
-Daemons = Mapping[str, Mapping[str, Any]]  # what read_status tells of each
+Daemons = Mapping[str, Mapping[str, Any]]  # the result of read_status
 
 
 class Output:
-    """Prints lines and refreshes the live ones; prints nothing more once the terminal or the pipe is gone."""
+    """Prints lines and refreshes the live lines; goes silent once the terminal or the pipe is gone."""
 
     def __init__(self, layout: StateLayout, *, headless: bool, quiet: bool) -> None:
         self._quiet = quiet
@@ -39,11 +40,11 @@ class Output:
         self._footer = Footer(STDOUT)
         self._live = self._person and self._footer.shown
         self._events = EventTail(layout)
-        self._events.new()  # of earlier runs
-        self._texts: dict[str, tuple[str, float]] = {}  # the last status line of each daemon, and when
+        self._events.new()  # drops events of earlier runs
+        self._texts: dict[str, tuple[str, float]] = {}  # each daemon's last status line and its time
 
     def say(self, level: str, text: str, label: str = "") -> None:
-        """Print a line with the time of day."""
+        """Prints a line with the time of day."""
         if self._quiet and level not in ("warning", "error"):
             return
         label = f"{label:<{LABEL_WIDTH}}" if label else ""
@@ -53,14 +54,14 @@ class Output:
             self.write(f"{time.strftime('%H:%M:%S')} {label}{text}\n".encode("utf-8", "replace"))
 
     def write(self, data: bytes) -> None:
-        """Print the bytes as they are."""
+        """Prints the bytes unchanged."""
         try:
             os.write(STDOUT, data)
         except OSError:  # the terminal or the pipe is gone
             return
 
     def refresh(self, now: float, status: Daemons) -> None:
-        """Print what is new: events, then how each daemon is; now is monotonic seconds."""
+        """Prints new events, then the daemons' status; now is monotonic seconds."""
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
             if word not in MUTED and not (self._person and (level == "debug" or word in ROUTINE)):
@@ -78,12 +79,12 @@ class Output:
                 self.say("info", text, LABELS[daemon])
 
     def close(self) -> None:
-        """Take the live lines away."""
+        """Erases the live lines."""
         self._footer.clear()
 
 
 def is_due(text: str, now: float, last: str, last_at: float) -> bool:
-    """Whether a status line is worth printing after the last one."""
+    """Returns whether to print a status line, given the last line and its time."""
     if not text or text == last:
         return False
     figures_alone = FIGURE.sub("", text) == FIGURE.sub("", last)
@@ -91,7 +92,7 @@ def is_due(text: str, now: float, last: str, last_at: float) -> bool:
 
 
 def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:
-    """How a daemon is now, in a line that fits."""
+    """Returns a function from a width to a line with the daemon's progress."""
     body = about["body"] if about["running"] else {"text": "not running"}
     parts = str(body.get("text") or "starting").split(", ")
     if daemon == DOWNLOAD_WATCHDOG and "files" in body:
@@ -105,7 +106,7 @@ def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:
 
 
 def state_colour(about: Mapping[str, Any]) -> str:
-    """Green for a daemon at work, yellow for one that waits, red for one that did not end as asked."""
+    """Returns the colour of a daemon's line: green at work, yellow waiting, red failed, dim stopped."""
     body = about["body"]
     if body.get("run_state") == "failed":
         return RED
@@ -115,7 +116,7 @@ def state_colour(about: Mapping[str, Any]) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """An event as one line for a file or a pipe: its word, its fields, its sentence."""
+    """Returns an event as a line for a file or a pipe: its word, its fields, its sentence."""
     fields = {
         key: value
         for key, value in event.items()

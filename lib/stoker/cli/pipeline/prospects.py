@@ -1,6 +1,6 @@
-"""What a right configuration will disappoint with: steps the data does not last for, months of training.
+"""Warnings about a valid configuration: too little data for the steps, months of training.
 
-All of it is estimated and never a reason to refuse. The assumptions are said with each estimate.
+All figures are estimates and never a reason to refuse. Each warning names its assumptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEXT_BYTES_A_TOKEN, FEW_IDS, FEWER_BYTES_A_TOKEN = 4, 8192, 2  # of text; a smal
 
 
 def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
-    """What so many files with so much text will become, within dataset.limit."""
+    """Returns the estimated data of that many files with that much text, within dataset.limit."""
     each = TEXT_BYTES_A_TOKEN if vocabulary(pipeline) >= FEW_IDS else FEWER_BYTES_A_TOKEN
     limit, ratio = pipeline.dataset.limit, pipeline.shard.val_ratio
     sets = min(files, limit.files or files)
@@ -33,9 +33,9 @@ def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
 
 
 def disappointments(pipeline: Pipeline, whole: DataInView | None, days: float) -> list[Fault]:
-    """What to say of so many days of training, and of all the data that a run will ever be given.
+    """Returns warnings for that many days of training and for the data that the run will get.
 
-    `whole` is what is published once that is `complete`, else an estimate, or None where nothing is known.
+    `whole` is the published data if it is `complete`, else an estimate, or None where no estimate exists.
     """
     found = [*_other_files(pipeline)]
     if whole is not None:
@@ -97,7 +97,7 @@ def _told(whole: DataInView) -> str:
 
 
 def parameters(pipeline: Pipeline) -> int:
-    """How many numbers the model has."""
+    """Returns the number of the model's parameters."""
     model = pipeline.train.model
     width, head = model.width, model.width // model.heads
     attention = 2 * width * width + 2 * width * model.kv_heads * head
@@ -107,7 +107,7 @@ def parameters(pipeline: Pipeline) -> int:
 
 
 def training_days(pipeline: Pipeline) -> float:
-    """How long this machine trains: six operations a parameter and token (Kaplan et al., 2020)."""
+    """Returns the days of training here: six operations per parameter and token (Kaplan et al., 2020)."""
     speed = GPU_FLOPS if _has_gpu() else CORE_FLOPS * _cores()
     return 6 * parameters(pipeline) * _tokens(pipeline) / speed / 86_400
 

@@ -31,11 +31,11 @@ PROMPT = "Once upon a time"
 @click.option("--quiet", "-q", is_flag=True, help="Print warnings, errors and the summary at the end alone.")
 @click.pass_context
 def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: bool, quiet: bool) -> None:
-    """Run the pipeline of FILE: its three daemons as children, and tell what they do.
+    """Run the three daemons of FILE's pipeline as children, and show their work.
 
-    A terminal shows sentences and a live line a daemon; a file or a pipe gets key=value lines.
-    Ctrl-C stops all cleanly and waits for the trainer's checkpoint; a second one no longer waits.
-    Exit code 75: this pipeline is running already. 78: its configuration is wrong.
+    A terminal shows sentences and a live line per daemon; a file or a pipe gets key=value lines. Ctrl-C stops
+    all cleanly and waits for the trainer's checkpoint; a second Ctrl-C does not wait. Exit code 75: this
+    pipeline is running already. 78: its configuration is wrong.
     """
     warnings = checked(pipeline)
     take_up_state(pipeline)
@@ -53,7 +53,7 @@ def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: 
 
 
 def summary_lines(pipeline: Pipeline) -> Iterator[str]:
-    """What the train supervisor showed last: step, losses, tokens, checkpoint, the command for a text."""
+    """Yields the train supervisor's last status as lines, and a command that generates text."""
     body = read_status(pipeline.layout)[TRAIN_SUPERVISOR]["body"]
     checkpoint = body.get("checkpoint")
     if checkpoint is None:
@@ -65,7 +65,7 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
         yield f"loss        {told}"
     yield f"tokens      {body['tokens'] or 0:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
-    # By its name where a shell finds it by that, else by its place.
+    # By its name if the shell finds this program by its name, else by its path.
     found = shutil.which("stoker")
     program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
     yield f"try it      {shlex.join([program, 'generate', str(place), '--prompt', PROMPT])}"

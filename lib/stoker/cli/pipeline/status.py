@@ -1,4 +1,4 @@
-"""`stoker status`: the daemons' own snapshots, for a person or a program."""
+"""`stoker status`: shows the daemons' snapshots."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from stoker.store.names import utc_now
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
-GOING_ON = frozenset({"waiting", "running"})  # states of a run that end with its supervisor
-STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that say why
+GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
+STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that explain a pause
 TITLE_WIDTH = 21
-Row = tuple[str, str]  # a title and its text; a figure without a text is not shown
+Row = tuple[str, str]  # a title and its text; a row of data or run with an empty text is not shown
 
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
 @pipeline_file
 @json_option
 def status(pipeline: Pipeline, as_json: bool) -> None:
-    """Show what each daemon does, how far the data is, and how the run goes.
+    """Show what each daemon does, the progress of the data, and the progress of the run.
 
-    A stopped daemon shows the last it said; after a reboot nobody remembers that, and `stoker audit` counts.
+    A stopped daemon shows its last status. A reboot erases these; then `stoker audit` counts.
     """
     daemons = read_status(pipeline.layout)
     if as_json:
@@ -46,13 +46,13 @@ def status(pipeline: Pipeline, as_json: bool) -> None:
 
 
 def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
-    """The status for a file or a pipe."""
+    """Yields the status for a file or a pipe."""
     for title, text in _rows(name, daemons):
         yield one_line(f"{title:<{TITLE_WIDTH}}{text}".rstrip())
 
 
 def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -> Iterator[str]:
-    """The status for a terminal: sums cut, each row folded below itself, coloured by state."""
+    """Yields the status for a terminal: sums cut, each row folded below itself, coloured by state."""
     colours = {f"  {daemon}": state_colour(about) for daemon, about in daemons.items()}
     colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
     for title, text in _rows(name, daemons):
@@ -74,13 +74,13 @@ def _rows(name: str, daemons: Daemons) -> Iterator[Row]:
 
 
 def _body(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a daemon said; a stopped one's speed, and what it waited for, is no longer so."""
+    """Returns a daemon's status, for a stopped daemon without speeds and waits, which are out of date."""
     past = () if about["running"] else NOW_ONLY
     return {name: value for name, value in about["body"].items() if name not in past}
 
 
 def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[Row]:
-    """What a daemon does, and while it runs its process."""
+    """Yields a daemon's state, and its process while it runs."""
     body, text = about["body"], about["state"]
     if about["running"]:
         since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
@@ -109,7 +109,7 @@ def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
         rate = f"{each['bytes_per_second'] / 1e6:,.1f} MB/s"
         yield "", f"{each['path']}: {format_bytes(each['bytes'])}{size}, {rate}"
     told = {body[key]: (key, body[key]) for key in ("waits", "paused", "trouble") if body.get(key)}
-    yield from told.values()  # what pauses all may be the trouble itself
+    yield from told.values()  # a text that is both pause and trouble appears once
 
 
 def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
@@ -173,7 +173,7 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
 
 
 def losses(body: Mapping[str, Any]) -> str:
-    """The losses that the train supervisor shows, those there are."""
+    """Returns the losses that the train supervisor shows, if any."""
     figures = (("training", body.get("loss")), ("held-out", body.get("val_loss")))
     return ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
 

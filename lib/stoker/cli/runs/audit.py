@@ -1,4 +1,4 @@
-"""`stoker audit`: books x manifests x sizes x plan x checkpoints, recounted from what is on disk."""
+"""`stoker audit`: recounts books, manifests, sizes, plan and checkpoints from disk, and compares them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST_NAMED = 5
 @click.option("--deep", is_flag=True, help="Hash every byte, and count parquet again where it still is.")
 @json_option
 def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
-    """Recount a pipeline's books from what is on disk.
+    """Recount a pipeline's books from the files on disk.
 
     Reads only, and may run beside the daemons. Exit code 1: something disagrees, or there is nothing to
     audit; each finding names the file and the figure.
     """
-    # The run first: what it has consumed must be found in shard sets that are looked at later, not earlier.
+    # The run first: data that the run has consumed must be in shard sets that are read later, not earlier.
     run = audit_run(pipeline, deep=deep)
     data = audit_sets(pipeline, deep)
     findings = [*data.findings, *run.findings]
@@ -37,7 +37,7 @@ def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
 
 
 def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """The audit for a person."""
+    """Yields the audit as lines."""
     yield f"{name}: {'balanced' if report['balanced'] else 'NOT balanced'}"
     yield from (f"  {what:<12} {text}" for what, text in _figures(report) if text)
     if findings := report["findings"]:
@@ -66,13 +66,13 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _named(paths: Sequence[str], what: str) -> str:
-    """How many files, and which; empty for none."""
+    """Returns the number of files and the first names; empty for no files."""
     named = ", ".join(paths[:MOST_NAMED]) + (" and more" if len(paths) > MOST_NAMED else "")
     return f"{plural(len(paths), 'file')} {what}: {named}" if paths else ""
 
 
 def _imported(figures: Mapping[str, int]) -> str:
-    """What is known of sets that were taken over."""
+    """Returns a summary of the imported sets."""
     sets, without = figures["sets"], figures["documents_not_known"]
     known = f", {figures['documents']:,} documents" if without < sets else ""
     unknown = f", documents not known of {without:,}" if without else ""

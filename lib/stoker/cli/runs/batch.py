@@ -1,4 +1,4 @@
-"""`stoker batch`: which documents a step was made of."""
+"""`stoker batch`: shows the documents of a step."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from stoker.supervise.run.record import Identity
 @click.option("--timeline", type=int, help="A timeline that was given up; without it the current one.")
 @click.option("--show", is_flag=True, help="Print the text of each window too.")
 @json_option
-def batch(  # noqa: PLR0917 - click passes one an option
+def batch(  # noqa: PLR0917 - click passes an argument per option
     pipeline: Pipeline, run: str, step: int, timeline: int | None, show: bool, as_json: bool
 ) -> None:
     """Show which documents were in a STEP of a RUN: each window's place in the plan, source file and rows.
 
     Reads only, and may run beside the daemons. Rows count from 0 in their file. Exit codes: 64 the run has
-    not made this step; 69 a shard set of it is not to be had now.
+    not made this step; 69 one of its shard sets is not available now.
     """
     identity = read_identity(pipeline.layout, run)
     history = History(pipeline, run, timeline, run_id=identity.run_id)
@@ -57,7 +57,7 @@ Decode = Callable[[Sequence[int]], str]
 def _windows(
     made: Step, entries: Sequence[Any], library: Library, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
-    """Every window of a step in order: where it is in the plan, and what it holds."""
+    """Yields every window of a step in order: its place in the plan, and its contents."""
     for entry, offsets in made.pieces:
         segment, layout = entries[entry], SegmentMap(entries[entry], library)
         windows = permute(segment.key, segment.windows, np.asarray(offsets, dtype=np.int64))
@@ -71,7 +71,7 @@ def _windows(
 def _contents(
     layout: SegmentMap, first: int, stop: int, library: Library, decode: Decode | None
 ) -> dict[str, Any]:
-    """The sets, documents and, with a decoder, the text of a range of an entry's tokens."""
+    """Returns the sets, documents and, with a decoder, the text of a range of an entry's tokens."""
     sets, ids = [], []
     for key, stream, low, high in layout.parts(first, stop):
         source, found = library.source_of(key), library.open(key)
@@ -98,9 +98,9 @@ def _contents(
 
 
 def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
-    """From ids to text, end-of-text included, by the tokenizer that the run's dataset is frozen to.
+    """Returns a function from ids to text, end-of-text included, for the tokenizer of the run's dataset.
 
-    Raises DataError where it is not that one any more.
+    Raises DataError where the tokenizer on disk is not that tokenizer any more.
     """
     from tokenizers import Tokenizer
 
@@ -114,7 +114,7 @@ def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """The batch for a person."""
+    """Yields the batch as lines."""
     windows = report["windows"]
     sealed = "sealed in a checkpoint" if report["sealed"] else "not sealed in a checkpoint yet"
     step = f"run {report['run']}, step {report['step']} of timeline {report['timeline']}"
@@ -132,7 +132,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rows(documents: Sequence[Mapping[str, Any]] | None) -> str:
-    """Which they are: by row, else by number; of imported tokens neither may be known."""
+    """Returns the documents by row, else by number; for imported tokens neither may be known."""
     if documents is None:
         return "imported, documents not known"
     if any(document["row"] is None for document in documents):

@@ -1,4 +1,4 @@
-"""`stoker generate`: text from a checkpoint, after proving it."""
+"""`stoker generate`: generates text from a checkpoint, after proving it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stoker.store.errors import DataError, StorageError
 @click.option("--temperature", default=0.8, type=click.FloatRange(0), help="0 takes the likeliest token.")
 @click.option("--top-k", default=50, type=click.IntRange(0), help="Draw from the k likeliest; 0 from all.")
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
-def generate(  # noqa: PLR0917 - click passes one an option
+def generate(  # noqa: PLR0917 - click passes an argument per option
     checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
 ) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
-    CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ stand for the newest in it.
-    Nothing but the checkpoint is needed. Exit code 65: it is not whole.
+    CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ means the newest checkpoint in
+    it. The command needs no other files. Exit code 65: the checkpoint is not whole.
     """
     directory = max(checkpoints_at(checkpoint), key=lambda path: path.name)
     proof = prove_checkpoint(directory)

@@ -1,4 +1,4 @@
-"""`stoker plan`: the order of training data, where the run is in it, and what it waits for."""
+"""`stoker plan`: shows the order of training data, the run's position in it, and the reason for a wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 
 ACCOUNTED = ("applied", "skipped", "remainder", "ahead")
 WITHOUT_WARM = "without a warm store nothing leaves hot"
-BEFORE, AFTER = 4, 12  # entries shown around the one that is being read
+BEFORE, AFTER = 4, 12  # entries shown around the entry that is being read
 PLACES = {"hot": "on hot", "leaving": "about to leave hot", "warm": "on warm only"}
 HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
 LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
@@ -50,7 +50,7 @@ def plan(pipeline: Pipeline, run: str | None, whole: bool, as_json: bool) -> Non
 
 
 def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:
-    """The plan for a person."""
+    """Yields the plan as lines."""
     entries = report["entries"]
     run = f"run {report['run']} of {report['pipeline']}"
     if report["begun"]:
@@ -110,7 +110,7 @@ def _data(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The entries around the first that is not read to its end."""
+    """Returns the entries around the first entry that is not read to its end."""
     here = next((i for i, entry in enumerate(entries) if entry.get("state") in ("reading", "ahead")), None)
     here = len(entries) - 1 if here is None else here
     first = max(0, min(here - BEFORE, len(entries) - BEFORE - AFTER))
@@ -132,7 +132,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
-    """Everything, as it stands now; reads the state directory alone. Raises DataError for a damaged plan."""
+    """Returns the report, from the state directory alone; raises DataError for a damaged plan."""
     sources = read_sources(pipeline.layout, pipeline.dataset.name)
     pin = read_pin(pipeline.layout, pipeline.dataset.name)
     run_id = read_identity(pipeline.layout, run).run_id if run in run_names(pipeline.layout) else None
@@ -154,14 +154,14 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
 
 
 def _supervisor(pipeline: Pipeline, run: str) -> dict[str, Any]:
-    """What the supervisor says of the run; nothing while it is not running, or is on another run."""
+    """Returns the supervisor's status of the run; None values if it does not run, or is on another run."""
     told = read_status(pipeline.layout)[TRAIN_SUPERVISOR]
     body = told["body"] if told["running"] and told["body"].get("run") == run else {}
     return {"doing": body.get("doing"), "waits_for": body.get("waiting_for") or body.get("plan_waits_for")}
 
 
 def _position(history: History, mine: Holdings) -> dict[str, Any]:
-    """Where the run is, what it has used of the plan and what is left."""
+    """Returns the run's position, and the used and the remaining windows of the plan."""
     plan, last = history.plan, history.last
     account = books(plan, last.position, history.skips, exhausted=history.finished == DATA_EXHAUSTED)
     tokens = Accounts(plan, history.skips).tokens(at(plan, plan.windows)) if plan.entries else 0
@@ -183,7 +183,7 @@ def _position(history: History, mine: Holdings) -> dict[str, Any]:
 
 
 def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str, Any]]:
-    """Each entry, how much of it is read, and in how many seconds its first window is due."""
+    """Yields each entry, how much of it is read, and in how many seconds its first window is due."""
     plan, last = history.plan, history.last
     for entry in plan.entries:
         if isinstance(entry, Segment):
@@ -207,7 +207,7 @@ def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str
 def _sets(
     pipeline: Pipeline, pin: DatasetPin | None, sources: Mapping[str, Source], holdings: list[Holdings]
 ) -> dict[str, Any]:
-    """Every published shard set: where it lies, who holds it there, and whether it may leave now."""
+    """Returns every published shard set: its disk, whether a run needs it hot, whether it may leave now."""
     published = {one.key: one for one in sources.values() if one.state in PUBLISHED and one.key}
     token_bytes = 4 if pin is not None and pin.tokenizer.vocab_size > 1 << 16 else 2
     sets = [

@@ -1,4 +1,4 @@
-"""`stoker replay`: a recorded run trained again without its faults, and compared bit by bit."""
+"""`stoker replay`: trains a recorded run again without its interruptions and compares it bit by bit."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ TELL_EVERY_S = 5.0
 @click.option("--to", type=click.IntRange(1), help="Stop at this step instead of the newest checkpoint's.")
 @json_option
 def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: bool) -> int:
-    """Train what RUN has trained once more in OUT, and compare.
+    """Train RUN's recorded steps once more in OUT, and compare.
 
-    The recorded plan is followed with the settings each step was made with, rollbacks and skips included, but
-    no kill and no restart. Every loss of the run's history and the files with the tensors of its newest
-    checkpoint up to the last step must come out the same, bit by bit: exit code 0, else 1 with the first
-    differences.
+    The replay follows the recorded plan with the settings of each step, rollbacks and skips included, but
+    without kills or restarts. Every loss of the run's history and the tensor files of its newest checkpoint
+    up to the last step must come out the same, bit by bit: exit code 0, else 1 with the first differences.
 
-    The pipeline may be running or not, and is not disturbed. OUT is a new directory; a replay that was
-    stopped goes on when it is called again. Exit code 78: it could not give the same bits on this machine.
+    The pipeline may be running or not, and is not disturbed. OUT is a new directory; called again, the
+    command continues a replay that was stopped. Exit code 78: this machine cannot give the same bits.
     """
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
 
-    read_identity(pipeline.layout, run)  # says so where it has not begun
+    read_identity(pipeline.layout, run)  # raises UsageError where the run has not begun
     out = out.absolute()
     site, lock = take_up(pipeline, run, out, to)
     with lock, tempfile.TemporaryDirectory() as short:
@@ -71,7 +70,7 @@ def _progress(view: TrainerView, to: int) -> str:
 
 
 def _lines(site: Site, verdict: Verdict) -> Iterator[str]:
-    """The verdict for a person."""
+    """Yields the verdict as lines."""
     rows = f"{verdict.rows:,} steps and {verdict.heldout_rows:,} held-out losses"
     if verdict.step is None:
         tensors = f"no checkpoint of the run is as early as step {verdict.to:,}: losses only"

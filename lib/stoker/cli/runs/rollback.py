@@ -1,4 +1,4 @@
-"""`stoker rollback` and `stoker skip-set`: ask the train supervisor to go back."""
+"""`stoker rollback` and `stoker skip-set`: send a request to the train supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_REFUSED = 65
 
 
 def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[list[int]]:
-    """FROM:TO as pairs of steps."""
+    """Returns FROM:TO values as pairs of steps."""
     pairs = [value.partition(":") for value in values]
     for value, (first, _colon, last) in zip(values, pairs, strict=True):
         if not (first.isdigit() and last.isdigit()):
@@ -40,10 +40,10 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
 @click.option("--reason", default="operator", help="What to write down as the reason.")
 @json_option
 def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
-    """Go back to the checkpoint of STEP (0: the beginning), and go on from there on a new timeline.
+    """Go back to the checkpoint of STEP (0: the beginning), and continue from there on a new timeline.
 
-    A trainer that runs is stopped first. The checkpoints of the steps given up are moved to abandoned/. A
-    train supervisor that is not running does it at its next start.
+    A running trainer is stopped first. The checkpoints of the steps given up are moved to abandoned/. A train
+    supervisor that is not running does this at its next start.
     """
     return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
@@ -56,9 +56,9 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
 def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) -> int:
     """Give up a shard set that is lost: on hot, on warm, and its source too.
 
-    Refused while it can be restored. The run goes on from its newest checkpoint, and passes over what is left
-    of the planned entries that name the set; their other sets are read again in the next epoch. A train
-    supervisor that is not running does it at its next start.
+    Refused while the set can be restored. The run continues from its newest checkpoint, and passes over the
+    rest of the planned entries that name the set; their other sets are read again in the next epoch. A train
+    supervisor that is not running does this at its next start.
     """
     return _ask(pipeline, "skip_set", {"key": key} | ({"reason": reason} if reason else {}), as_json=as_json)
 
@@ -66,7 +66,7 @@ def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) ->
 def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
     run = pipeline.layout.run(pipeline.train.run)
     if not run.root.exists():
-        read_identity(pipeline.layout, pipeline.train.run)  # says that it has not begun
+        read_identity(pipeline.layout, pipeline.train.run)  # raises UsageError: the run has not begun
     condition = {"timeline": read_timelines(run.timelines).current}
     outcome = ask(pipeline, TRAIN_SUPERVISOR, verb, args, condition, quiet=as_json)
     if as_json:

@@ -1,4 +1,4 @@
-"""The shard sets a run reads, by key: the source each is made of, where it lies, which documents it holds."""
+"""Finds the shard sets of a run by key: their sources, their disks, their documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Split = Literal["train", "val"]
 
 
 class Document(NamedTuple):
-    """A document of a split: its number in it, its row in the source (None: not known), its tokens."""
+    """A document of a split: its number in the split, its row in the source (None: not known), its tokens."""
 
     number: int
     row: int | None
@@ -33,7 +33,7 @@ class Document(NamedTuple):
 
 
 class Stream:
-    """One split of a shard set as one stream of tokens, over all its files; end-of-text is a document's."""
+    """A split of a shard set as a stream of tokens over all files; documents include their end-of-text."""
 
     def __init__(self, shards: ShardSet, split: Split) -> None:
         found, rows = list(shards.shards(split)), list(shards.rows(split))
@@ -45,18 +45,17 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """Its length."""
         return self._starts[-1]
 
     def documents(self, first: int, stop: int) -> Iterator[Document]:
-        """The documents that have tokens in [first, stop), each with all of its own."""
+        """Yields the documents that have tokens in [first, stop), each with its full range."""
         number = int(np.searchsorted(self._ends, first, side="right"))
         while number < len(self._ends) and (document := self._document(number)).first < stop:
             yield document
             number += 1
 
     def of_row(self, row: int) -> Document | None:
-        """The document that was this row of the source, None where it is not of this split."""
+        """Returns the document of this row of the source, None where this split does not have it."""
         if self._rows is None:
             return None
         number = int(np.searchsorted(self._rows, row))
@@ -64,7 +63,7 @@ class Stream:
         return self._document(number) if is_there else None
 
     def read(self, first: int, stop: int) -> npt.NDArray[Any]:
-        """The tokens [first, stop)."""
+        """Returns the tokens [first, stop)."""
         parts = zip(self._tokens, self._starts, strict=False)
         return np.concatenate([part[max(0, first - start) : max(0, stop - start)] for part, start in parts])
 
@@ -75,17 +74,17 @@ class Stream:
 
 
 class OpenSet:
-    """A shard set that was found, on hot or else on warm; mapped, so that it may leave while it is read."""
+    """A shard set found on hot or else on warm; mapped, so that it may be removed while it is read."""
 
     def __init__(self, path: Path, place: Place) -> None:
-        """Open it; raises FileNotFoundError where it is not there, or not any more."""
+        """Opens the set; raises FileNotFoundError where it does not exist, or was removed meanwhile."""
         shards = ShardSet(path)
         self.path, self.place, self.manifest = path, place, shards.manifest
         self.train, self.val = Stream(shards, "train"), Stream(shards, "val")
 
 
 class Library:
-    """The shard sets of one build of one dataset, opened as they are asked for; reads only."""
+    """The shard sets of a build of a dataset, opened on demand; reads only."""
 
     def __init__(
         self, pipeline: Pipeline, dataset: str, build_id: str, sources: Mapping[str, Source]
@@ -97,22 +96,23 @@ class Library:
         self._by_key: dict[str, Source] = {}
         for source in sources.values():
             key = self.key_of(source)
-            if source.state in PUBLISHED or key not in self._by_key:  # not the duplicate, where there is one
+            # prefer the source that is not a duplicate
+            if source.state in PUBLISHED or key not in self._by_key:
                 self._by_key[key] = source
         self._open: dict[str, OpenSet] = {}
 
     def key_of(self, source: Source) -> str:
-        """The key of the set that this build makes of a source."""
+        """Returns the key of the set that this build makes of a source."""
         return set_key(source.sha256, self._build_id)
 
     def source_of(self, key: str) -> Source | None:
-        """The source a set was made of, None where no record has its content any more."""
+        """Returns the source of a set, None where no record has its content any more."""
         return self._by_key.get(key)
 
     def open(self, key: str, manifest_sha256: str | None = None) -> OpenSet:
-        """The set with this key, and manifest where one is given.
+        """Returns the set with this key, and with this manifest if given.
 
-        Raises UnavailableError where it lies nowhere now, DataError where another lies in its place.
+        Raises UnavailableError where no disk has it now, DataError where another set is in its place.
         """
         found = self._open.get(key) or self._find(key)
         if found.manifest.key != key or manifest_sha256 not in (None, found.manifest.sha256):
@@ -124,14 +124,15 @@ class Library:
         return found
 
     def train_tokens(self, key: str, manifest_sha256: str) -> int:
-        """The length of a set's train stream: on record, else counted."""
+        """Returns the length of a set's train stream: from the record, else counted."""
         source = self._by_key.get(key)
         if source is not None and source.manifest_sha256 == manifest_sha256 and source.books is not None:
             return source.books.train_tokens
         return self.open(key, manifest_sha256).train.tokens
 
     def _find(self, key: str) -> OpenSet:
-        places: list[Place] = [*self._folders, "hot"]  # again: it may have come back from warm meanwhile
+        # hot again: the set may have come back from warm meanwhile
+        places: list[Place] = [*self._folders, "hot"]
         for place in places:
             with contextlib.suppress(FileNotFoundError):
                 return OpenSet(self._folders[place] / key[:16], place)
@@ -145,7 +146,7 @@ class Library:
 
 
 class SegmentMap:
-    """Where the sets of a plan entry lie in its stream of tokens."""
+    """The places of a plan entry's sets in its stream of tokens."""
 
     def __init__(self, segment: Segment, library: Library) -> None:
         self._library, self._sets = library, tuple(segment.sets)
@@ -159,11 +160,14 @@ class SegmentMap:
             )
 
     def starts_of(self, key: str) -> list[int]:
-        """The token of the entry's stream at which a set begins; none where the entry does not name it."""
+        """Returns the offsets in the entry's stream at which a set begins; empty for an unnamed set."""
         return [start for start, (name, _) in zip(self._starts, self._sets, strict=False) if name == key]
 
     def parts(self, first: int, stop: int) -> Iterator[tuple[str, Stream, int, int]]:
-        """(key, train stream, first, stop in it) of each set that has tokens in a range of the entry's."""
+        """Yields (key, train stream, first, stop) of each set with tokens in a range of the entry's stream.
+
+        first and stop count in the set's train stream.
+        """
         for (key, digest), start, end in zip(self._sets, self._starts, self._starts[1:], strict=False):
             low, high = max(first, start), min(stop, end)
             if low < high:

@@ -1,7 +1,7 @@
-"""What one run has read, step by step: its plan, timelines, training log and checkpoints put side by side.
+"""The history of a run, step by step, from its plan, timelines, training log and checkpoints.
 
-The positions decide: the windows of a step are those between the position of the step before and its own on
-the ancestry, less the skipped.
+The positions decide: the windows of a step are those between the position of the step before and its own
+position on the ancestry, without skipped windows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stoker.supervise.run.launch_record import Makers, read_launches
 
 @dataclass(frozen=True)
 class Mark:
-    """A known place: after `step`, `windows` of the plan lay before the position."""
+    """A known position: after `step`, `windows` of the plan are before the position."""
 
     step: int
     position: Position
@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was made: its windows in order, and whether a checkpoint that holds it has been sealed."""
+    """A step that was made: its windows in order, and whether a checkpoint that contains it is sealed."""
 
     step: int
     timeline: int
@@ -44,9 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Use:
-    """What became of a window; `step` is the one that read it, or the earliest that can, else None.
+    """The fate of a window; `step` is the step that read it, or the earliest that can, else None.
 
-    A `remainder` is too little for a batch at the plan's end; what is `beyond` lies behind the run's end.
+    A `remainder` is too small for a batch at the plan's end; `beyond` is after the run's end.
     """
 
     state: Literal["applied", "planned", "skipped", "remainder", "beyond"]
@@ -56,18 +56,18 @@ class Use:
 
 
 class History:
-    """One timeline of a run with its ancestors; `timeline` None is the one the run is on.
+    """A timeline of a run with its ancestors; `timeline` None means the run's current timeline.
 
-    With `run_id` another run's plan is refused. `steps` and `global_batch` of what is to come are those of
-    the pipeline file, where it is about this run, else of the last launch. Raises UsageError for a timeline
-    that is not there, DataError where the run's files contradict each other.
+    With `run_id` the plan of another run is refused. `steps` and `global_batch` for future steps come from
+    the pipeline file if it names this run, else from the last launch. Raises UsageError for a timeline that
+    does not exist, DataError where the run's files contradict each other.
     """
 
     def __init__(
         self, pipeline: Pipeline, name: str, timeline: int | None = None, *, run_id: str | None = None
     ) -> None:
         self.run = run = pipeline.layout.run(name)
-        # The plan last: it is written before a row can speak of it.
+        # The plan is read last: the supervisor writes an entry before a row can name it.
         rows = [(row.step, row.timeline, row.position) for row in read_rows(run.metrics)[0] if row.position]
         self.timelines = read_timelines(run.timelines)
         self.plan = read_plan(run.plan, run_id)
@@ -79,7 +79,7 @@ class History:
         self.skips = skips(self.timelines, self.timeline)
         self._accounts = Accounts(self.plan, self.skips)
         self._given_up = [(number, step) for step, number, _ in rows if not counts(number, step, self._line)]
-        # What checkpoints say of themselves, abandoned ones included; none is proven here.
+        # Positions by the checkpoints' own records, abandoned checkpoints included; none is proven here.
         folders = [run.checkpoints, *sorted(run.abandoned.glob("t*"))]
         bodies = [found.body for folder in folders for found in find_checkpoints(folder) if found.body]
         sealed = {
@@ -108,11 +108,11 @@ class History:
 
     @property
     def last(self) -> Mark:
-        """The newest step there is."""
+        """Returns the mark of the newest step."""
         return self.marks[-1]
 
     def step(self, number: int) -> Step:
-        """A step that was made; raises UsageError for one that was not."""
+        """Returns a step that was made; raises UsageError for a step that was not."""
         if number < 1:
             raise UsageError(f"step {number}: steps count from 1")
         found = bisect_left(self.marks, number, key=lambda mark: mark.step)
@@ -128,7 +128,7 @@ class History:
         )
 
     def use(self, entry: int, offset: int) -> Use:
-        """What became of the window at an offset of a plan entry on this history."""
+        """Returns the fate of the window at an offset of a plan entry in this history."""
         position = Position(entry, offset)
         place = linear(self.plan, position)
         if self._accounts.applied(Position(entry, offset + 1)) == self._accounts.applied(position):
@@ -148,13 +148,13 @@ class History:
         return Use("planned", step)
 
     def _made_on(self, step: int) -> int:
-        """The timeline that made a step of this history: the oldest that was not given up before it."""
+        """Returns the timeline that made a step of this history: the oldest not given up before it."""
         return min(number for number, upto in self._line if upto is None or step <= upto)
 
     def _places(self, found: int) -> list[Position]:
-        """The positions after each step from one mark to the next, `marks[found]`.
+        """Returns the positions from `marks[found - 1]` to `marks[found]`: the first and after each step.
 
-        Steps without a row are recounted by the batches they were launched with.
+        For steps without a row, positions are computed from the batch sizes of their launches.
         """
         before, mark = self.marks[found - 1], self.marks[found]
         places: list[Position | None] = [before.position]
@@ -179,7 +179,7 @@ class History:
         return f"{told}; step {number} is not trained yet, ask again when it is"
 
     def _finished(self) -> str | None:
-        """Why the run is over, None while it goes on or is to go on since more steps were asked for."""
+        """Returns why the run is over; None while it continues, or if more steps were requested since."""
         try:
             found = read_record(self.run.consumed).get("finished")
         except (FileNotFoundError, RecordDamaged):

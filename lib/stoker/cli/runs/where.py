@@ -1,4 +1,4 @@
-"""`stoker where`: which steps saw a row of a source file."""
+"""`stoker where`: shows which steps saw a row of a source file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def where(pipeline: Pipeline, source_row: str, as_json: bool) -> None:
 
     SOURCE is the file's path in the dataset as `stoker audit` and `stoker batch` name it, ROW counts from 0.
     Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
-    to be had now.
+    available now.
     """
     report = find(pipeline, *parse(source_row))
     answer(report, report_lines(report), as_json=as_json)
 
 
 def parse(source_row: str) -> tuple[str, int]:
-    """Source and row; the source may have colons of its own."""
+    """Returns source and row; the source's name may contain colons."""
     source, colon, row = source_row.rpartition(":")
     if not colon or not source or not (row.isascii() and row.isdigit()):
         raise UsageError(f"{source_row!r} is not SOURCE:ROW; write one like part-0.parquet:17")
@@ -53,7 +53,7 @@ def parse(source_row: str) -> tuple[str, int]:
 
 
 def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
-    """All that is known of a row: what became of it, and in each run the windows that hold it."""
+    """Returns the report on a row: its fate in the build, and in each run the windows that hold it."""
     dataset = pipeline.dataset.name
     sources = read_sources(pipeline.layout, dataset)
     source = sources.get(path)
@@ -62,7 +62,8 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
         hint = did_you_mean(path, sources, named)
         raise UsageError(f"{path!r} is no source of {dataset} on record; {hint}")
     same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")
-    twin = next(same, None) if source.state == "duplicate" else None  # whose shard set holds its content
+    # the source whose shard set holds the content
+    twin = next(same, None) if source.state == "duplicate" else None
     report: dict[str, Any] = {"v": 1, "pipeline": pipeline.name, "dataset": dataset}
     report |= {"source": path, "row": row, "source_state": source.state, "reason": source.reason}
     report["twin"] = None if twin is None else twin.path
@@ -77,10 +78,10 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
 
 
 def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], Document | None]:
-    """What a build made of a row, and the document if it is one to train on.
+    """Returns the fate of a row in a build, and its document if it is trained on.
 
-    Raises UsageError for a row that the source has not or nobody knows, UnavailableError where its set is not
-    to be had.
+    Raises UsageError for a row that the source lacks or that is unknown, UnavailableError where its set is
+    not available.
     """
     found = library.open(library.key_of(source))
     books = found.manifest.books
@@ -100,7 +101,7 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
 def _runs(
     pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
-    """For each run over this dataset the windows that hold a row, by the build the run began with."""
+    """Yields for each run over this dataset the windows that hold a row, by the build the run began with."""
     for name in run_names(pipeline.layout):
         identity = read_identity(pipeline.layout, name)
         if identity.dataset != pipeline.dataset.name:
@@ -128,10 +129,11 @@ def _runs(
 
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
-    """The windows of a plan entry that hold a token of a document; none where it lies in the tail."""
+    """Yields the windows of a plan entry that hold a token of a document; none if it is in the tail."""
     for start in SegmentMap(segment, library).starts_of(key):
         first, stop = start + document.first, start + document.stop
-        # Window w holds the tokens from w * seq_len to (w + 1) * seq_len, that one too.
+        # Window w reads the tokens from w * seq_len to (w + 1) * seq_len, both included: the last is only a
+        # target.
         low = max(0, (first - 1) // segment.seq_len)
         high = min((stop - 1) // segment.seq_len, segment.windows - 1)
         windows = np.arange(low, high + 1)
@@ -141,7 +143,7 @@ def _windows(segment: Segment, key: str, document: Document, library: Library) -
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """The answer for a person."""
+    """Yields the answer as lines."""
     if report["twin"] is not None:
         yield f"{report['source']} has the content of {report['twin']}, which stands for both"
     yield f"{report['source']} row {report['row']}: {_fate_words(report)}"

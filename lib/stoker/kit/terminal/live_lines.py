@@ -28,7 +28,7 @@ def paint(text: str, colour: str) -> str:
 
 
 def columns_of(descriptor: int) -> int:
-    """Returns how many columns to fill: one fewer than exist, because some terminals wrap at the last."""
+    """Returns the number of columns to fill: all but the last, at which some terminals wrap."""
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:

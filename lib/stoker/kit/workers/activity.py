@@ -19,7 +19,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Activity:
-    """How the workers of a kind of job are started and bounded.
+    """The start and the bounds of the workers of a kind of job.
 
     `module` runs as `python -m module`. `is_memory_bound`: the pool's `most_rss_bytes` holds for the worker.
     `is_reusable`: the module takes task after task, and an idle worker gets the next task. `keep_open` leaves

@@ -15,7 +15,7 @@ ExitKind = Literal["finished", "failed", "killed", Bound]
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended, or a task of a reusable worker; `killed`: by a signal not sent by the daemon.
+    """The end of a worker, or of a task of a reusable worker; `killed`: by a signal not sent by the daemon.
 
     `max_rss_bytes` is the highest value that the daemon saw.
     """
