@@ -1,6 +1,7 @@
-"""The audit of the data half: pin x source records x manifests x files, recounted from what is on disk.
+"""The audit of the data half: compares pin, source records, manifests and files, recounted from disk.
 
-Reads only. When records change while it looks it looks again: a pipeline at work gives no false finding.
+Reads only. When records change during a look the audit looks again, so that a running pipeline causes no
+false finding.
 """
 
 from __future__ import annotations
@@ -23,54 +24,53 @@ from stoker.shards.format.manifest import MANIFEST
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.parsing import parse_json
 
-LOOKS = 3  # at records that keep changing
+LOOKS = 3  # at most, at records that keep changing
 IMPORTED = ("sets", "tokens", "documents", "documents_not_known")
-MOVING_S = 2.0  # from the end of a set's move to its record
+MOVING_S = 2.0  # from the end of a set's move to its record, at most
 
 
 @dataclass(frozen=True)
 class DataAudit:
-    """The books summed over every published set, and what disagrees, each finding naming file and figure.
+    """The books summed over every published set, and the findings, each naming file and figure.
 
-    `rows`, `documents` and `dropped` are those of sets that were built, `tokens` of all; `imported` says of
-    those that were taken over what is counted in them, and in how many documents are not known. `changed` are
-    the files that were edited after their set was built, which stays beside that of the edit; `unproven` came
-    without a length or a sum to hold them against. `recounted` is what was found on disk,
-    `on_record` what only records say; with nothing published there is nothing to balance: a finding too.
+    With no published set there is nothing to balance: that is a finding too.
     """
 
     sources: Mapping[str, int]
-    rows: int
+    rows: int  # of built sets, like documents and dropped
     documents: int
     dropped: Mapping[str, int]
-    tokens: Mapping[str, int]
-    imported: Mapping[str, int]
-    changed: tuple[str, ...]
-    unproven: tuple[str, ...]
-    recounted: tuple[str, ...]
-    on_record: tuple[str, ...]
+    tokens: Mapping[str, int]  # of all sets
+    imported: Mapping[str, int]  # counts of imported sets, and how many have an unknown number of documents
+    changed: tuple[str, ...]  # files edited after their set was built; that set stays beside the edit's
+    unproven: tuple[str, ...]  # files that came without a length or a checksum to compare with
+    recounted: tuple[str, ...]  # kinds of figures that were recounted from disk
+    on_record: tuple[str, ...]  # kinds of figures that only records vouch for
     findings: tuple[str, ...]
 
     def figures(self) -> dict[str, Any]:
-        """The data's part of `stoker audit --json`."""
+        """Returns the data's part of `stoker audit --json`."""
         others = ("recounted", "on_record", "findings")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
 def audit_sets(pipeline: Pipeline, deep: bool = False) -> DataAudit:
-    """Audit a pipeline's shard sets; `deep` hashes every byte and recounts parquet that is still here."""
+    """Audits a pipeline's shard sets.
+
+    `deep` hashes every byte and recounts the parquet files that still exist.
+    """
     for _ in range(LOOKS):
         look = _Look(pipeline, deep)
         audit = look.audit()
         if not audit.findings or (look.records_stand() and not look.misplaced):
             break
-        if look.misplaced:  # it may have been moved just now
+        if look.misplaced:  # a move may have ended just now
             time.sleep(MOVING_S)
     return audit
 
 
 class _Look:
-    """One look at everything the pipeline's data is recorded in."""
+    """One look at all records and files of the pipeline's data."""
 
     def __init__(self, pipeline: Pipeline, deep: bool) -> None:
         self.deep = deep
@@ -80,18 +80,18 @@ class _Look:
         self.sums: Counter[str] = Counter()  # of the books of published sets
         self.dropped: Counter[str] = Counter()
         self.imported: Counter[str] = Counter()
-        self.reread = self.unseen = 0  # sets that were recounted from parquet, and that could not be seen
+        self.reread = self.unseen = 0  # sets recounted from parquet; sets on an absent disk
         self.warm, self.misplaced = _warm(pipeline), False
         self.records = Records.read(self.layout, self.dataset)
         self.sources, self.pin = self.records.sources, self.records.pin
         self.findings = list(self.records.problems)
 
     def records_stand(self) -> bool:
-        """Whether the records are still those this look began with."""
+        """Whether the records are unchanged since this look began."""
         return Records.read(self.layout, self.dataset) == self.records
 
     def audit(self) -> DataAudit:
-        """Every check; the findings in the order of the listing."""
+        """Makes every check; the findings are in listing order."""
         published = [source for source in self.sources.values() if source.state in PUBLISHED]
         if not published:
             self.findings.append(
@@ -127,7 +127,7 @@ class _Look:
         )
 
     def _add(self, books: Books) -> None:
-        """Count a published set's books."""
+        """Adds a published set's books to the sums."""
         self.sums.update(train=books.train_tokens, val=books.val_tokens)
         if books.is_imported:
             self.imported.update(sets=1, tokens=books.tokens, documents=books.documents or 0)
@@ -137,16 +137,16 @@ class _Look:
             self.dropped.update(dict(books.dropped or ()))
 
     def _set_findings(self, source: Source) -> Sequence[str]:
-        """What is wrong with the source's set, where it should have one."""
+        """Returns the findings about the source's set, if the source should have one."""
         if source.state not in PUBLISHED or source.key is None:
             return ()
         hot = self.hot.shard_set(self.dataset, str(source.key))
         copied = None if self.warm is None else self.warm.shard_set(self.dataset, str(source.key))
         is_on_warm = source.evicted or (source.evicting and not hot.exists())
         directory = copied if is_on_warm else hot
-        if directory is None:  # its books are all that is here
+        if directory is None:  # the record's books are the only evidence
             self.unseen += 1
-            if source.books is not None and not source.books.flaw():  # else a finding already
+            if source.books is not None and not source.books.flaw():  # a flaw is a finding already
                 self._add(source.books)
             return ()
         receipt = self.records.receipts.get(source.path)
@@ -167,7 +167,7 @@ class _Look:
         return findings
 
     def _folder_findings(self) -> Iterator[str]:
-        """Sets that belong to no source; one just published, its record not yet written, is expected."""
+        """Yields sets without a source; a set published just now, without its record yet, is expected."""
         build = None if self.pin is None else self.pin.build_id
         expected = {source.key[:16] for source in self.sources.values() if source.key is not None}
         if build is not None:
@@ -179,9 +179,11 @@ class _Look:
                     yield f"{folder / name}: an extra set, no source record names it"
 
     def _of_earlier_version(self, directory: Path) -> bool:
-        """Sets of the builds before dataset.version was raised stay until nobody needs them.
+        """Whether a set belongs to a build before dataset.version was raised.
 
-        Theirs may be an earlier format too, so no more is asked of the manifest than whose set it is.
+        Such sets stay until no run needs them.
+
+        Its format may be older too, so only the manifest's identity is read.
         """
         if self.pin is None or self.pin.version == 1:
             return False
@@ -194,7 +196,7 @@ class _Look:
 
 
 def _warm(pipeline: Pipeline) -> WarmLayout | None:
-    """The warm disk where it is there now: unmounted it leaves an empty folder, and nothing is missing."""
+    """Returns the warm disk if it is mounted; the empty folder of an unmounted disk proves no loss."""
     warm = pipeline.warm_layout
     try:
         return warm if warm is not None and warm.owner_lock.exists() else None
@@ -203,7 +205,7 @@ def _warm(pipeline: Pipeline) -> WarmLayout | None:
 
 
 def _names(folder: Path) -> list[str]:
-    """What lies in a folder, but for copies that are being made."""
+    """Returns the names in a folder, without copies in progress."""
     if not folder.is_dir():
         return []
     return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Another try for a quarantined source: its task, its record, and what is told of it."""
+"""Another try for a quarantined source: the worker's task, the new record, the request to fetch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORCED = "by hand, without a look at it"
 def look_task(
     pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None, *, decode: bool
 ) -> dict[str, Any]:
-    """The task of stoker.shards.audit.recheck_worker for one finding."""
+    """Returns the task of stoker.shards.audit.recheck_worker for one finding."""
     copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
     return {
         "home": str(pipeline.source_home),
@@ -39,12 +39,12 @@ def look_task(
 
 
 def released(source: Source, why: str) -> Source:
-    """The source as it begins anew, with the content that was quarantined."""
+    """Returns the source in its first state, with the content that was quarantined."""
     return source.renewed(size=source.size, sha256=source.sha256, reason=f"released from quarantine: {why}")
 
 
 def fetch_again(layout: StateLayout, path: str) -> dict[str, Any]:
-    """Ask the download watchdog for a file that it could not fetch; the answer to who asked for it."""
+    """Files a request to the download watchdog to fetch a file again; returns the answer to the operator."""
     filed = filed_requests(layout, DOWNLOAD_WATCHDOG)
     if not any(one.verb == "fetch" and one.args.get("path") == path for one in filed):
         file_request(layout, DOWNLOAD_WATCHDOG, "fetch", {"path": path, "sha256": None})

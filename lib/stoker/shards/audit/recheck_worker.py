@@ -1,15 +1,15 @@
-"""Worker: look at a quarantined source file again: hash it, decode it wholly, both past the page cache.
+"""Worker: hashes and wholly decodes a quarantined source file again, both past the page cache.
 
 task: {"home": a directory that is empty only where the source's disk is not mounted,
        "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot,
-       "size", "sha256", "text_column", "columns": {name: kind}, "floor",
-       "decode": false to take its word, "disks": [the marks of those it may write to]}
-messages: {"kind": "progress"}
+              "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its path on
+              hot, "size", "sha256", "text_column", "columns": {name: kind}, "floor",
+       "decode": false to hash only, "disks": [the marks of the disks it may write to]}
 result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy whose
-        origin is gone lies at the target too.
-        {"status": "bad", "reason", "row_group", "column", "detail"}: it is what it was, and still bad
-        {"status": "changed", "sha256"}: the source's file is not the one that was quarantined
-        {"status": "gone"}: it is nowhere any more
+        result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy without
+        its origin is copied to the target too. {"status": "bad", "reason", "row_group", "column", "detail"}:
+        the same content, and still bad {"status": "changed", "sha256"}: the source's file is not the file
+        that was quarantined
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Progress = Callable[[int], None]
 
 
 def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
-    """Find the file that was quarantined, and judge it."""
+    """Finds the file that was quarantined, and judges it."""
     insist_on(task)
     say = heartbeat(report, "quarantined file")
     origin, kept = (None if task[name] is None else Path(task[name]) for name in ("origin", "kept"))
@@ -64,7 +64,7 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
 
 
 def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> None:
-    """Put a copy on hot: its own file is gone, and staging finds this one in its place."""
+    """Copies a kept file to hot, where staging finds it: the source's own file is gone."""
     make_dir(target.parent)
     if not target.exists():
         with opened(kept, os.O_RDONLY | os.O_NOFOLLOW) as source:
@@ -75,7 +75,7 @@ def _take(kept: Path, target: Path, task: dict[str, Any], say: Progress) -> None
 
 
 def _hash(path: Path | None, say: Progress) -> FileHash | None:
-    """The file's hash; None where there is none."""
+    """Returns the file's hash; None where there is no file."""
     if path is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The audit of what the state directory says of a dataset: pin x listing x receipts x source records."""
+"""The audit of the state directory's records of a dataset: compares pin, listing, receipts and sources."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stoker.store.record import RecordDamaged, read_record
 
 @dataclass(frozen=True)
 class Records:
-    """The records as read; `problems` are those that could not be, as findings. Equal: nothing changed."""
+    """All records of a dataset; two equal ones prove that no record changed between the readings."""
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     listing: Listing | None = None
     pin: DatasetPin | None = None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # records that could not be read, as findings
 
     @cached_property
     def owners(self) -> Mapping[str | None, str]:
@@ -41,12 +41,12 @@ class Records:
 
     @cached_property
     def originals(self) -> frozenset[str]:
-        """The sha256 of every source that is not another's duplicate."""
+        """The contents (sha256) of every source that is not another source's duplicate."""
         return frozenset(one.sha256 for one in self.sources.values() if one.state != "duplicate")
 
     @classmethod
     def read(cls, layout: StateLayout, dataset: str) -> Records:
-        """Everything on record of the dataset; nothing is moved aside."""
+        """Reads every record of the dataset; moves no damaged record aside."""
         problems: list[str] = []
 
         def damaged(_: Path, error: RecordDamaged) -> None:
@@ -72,7 +72,7 @@ class Records:
 
 
 def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
-    """The sources but for the records of changes that were cut off: the next start takes those back."""
+    """Returns the sources without the records of changes that a crash cut off: the next start undoes those."""
 
     def is_cut_off(source: Source) -> bool:
         origin = sources.get(source.former or "")
@@ -83,7 +83,7 @@ def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
 
 
 def record_findings(pipeline: Pipeline, records: Records, *, deep: bool) -> Iterator[str]:
-    """What pin, listing and the folders of records say against each other and the pipeline file."""
+    """Yields contradictions between pin, listing, record directories and the pipeline file."""
     layout, dataset, pin = pipeline.layout, pipeline.dataset.name, records.pin
     yield from _rotten(pipeline, records)
     if pin is None:
@@ -106,7 +106,7 @@ def _rotten(pipeline: Pipeline, records: Records) -> Iterator[str]:
 
 
 def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[str]:
-    """The pin against its own parameters and the tokenizer's file."""
+    """Yields contradictions between the pin, its own parameters and the tokenizer file."""
     where = layout.dataset(pin.dataset)
     try:
         if build_id(BuildParameters.from_mapping(pin.build)) != pin.build_id:
@@ -119,7 +119,7 @@ def _pin_findings(layout: StateLayout, pin: DatasetPin, deep: bool) -> Iterator[
 
 
 def source_findings(source: Source, records: Records, *, warm: bool) -> Iterator[str]:
-    """One source's record against its receipt, the other records and the pin."""
+    """Yields contradictions between one source's record, its receipt, the other records and the pin."""
     receipt = records.receipts.get(source.path)
     if receipt is None:
         if source.has_file:
@@ -158,7 +158,7 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
 
 
 def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) -> Iterator[str]:
-    """A complete pin lists every source of its slice, and each of them has come to its end."""
+    """Yields violations: a complete pin lists every source of its slice, and each source is terminal."""
     where, sources = layout.dataset(pin.dataset), records.sources
     for path in pin.listing:
         state = sources[path].state if path in sources else "not on record"
@@ -171,10 +171,10 @@ def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) ->
 
 
 def _due(pin: DatasetPin, records: Records) -> list[str]:
-    """The paths that a complete pin has to list: all that came to an end, or the slice the limit makes."""
+    """Returns the paths that a complete pin must list: all terminal files, or the limit's slice."""
     sources = records.sources.items()
-    # An import is behind the listing and outside its limit, and may have come just now; a file's former
-    # content too.
+    # An import is not in the listing, is outside its limit, and may be only seconds old; so may a file's
+    # former content.
     ended = [path for path, source in sources if source.state in TERMINAL and source.has_file]
     if not pin.limit or records.listing is None:
         return ended

@@ -1,4 +1,4 @@
-"""A recount of one parquet file: books and row numbers, all that can be had of a set without encoding."""
+"""A recount of one parquet file: books and row numbers, all figures of a set that need no encoding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stoker.shards.format.reader import ShardSet
 
 @dataclass(frozen=True)
 class Recount:
-    """A source file's books, but for tokens, and the row numbers of each split's documents in order."""
+    """A source file's books without tokens, and the row numbers of each split's documents in order."""
 
     books: dict[str, Any]
     rows: dict[str, npt.NDArray[np.int64]]
 
 
 def recount(parquet: Path, parameters: BuildParameters) -> Recount:
-    """Rows, drops, documents and code points of a source file; raises BadParquet, StorageError."""
+    """Counts rows, drops, documents and code points of a source file; raises BadParquet, StorageError."""
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
@@ -49,9 +49,11 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
 
 
 def row_findings(shard_set: Path, counted: Recount) -> list[str]:
-    """The first row number of each split that is not the parquet's; how many there are the books tell.
+    """Returns the first row number of each split that differs from the parquet's.
 
-    Raises DataError where the set's files have not the sizes that its manifest tells.
+    The books compare the counts.
+
+    Raises DataError where the set's files do not have the sizes in its manifest.
     """
     findings = []
     opened = ShardSet(shard_set)

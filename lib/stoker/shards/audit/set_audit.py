@@ -1,4 +1,4 @@
-"""The audit of one shard set: its files x its manifest x its source's record x, when deep, the parquet."""
+"""The audit of one shard set: compares files, manifest and source record, and the parquet when deep."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from stoker.store.hashing import hash_file
 
 @dataclass(frozen=True)
 class SetAudit:
-    """A set's books by its manifest (None: unusable), whether its parquet was recounted, the findings."""
+    """The result of one set's audit."""
 
-    books: Books | None
-    reread: bool
+    books: Books | None  # by its manifest; None where that is unusable
+    reread: bool  # whether its parquet was recounted
     findings: tuple[str, ...]
 
 
 def audit_set(
     directory: Path, source: Source, pin: DatasetPin | None, *, deep: Sequence[Path] | None
 ) -> SetAudit:
-    """Audit a published source's set; `deep` is where its parquet may still be, None for a quick look."""
+    """Audits a published source's set; `deep` lists where its parquet may be, None for a quick look."""
     if not directory.is_dir():
         return SetAudit(None, False, (f"{directory}: missing, {source.path} is {source.state}",))
     try:
@@ -85,9 +85,9 @@ def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifes
 def _recount(
     directory: Path, source: Source, pin: DatasetPin | None, candidates: Sequence[Path]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The parquet's own count, from the first candidate that still has the source's content; and findings.
+    """Returns the count of the first candidate that still has the source's content, and findings.
 
-    They are what cannot be read, and row numbers of the set that are not those of the parquet.
+    Findings are an unreadable parquet, and row numbers of the set that differ from the parquet's.
     """
     if pin is None:
         return None, []
@@ -96,8 +96,9 @@ def _recount(
             if hash_file(parquet).sha256 != source.sha256:
                 continue
         except OSError:
-            continue  # gone, or not to be read now: the next place, or the record, has to do
-        from stoker.shards.audit.recount import recount, row_findings  # noqa: PLC0415 - pyarrow, if deep alone
+            continue  # missing or unreadable now: try the next place, else rely on the record
+        # noqa: PLC0415 - pyarrow, if deep alone
+        from stoker.shards.audit.recount import recount, row_findings
 
         try:
             counted = recount(parquet, BuildParameters.from_mapping(pin.build))
@@ -106,7 +107,7 @@ def _recount(
         try:
             wrong = row_findings(directory, counted)
         except (StokerError, OSError):
-            wrong = []  # a file that is gone or has another size: a finding already
+            wrong = []  # a missing file or a wrong size is a finding already
         return counted.books, [f"{directory}: {finding}" for finding in wrong]
     return None, []
 
@@ -114,7 +115,7 @@ def _recount(
 def _differences(
     found: Mapping[str, Any], told: Mapping[str, Any], only: Mapping[str, Any] | None = None, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Figures that differ, as ("tokens is 7", 8); with `only`, those that it has."""
+    """Yields figures that differ, as ("tokens is 7", 8); with `only`, compares the names in it."""
     for name in sorted(only if only is not None else {**found, **told}):
         one, other = found.get(name), told.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -1,4 +1,4 @@
-"""Batches of documents, as the reader of parquet gives them and the filters look at them."""
+"""Batches of documents: the parquet reader makes them, the filters select from them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,32 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive rows of one row group: `row` is the first one's place in it.
-
-    `texts` are the documents and `utf8` their bytes where they lie, None and empty for null; `columns` holds
-    the text column and those that filters ask for.
-    """
+    """Consecutive rows of one row group."""
 
     row_group: int
-    row: int
-    columns: pa.RecordBatch
+    row: int  # the first row's place in the row group
+    columns: pa.RecordBatch  # the text column and the columns that filters read
     texts: Sequence[str | None]
-    utf8: Sequence[memoryview]
+    utf8: Sequence[memoryview]  # views of the texts' bytes in Arrow's buffer, empty for null
 
     @property
     def rows(self) -> int:
-        """How many there are."""
         return len(self.texts)
 
     @cached_property
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which rows have a text."""
+        """Which rows have a text; shape (rows,)."""
         if None not in self.texts:
             return np.ones(self.rows, dtype=bool)
         return np.array([text is not None for text in self.texts], dtype=bool)
 
     @cached_property
     def chars(self) -> npt.NDArray[np.int64]:
-        """Each row's length in Unicode code points, 0 for null."""
+        """Each row's length in Unicode code points, 0 for null; shape (rows,)."""
         return np.array([len(text or "") for text in self.texts], dtype=np.int64)
 
     def from_row(self, row: int) -> Batch:
-        """What is left of the batch from this row of its row group on."""
+        """Returns the rest of the batch from this row of its row group on."""
         skip = max(0, row - self.row)
         if not skip:
             return self
@@ -58,10 +53,12 @@ class Batch:
 
 
 def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
-    """A string or large_string array's texts and bytes; raises ValueError where they are not UTF-8.
+    """Returns the texts and bytes of a string or large_string array.
 
-    Decoding checks that the bytes are UTF-8; checking it beforehand takes as long again. Never by way of
-    numpy: wherever pandas is installed, Arrow loads it for that.
+    Raises ValueError for bytes that are not UTF-8.
+
+    Decoding checks UTF-8 anyway; a check beforehand takes as long again. numpy conversion is avoided: Arrow
+    would load pandas for it where pandas is installed.
     """
     if not len(column):
         return [], []

@@ -1,12 +1,12 @@
 """Builds shard sets, a task a line of its input: `python -m stoker.shards.build.build_worker`.
 
-Messages: `phase` (check_engine, open, encode, commit, seal_hash, seal_manifest, publish), `commit`
-with how far the durable part reaches, `engine` where the fast engine was given up for the reference, and
-`room` with the bytes written and needed where the set outgrows its task's `room`: it waits for the line
+Messages: `phase` (check_engine, open, encode, commit, seal_hash, seal_manifest, publish), `commit` with how
+far the durable part reaches, `engine` where the fast engine was given up for the reference, and `room` with
+the bytes written and needed where the set outgrows its task's `room`; the worker then waits for the line
 {"room": bytes}. Result: `status` published or existed with the books, else bad, changed or target_invalid
-with the reason; or outgrown, the partial set removed, where that line gave too little; or recycled with the
-memory held: a fresh process has to go on from the last commit. A disk that cannot be read or written now is
-an error, exit code 74.
+with the reason; outgrown, after removing the partial set, where that line gave too little; recycled with the
+memory held, when a fresh process has to continue from the last commit. A disk that cannot be read or written
+now is an error, exit code 74.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from stoker.store.files import make_dir, remove_tree
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Build, or find built, the set that the task describes."""
+    """Builds the set of the task, or proves the set that is already at its target."""
     one_thread()
     insist_on(task)
     wanted = BuildTask.from_mapping(task)
     make_dir(wanted.building)
-    gc.disable()  # nothing here makes cycles, and looking for them with every batch costs a hundredth
+    # a build makes no cycles, and a search for them with every batch costs a hundredth of the time
+    gc.disable()
     try:
-        # A worker that a hung write keeps may be there still.
+        # An earlier worker may still be stuck in a hung write.
         held = f"{wanted.building} is still being worked on by another worker; try again later"
         with hold_directory(wanted.building, held):
             return {"key": wanted.key, **_result(wanted, report)}
@@ -62,7 +63,8 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
     except BadParquet as error:
         result = {"status": "bad", **error.finding.fields()}
         if not still_staged(task.parquet, task.source_sha256, report):
-            # Linked from the source, it can change under the reader: no finding against what was staged.
+            # A parquet linked from the source can change during the read: that is no finding on the staged
+            # content.
             result = {"status": "changed"}
     remove_tree(task.building)
     return result
@@ -92,7 +94,7 @@ def _build(task: BuildTask, report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tokenizer's engines, kept for the next file; `loaded` is what the process holds with them."""
+    """A tokenizer's engines, kept for the next file; `loaded` is the resident bytes with them."""
 
     asked: tuple[str, str]
     engines: Engines
@@ -100,7 +102,7 @@ class _Kept:
     encoder: EncodeThread = field(default_factory=EncodeThread)
 
 
-_kept: list[_Kept] = []  # one at most: a pipeline has one tokenizer, and an engine takes tens of megabytes
+_kept: list[_Kept] = []  # at most one: a pipeline has one tokenizer, and an engine takes tens of megabytes
 
 
 def _engines_for(task: BuildTask) -> _Kept:

@@ -1,4 +1,4 @@
-"""The builder: one parquet file in, the data files of its shard set out, committed as it goes."""
+"""The builder: reads one parquet file and writes its shard set's data files, in commits."""
 
 from __future__ import annotations
 
@@ -31,22 +31,19 @@ from stoker.store.record import values_of
 Result = TypeVar("Result")
 P = ParamSpec("P")
 
-SOFT_BYTES = 320 << 20  # where the task says nothing
+SOFT_BYTES = 320 << 20  # default of a task
 ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
-PORTION_CHARS = 4 << 20  # encoded in one call: a batch of long documents must not be held in tokens at once
+# encoded in one call: the tokens of a batch of long documents would take too much memory
+PORTION_CHARS = 4 << 20
 
 
 class NoRoom(Exception):
-    """The set needs more bytes on the disk than this build may take."""
+    """Raised when the set needs more bytes on the disk than this build may take."""
 
 
 @dataclass(frozen=True)
 class BuildTask:
-    """One build as the daemon asks for it; sizes in bytes, times in seconds.
-
-    `source_xxh3` is the xxh3_128 of the staged file, empty where the daemon does not know it. `room` is what
-    the set's data may take before more is asked for, None for any size.
-    """
+    """One build as the daemon requests it; sizes in bytes, times in seconds."""
 
     parquet: Path
     source_path: str
@@ -62,15 +59,15 @@ class BuildTask:
     commit_every_s: float
     commit_bytes: int
     soft_bytes: int
-    source_xxh3: str = ""
+    source_xxh3: str = ""  # xxh3_128 of the staged file, empty where the daemon does not know it
     read_rows: int = 250
     engine: str = "auto"
     commit_every_row_group: bool = False
-    room: int | None = None
+    room: int | None = None  # bytes that the set may take before the worker must ask for more; None: any size
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> BuildTask:
-        """Read a task; raises DataError where its key or build id is not that of its parameters."""
+        """Parses a task; raises DataError where its key or build id is not that of its parameters."""
         try:
             fields = values_of(cls, task) | {"build": BuildParameters.from_mapping(task["build"])}
             fields |= {name: Path(task[name]) for name in ("parquet", "tokenizer_file", "building", "target")}
@@ -91,10 +88,10 @@ class BuildTask:
 
 
 class Build:
-    """A build under way: the growing files, the books, and the next row to read.
+    """A build in progress: the output files, the books, and the next row to read.
 
-    `reference` is the engine to go on with where `engine` fails; both give the same tokens. `loaded` is
-    what this process held before the first text.
+    `reference` is the engine that takes over where `engine` fails; both give the same tokens. `loaded` is the
+    resident bytes of this process before the first text.
     """
 
     def __init__(self, task: BuildTask, engine: Engine, reference: Engine, loaded: int) -> None:
@@ -117,18 +114,18 @@ class Build:
 
     @property
     def elapsed_s(self) -> float:
-        """Time spent building, over every start."""
+        """Time spent building, over all starts."""
         return time.monotonic() - self._begun
 
     def close(self) -> None:
-        """Let go of the set's files: a worker builds more than one."""
+        """Closes the set's files: a worker builds more than one set."""
         self.set.close()
 
     def run(self, report: Report, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
-        """Read the source to its end and leave everything committed; raises BadParquet, NoRoom, StorageError.
+        """Reads the source to its end and commits all of it; raises BadParquet, NoRoom, StorageError.
 
-        False when this process holds too much memory by then, and a fresh one had better go on from the last
-        commit. Asked to stop, it commits what it has and raises WorkerStopped. The trails are told what may
+        Returns False after a commit when this process holds too much memory, and a fresh process should
+        continue. On a request to stop it commits and raises WorkerStopped. The trails learn which bytes may
         be read back.
         """
         task = self.task
@@ -165,7 +162,7 @@ class Build:
         return True
 
     def _ask_for_room(self, needed: int, report: Report) -> int:
-        """Have the daemon raise what the set may take; raises NoRoom where it does not."""
+        """Asks the daemon to raise the room of the set; raises NoRoom where the daemon gives too little."""
         report("room", written=self.set.disk_bytes, needed=needed)
         answer = report.receive()
         report.raise_if_stopping()
@@ -175,14 +172,17 @@ class Build:
         return room
 
     def _pass(self, batch: Batch, source: ParquetText) -> bool:
-        """The batch is taken: go on behind it. Whether that is the end of its row group."""
+        """Moves the position behind the batch; returns whether the batch ends its row group."""
         end = batch.row + batch.rows
         at_end = end == source.group_rows[batch.row_group]
         self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
         return at_end
 
     def _due(self, busy: bool) -> bool:
-        """By time when no commit is in flight; by size always, to bound what a kill costs."""
+        """Whether to commit: by time while no commit is in flight.
+
+        By size always, to bound the cost of a kill.
+        """
         grown = sum(file.length for file in self.set.files) - sum((self.progress.files or {}).values())
         since = self.elapsed_s - self.progress.elapsed_s
         return grown >= self.task.commit_bytes or (since >= self.task.commit_every_s and not busy)
@@ -200,13 +200,14 @@ class Build:
         committer.start(self.set.unsettled(), self.progress)
 
     def _take(self, batch: Batch, source: ParquetText, report: Report, encoder: EncodeThread) -> None:
-        """Filter, encode and append one batch, and book every row of it."""
+        """Filters, encodes and appends one batch, and counts every row of it in the books."""
         selection = select(batch, self._filters)
         self.books = self.books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
         kept = np.flatnonzero(selection.keep).tolist()
         numbers = source.row_numbers(batch)[selection.keep]
         val = self._held_out(batch.utf8[row] for row in kept)
-        texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # null is dropped always
+        # type: ignore[misc] # the filters always drop null
+        texts: list[str] = [batch.texts[row] for row in kept]
         for part in portions(texts, PORTION_CHARS):
             tokens, lengths = encoder.call(self._documents, texts[part], report)
             added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
@@ -243,7 +244,7 @@ class Build:
 def divide(
     tokens: npt.NDArray[np.generic], lengths: Lengths, val: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
-    """The tokens of train's documents and of val's, in order; run by run, which copies and looks at none."""
+    """Splits tokens into train's and val's, in order; slices runs of documents instead of single tokens."""
     ends = np.cumsum(lengths)
     last = np.flatnonzero(np.diff(val, append=~val[-1:]))  # of each run of one kind
     runs = np.split(tokens, ends[last])[:-1]
@@ -254,7 +255,7 @@ def divide(
 
 
 def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], npt.NDArray[np.bool_]]:
-    """Which documents are held out, by their UTF-8: the hash falls in the lowest `ratio` of 64-bit values."""
+    """Returns the function that marks held-out documents: xxh3_64 of their UTF-8 is in the lowest `ratio`."""
     threshold, digest = int(ratio * 2**64), xxhash.xxh3_64_intdigest
 
     def held_out(documents: Iterable[memoryview]) -> npt.NDArray[np.bool_]:
@@ -264,19 +265,19 @@ def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], np
 
 
 class EncodeThread:
-    """A thread to encode in, kept from file to file: the words it has seen come again in the next one.
+    """A thread to encode in, kept from file to file, because the native code caches words for each thread.
 
-    A new one takes with it what native code keeps for a thread.
+    A new thread starts with an empty cache.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "encode")
 
     def call(self, call: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
-        """Do it there; raises what it raises."""
+        """Runs the call in the thread; returns or raises its result."""
         return self._thread.submit(call, *args, **options).result()
 
     def renew(self) -> None:
-        """End the thread; the next call has another one."""
+        """Ends the thread and frees its cache; the next call starts another thread."""
         self._thread.shutdown()
         self._thread = ThreadPoolExecutor(1, "encode")

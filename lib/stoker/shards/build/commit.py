@@ -1,4 +1,4 @@
-"""How far a build has come, durably: data first, then the record that claims it; the rest is cut away."""
+"""Commits of a build: data is made durable first, then the record that claims it; recovery cuts the rest."""
 
 from __future__ import annotations
 
@@ -20,32 +20,29 @@ PROGRESS = "progress.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """A commit: the next row to read, every file's length in bytes and the books up to there.
-
-    `origin` tells a restaged parquet from the one begun with, `elapsed_s` is the time spent so far.
-    """
+    """A commit: the next row to read, every file's length and the books up to there."""
 
     key: str
-    origin: tuple[int, int, int]
+    origin: tuple[int, int, int]  # inode, mtime and size: tells a restaged parquet from the first
     row_group: int = 0
     row: int = 0
-    files: Mapping[str, int] | None = None
+    files: Mapping[str, int] | None = None  # length in bytes by name
     books: Mapping[str, Any] | None = None
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # spent on this build so far
 
 
 def origin_of(parquet: Path) -> tuple[int, int, int]:
-    """Inode, modification time and size of the file a build reads."""
+    """Returns inode, modification time and size of the file that a build reads."""
     with storage_errors("read", parquet):
         found = parquet.stat()
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def recover(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress:
-    """Bring a building directory back to its last commit, or to nothing, and say where to go on.
+    """Returns the last commit of a building directory after restoring the directory to it, or to nothing.
 
-    Files the commit does not name go, longer ones are cut. A shorter one, another key or another parquet
-    means starting over. Raises StorageError.
+    Files that the commit does not name are deleted, longer files are cut. A shorter file, another key or
+    another parquet means starting over. Raises StorageError.
     """
     make_dir(directory)
     progress = _last_commit(directory, key, origin)
@@ -55,7 +52,7 @@ def recover(directory: Path, key: str, origin: tuple[int, int, int]) -> Progress
         if any(found.get(name, -1) < length for name, length in lengths.items()):
             progress, lengths = Progress(key, origin), {}
         if not lengths:
-            # First and for good: data written from here on must never meet a record of other data.
+            # First and durably: data written from here on must never meet a record of other data.
             unlink_durably(directory / PROGRESS)
             found.pop(PROGRESS, None)
         for name, size in found.items():
@@ -73,15 +70,15 @@ def _last_commit(directory: Path, key: str, origin: tuple[int, int, int]) -> Pro
             Books.from_mapping(record["books"])
             return Progress(**values_of(Progress, record) | {"origin": origin})
     except (FileNotFoundError, DataError, LookupError, TypeError, ValueError, AttributeError):
-        pass  # no commit that can be relied on: the build starts over, which costs time only
+        pass  # no reliable commit: the build starts over, which costs time only
     return Progress(key, origin)
 
 
 class Committer:
-    """Makes commits in a thread of its own, one at a time, while the builder encodes on.
+    """Makes commits in its own thread, one at a time, while the builder encodes.
 
-    `durable` gets, in that thread, up to where each file of a commit may be read back. What fails in the
-    thread is raised by the builder's next `start` or `wait`.
+    The thread calls `durable` with the length up to which each file of a commit may be read back. An error in
+    the thread is raised by the builder's next `start` or `wait`.
     """
 
     def __init__(
@@ -99,16 +96,15 @@ class Committer:
 
     @property
     def busy(self) -> bool:
-        """Whether a commit is in flight."""
         return self._running is not None and not self._running.done()
 
     def start(self, files: list[tuple[GrowingFile, bool]], progress: Progress) -> None:
-        """Begin a commit of these files (True: to be closed) up to the lengths in progress."""
+        """Starts a commit of these files (True: close the file) up to the lengths in progress."""
         self.wait()
         self._running = self._thread.submit(self._commit, files, progress)
 
     def wait(self) -> None:
-        """Until no commit is in flight."""
+        """Waits until no commit is in flight."""
         if self._running is not None:
             running, self._running = self._running, None
             running.result()

@@ -1,6 +1,6 @@
-"""Which engine builds a file: the fast one where it gives what the reference gives, else the reference.
+"""Chooses a file's engine: the fast one where its tokens equal the reference's, else the reference.
 
-Both encode odd texts once a tokenizer, and a sample of every file before its first batch.
+Both encode odd texts once for each tokenizer, and a sample of every file before its first batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stoker.shards.tokenize.fastokens_engine import FastEngine
 from stoker.shards.tokenize.probes import probes
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 
-PLACE_BYTES = 16 << 10  # of text from one place; the reference encodes 1 to 4 MB a second
-LEAST_PLACES, MOST_PLACES = 2, 16  # in the file, from as many row groups as it has
-BYTES_A_PLACE = 64 << 20  # of the file: a place costs some 15 ms, and these bytes take a builder a second
+PLACE_BYTES = 16 << 10  # of text at each place; the reference encodes 1 to 4 MB a second
+LEAST_PLACES, MOST_PLACES = 2, 16  # in the file, spread over its row groups
+BYTES_A_PLACE = 64 << 20  # of the file: a place costs some 15 ms, and so many bytes take a builder a second
 MOST_CHARS = 1 << 12  # of one document
 
 
 class Engines:
-    """The engines for one tokenizer; `refused` says why the fast one is out of the question, if it is."""
+    """The engines for one tokenizer; `refused` is why the fast engine cannot be used, empty where it can."""
 
     def __init__(self, tokenizer: FrozenTokenizer, *, fast: bool = True) -> None:
         self.reference: Engine = HFEngine(tokenizer)
@@ -39,7 +39,7 @@ class Engines:
             self.refused = str(error)
 
     def choose(self, parquet: Path, text_column: str) -> tuple[Engine, str]:
-        """The engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
+        """Returns the engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
         refused = self.refused
         if not refused and self._fast is not self.reference:
             sample = _sample(parquet, text_column)
@@ -49,7 +49,7 @@ class Engines:
 
 
 def _sample(parquet: Path, text_column: str) -> Iterator[tuple[str, list[str]]]:
-    """Documents from places spread over the file, with words for where they are."""
+    """Yields documents from places spread over the file, with a description of each place."""
     wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
     source = ParquetText(parquet, text_column, {}, 64)
     groups = [group for group, rows in enumerate(source.group_rows) if rows]
@@ -68,7 +68,7 @@ def _sample(parquet: Path, text_column: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _difference(reference: Engine, fast: Engine, texts: list[str], where: str) -> str:
-    """What the fast engine does differently on these texts, in words; empty where nothing."""
+    """Returns how the fast engine differs on these texts; empty where it does not."""
     try:
         found, lengths = fast.documents(texts)
     except EngineUnsupported as error:

@@ -1,7 +1,7 @@
-"""Filters: functions from a batch to the rows that pass, each with the name its drops are booked under.
+"""Filters: functions from a batch to the rows that pass, each with a name for its drops in the books.
 
-A new filter is a line in `make_filters`, and a parameter of the build (`identity.Filters`), since it changes
-what comes out.
+A new filter is a line in `make_filters`, and a parameter of the build (`identity.Filters`), because it
+changes the output.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Filter = tuple[str, Callable[[Batch], Mask]]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows of a batch are kept, how many each filter dropped, and the kept rows' code points in all."""
+    """The result of filtering a batch."""
 
     keep: Mask
-    dropped: dict[str, int]
-    chars: int
+    dropped: dict[str, int]  # rows by filter
+    chars: int  # code points of the kept rows
 
 
 def make_filters(filters: Filters) -> list[Filter]:
-    """The filters asked for, in the order in which a row that fails several is booked."""
+    """Returns the configured filters; a row that fails several counts under the first."""
     made: list[Filter] = [("null", lambda batch: batch.present)]
     if (least := filters.min_chars) is not None:
         made.append(("min_chars", lambda batch: batch.chars >= least))
@@ -47,7 +47,7 @@ def make_filters(filters: Filters) -> list[Filter]:
 
 
 def select(batch: Batch, filters: list[Filter]) -> Selection:
-    """Apply the filters; a row is booked under the first that drops it."""
+    """Applies the filters; a row counts under the first filter that drops it."""
     keep: Mask = np.ones(batch.rows, dtype=bool)
     dropped: dict[str, int] = {}
     for name, passes in filters:
@@ -59,9 +59,9 @@ def select(batch: Batch, filters: list[Filter]) -> Selection:
 
 
 def _at_least(batch: Batch, filters: Filters) -> Mask:
-    """Rows whose numbers all reach their least value; null and NaN do not.
+    """Returns the rows whose numbers all reach their least value; null and NaN do not.
 
-    A number of more digits than a float holds is rounded.
+    A number with more digits than a float holds is rounded.
     """
     passing: Mask = np.ones(batch.rows, dtype=bool)
     for column, least in filters.at_least.items():
@@ -72,12 +72,12 @@ def _at_least(batch: Batch, filters: Filters) -> Mask:
 
 
 def _of_languages(batch: Batch, wanted: frozenset[bytes]) -> Mask:
-    """As bytes: a word need not be UTF-8."""
+    """Returns the rows in these languages; compares bytes, because a language need not be UTF-8."""
     return np.array([word in wanted for word in _values(batch, "language", pa.string())], dtype=bool)
 
 
 def _values(batch: Batch, column: str, kind: pa.DataType) -> list[Any]:
-    """A column's values. As Python's: Arrow's functions and numpy take 35 ms to load, and load pandas too."""
+    """Returns a column as Python objects: Arrow's functions and numpy take 35 ms to load, and load pandas."""
     try:
         cast = batch.columns[column].cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""How much memory a builder holds: giving back what lies unused, and knowing when a fresh one is better."""
+"""A builder's memory: returns unused memory to the system, and shows when a fresh process is better."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import os
 
 import pyarrow as pa
 
-ROOM = 128 << 20  # what a builder may take on top of what its tokenizer alone takes
-CACHE_ROOM = 100 << 20  # the same before the engine forgets the words it has seen: it grows by 60 MB at once
+ROOM = 128 << 20  # for a builder on top of its tokenizer's memory
+CACHE_ROOM = 100 << 20  # the same before the engine's word cache is dropped: the cache grows by 60 MB at once
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """What this process holds now."""
+    """Returns the resident bytes of this process."""
     with open("/proc/self/statm", "rb") as stream:  # noqa: PTH123 - with every batch
         return int(stream.read().split()[1]) * _PAGE
 
 
 def give_back() -> None:
-    """Return to the system what the allocators keep for later."""
+    """Returns memory that the allocators keep for later use to the system."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)
 
 
 class Footprint:
-    """Holds this process to `soft` bytes, or to `loaded` and some room where its tokenizer needs that much.
+    """Holds this process to `soft` bytes, or to `loaded` and some room where its tokenizer needs more.
 
-    `loaded` is what it held before the first text; a fresh process would be no smaller than that.
+    `loaded` is the resident bytes before the first text; a fresh process would be no smaller.
     """
 
     def __init__(self, soft: int, loaded: int) -> None:
@@ -38,19 +38,19 @@ class Footprint:
         self._crowded = loaded + CACHE_ROOM
 
     def crowded(self) -> bool:
-        """Whether it is time that the engine forgets the words it has seen."""
+        """Whether to drop the engine's word cache now."""
         return resident_bytes() > self._crowded
 
     def forgotten(self) -> None:
-        """It did; where something else takes the memory, a large document say, more is let pass now."""
+        """Raises the limit after the cache was dropped, where other memory remains, such as a large document."""
         give_back()
         if (left := resident_bytes()) > self._crowded:
             self._crowded = left + CACHE_ROOM
 
     def too_large(self) -> bool:
-        """Whether it holds more although it gave back what it could; asked at each commit.
+        """Whether this process exceeds its limit even after returning memory; called at each commit.
 
-        Twice in a row: once may be one large document, which is gone with its batch.
+        True only the second time in a row: the first may be a large document, which leaves with its batch.
         """
         before, self._was_too_large = self._was_too_large, False
         if resident_bytes() > self.limit:

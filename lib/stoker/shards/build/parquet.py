@@ -1,7 +1,7 @@
-"""Parquet in: a file as batches of rows from any row on, and the verdict on a file that does not decode.
+"""Reads a parquet file as batches of rows from any row on, and judges a file that does not decode.
 
-Nothing is convicted on what the page cache gave: a row group that fails is decoded again past it, column by
-column. Only what fails there too is bad; failing to read at all is a storage error, never the file's fault.
+The page cache convicts no file: a row group that fails is decoded again past the cache, column by column.
+Only a second failure there means bad content; a failed read is a storage error, never the file's fault.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from stoker.shards.build.batches import Batch, decode_text
 from stoker.store.errors import Transient, storage_errors
 
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
-MOST_GROWTH, LEAST_GROWN = 8, 100
-BATCH_BYTES = 16 << 20  # of text that many rows have in common, in a batch
+MOST_GROWTH, LEAST_GROWN = 8, 100  # times `read_rows`, where that is at least 100
+BATCH_BYTES = 16 << 20  # of text that many rows share, in a batch
 
 
 class ParquetText:
     """A parquet file's text column and the further columns named, in batches.
 
-    A batch is `read_rows` rows of some four kilobytes, fewer where they are longer; once a row group has
-    shown how long they are, more where they are shorter. Raises BadParquet for wrong content, StorageError
-    where the file cannot be read, Transient where a second reading contradicts the first.
+    A batch is `read_rows` rows of some four kilobytes, fewer where rows are longer, and more where a row
+    group before showed that they are shorter. Raises BadParquet for wrong content, StorageError where the
+    file cannot be read, Transient where a second reading contradicts the first.
     """
 
     def __init__(
@@ -49,25 +49,25 @@ class ParquetText:
         self._rows_before = tuple(accumulate(self.group_rows, initial=0))
         begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
         self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
-        self._seen = 0.0  # bytes of text a row, in the row group read last
+        self._seen = 0.0  # bytes of text a row, in the last row group read
         check_schema(self._file.schema_arrow, text_column, columns)
 
     def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """The place of each row of a batch in the file, counted from 0 over all row groups."""
+        """Returns the row number of each row of a batch in the file, counted from 0 over all row groups."""
         first = self._rows_before[batch.row_group] + batch.row
         return np.arange(first, first + batch.rows)
 
     def read_up_to(self, row_group: int) -> int:
-        """Bytes of the file, from its first, that nobody reads any more once this row group is done."""
+        """Returns how many bytes, from the file's first, are not read again after this row group."""
         return self._begin_of_rest[row_group + 1]
 
     def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
-        """Every batch from this row of this row group on."""
+        """Yields every batch from this row of this row group on."""
         for group in range(row_group, len(self.group_rows)):
             skip = row if group == row_group else 0
             batches = self._decode(group)
             while True:
-                # Only the decoding is guarded: what the consumer of a batch raises is its own affair.
+                # Only decoding is guarded: an error in the consumer of a batch is not the file's.
                 try:
                     with storage_errors("read", self.path), telling(lambda _: "page_corrupt"):
                         batch = next(batches, None)
@@ -87,7 +87,7 @@ class ParquetText:
                 raise _contradiction(self.path, "the footer", error) from error
 
     def _decode(self, group: int) -> Iterator[Batch]:
-        """One row group's batches from its first row; the text column's bytes are found to be UTF-8."""
+        """Yields one row group's batches from its first row; decoding checks that the text is UTF-8."""
         row = text_bytes = 0
         batches = self._file.iter_batches(self._rows_for(group), [group], self.columns, use_threads=False)
         for columns_read in batches:
@@ -100,10 +100,10 @@ class ParquetText:
             raise pa.ArrowInvalid(f"{row} rows where the footer says {self.group_rows[group]}")
 
     def _rows_for(self, group: int) -> int:
-        """How many rows a batch of this row group has.
+        """Returns the number of rows for a batch of this row group.
 
-        The footer tells less than there is where texts repeat and are stored once: it may lower the number
-        only. A small `read_rows` is somebody's wish to need little memory.
+        The footer shows too few bytes where texts repeat and are stored once, so the footer may only lower
+        the number. A small `read_rows` is a request for little memory, and is not raised.
         """
         expected = max(self._layout[group].row_bytes, self._seen, 1.0)
         most = self.read_rows * (MOST_GROWTH if self._seen and self.read_rows >= LEAST_GROWN else 1)
@@ -112,7 +112,7 @@ class ParquetText:
         return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
 
     def _convict(self, group: int, first: Exception) -> None:
-        """Decode the row group past the cache: raises BadParquet for what is wrong there, else Transient."""
+        """Decodes the row group past the cache: raises BadParquet for bad content, else Transient."""
         with storage_errors("read", self.path), open_parquet(self.path, past_cache=True) as file:
             for _ in decode_group(self.path, file, group, self.text_column, self.columns):
                 pass
@@ -120,18 +120,18 @@ class ParquetText:
 
 
 def _as_string(column: pa.Array) -> pa.Array:
-    """Text of any type as string or large_string; raises ArrowInvalid."""
+    """Returns text of any type as string or large_string; raises ArrowInvalid."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     return column.cast(pa.large_string())
 
 
 class _Layout(NamedTuple):
-    """What the footer tells of each row group: rows, bytes of text a row, where its columns begin."""
+    """The footer's figures of a row group."""
 
     rows: int
-    row_bytes: float
-    begin: int
+    row_bytes: float  # of text
+    begin: int  # the offset of the first column that is read
 
 
 def _layout(metadata: pq.FileMetaData, text_column: str, columns: Sequence[str]) -> list[_Layout]:

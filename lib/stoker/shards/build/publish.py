@@ -32,10 +32,10 @@ from stoker.store.names import utc_now
 
 
 def seal(build: Build, report: Report, trail: Trail) -> Manifest:
-    """Write build note, manifest and sums of a build whose data is all committed; returns the manifest.
+    """Writes build note, manifest and sums of a fully committed build; returns the manifest.
 
-    `trail` has read back what was durable earlier, and reads the rest now. Raises StorageError, the build
-    dropped, where the disk gives back other bytes than were written.
+    `trail` has read back earlier commits, and reads the rest now. Raises StorageError, after dropping the
+    build, where the disk returns other bytes than were written.
     """
     task = build.task
     report("phase", phase="seal_hash")
@@ -66,7 +66,7 @@ def seal(build: Build, report: Report, trail: Trail) -> Manifest:
 
 
 def publish(task: BuildTask, manifest: Manifest, report: Report) -> dict[str, Any]:
-    """Give a sealed set its final name, unless a set is there already; returns the worker's result."""
+    """Gives a sealed set its final name, unless a set has that name; returns the worker's result."""
     report("phase", phase="publish")
     unlink_durably(task.building / PROGRESS)
     make_dir(task.target.parent)
@@ -78,7 +78,7 @@ def publish(task: BuildTask, manifest: Manifest, report: Report) -> dict[str, An
 
 
 def examine_target(task: BuildTask, report: Report) -> dict[str, Any]:
-    """The verdict on a set that is at the target already; a right one makes ours superfluous.
+    """Judges a set that is at the target already; a right one makes the new build superfluous.
 
     Raises StorageError where it cannot be read now: that is no verdict.
     """
@@ -94,15 +94,15 @@ def _standing(status: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def still_staged(parquet: Path, sha256: str, report: Report) -> bool:
-    """Whether the file on hot is what was staged; raises StorageError, FileNotFoundError."""
+    """Whether the file on hot has the staged content; raises StorageError, FileNotFoundError."""
     return hash_file(parquet, progress=heartbeat(report, parquet.name)).sha256 == sha256
 
 
 def still_staged_behind(build: Build, read: ReadBack, report: Report) -> bool:
-    """The same, of a file that was hashed behind the build that read it.
+    """The same for a file that was hashed while the build read it.
 
-    Unless it is another file by now, or was written to: then it is hashed as it is. Where staging told the
-    xxh3_128 of what it proved to be the source, that is what is compared.
+    A file that was replaced or written to meanwhile is hashed again. Where staging recorded the xxh3_128 of
+    the proven content, that is compared.
     """
     task = build.task
     if origin_of(task.parquet) != build.progress.origin:
@@ -111,7 +111,7 @@ def still_staged_behind(build: Build, read: ReadBack, report: Report) -> bool:
 
 
 def _as_written(building: Path, file: GrowingFile, found: ReadBack) -> str:
-    """The sha256 of what the disk gives back of a file, which is what was written."""
+    """Returns the sha256 of a file as read back from disk; raises StorageError unless it is as written."""
     if (found.size, found.xxh3) != (file.length, file.written.hexdigest()):
         remove_tree(building)
         raise StorageError(
@@ -122,7 +122,7 @@ def _as_written(building: Path, file: GrowingFile, found: ReadBack) -> str:
 
 
 def _build_note(build: Build) -> dict[str, Any]:
-    """When and how it was built: for people, not part of the set's identity."""
+    """Returns when and how the set was built: for people, not part of the set's identity."""
     refused = build.engine_refused or None
     return {
         "v": 1,

@@ -1,8 +1,8 @@
-"""Hashes past the page cache, in a thread, behind the build that reads or writes a file.
+"""Hashes files past the page cache, in a thread, while the build still reads or writes them.
 
-What is finished with can be read back while the rest is still under way, so that at the end little is left to
-wait for. A byte is read once, after it was given up: for a file being written that is after it was made
-durable, for one being read after the reader has passed it.
+Finished parts are read back while the rest is in work, so that little remains to wait for at the end. A byte
+is read once, after the build is done with it: in an output file after it was made durable, in an input file
+after the reader has passed it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ReadBack(FileHash):
-    """What was read, with its xxh3_128 too; sha256 is empty where only that was wanted."""
+    """The hash of the bytes read, with their xxh3_128; sha256 is empty in a trail without sha256."""
 
     xxh3: str
 
 
 @dataclass
 class _Followed:
-    """One file, read up to `upto`; the other fields belong to the thread."""
+    """One file, to be read up to `upto`; the other fields belong to the thread."""
 
     progress: Callable[[int], None]
     upto: int = 0
@@ -47,9 +47,9 @@ class _Followed:
 
 
 class Trail:
-    """Follows files with one thread; what fails there is raised by `finish`. Close it whatever happens.
+    """Hashes files in one thread; `finish` raises the thread's errors. Always close it.
 
-    Without `sha256` it tells their xxh3_128 alone.
+    Without `sha256` it computes xxh3_128 alone.
     """
 
     def __init__(self, report: Callable[..., None], *, sha256: bool = True) -> None:
@@ -60,22 +60,22 @@ class Trail:
         self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # page-aligned, as O_DIRECT demands
 
     def advance(self, path: Path, upto: int) -> None:
-        """These first bytes of the file are finished with; may be called from any one thread at a time."""
+        """Allows reading back the first `upto` bytes; callable from any one thread at a time."""
         file = self._followed(path)
         if upto - file.upto >= BUFFER_BYTES:
             file.upto = upto
-            # Where this fails finish() reads on from the same place, and fails itself or does not.
+            # After a failure finish() continues at the same place, and fails itself or not.
             self._thread.submit(self._read, path, upto)
 
     def finish(self, path: Path) -> Future[ReadBack]:
-        """The file is finished with as a whole: its hash, size and whether the cache may have answered.
+        """Returns a future of the whole file's hash, size and whether the cache may have answered.
 
         The future raises StorageError, FileNotFoundError.
         """
         return self._thread.submit(self._finish, path)
 
     def close(self) -> None:
-        """Stop, wherever it is."""
+        """Stops the thread, also in the middle of a file."""
         self._stopped.set()
         self._thread.shutdown(cancel_futures=True)
         for file in self._files.values():
@@ -99,7 +99,8 @@ class Trail:
                 file.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 file.reader = DirectReader(file.descriptor)
             if file.reader.cached and end is not None:
-                return file.reader  # all at the end: it would drop from the cache what another reads from it
+                # read all at the end: reading now would evict pages that the build reads next
+                return file.reader
             for chunk in file.reader.chunks(self._buffer, end):
                 if self._sha256:
                     file.sha256.update(chunk)

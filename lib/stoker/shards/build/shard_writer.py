@@ -1,4 +1,4 @@
-"""The data files of a set being built: appended to, and cut into shards at document boundaries."""
+"""The data files of a set being built: append-only, cut into shards at document boundaries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.store.errors import storage_errors
 from stoker.store.files import fsync_dir, opened, write_all
 
 _CHUNK = 1 << 20
-BLOCK = 4096  # in which file systems give out room
+BLOCK = 4096  # in which file systems allocate
 
 
 class GrowingFile:
-    """One file, open for appending behind its `length` bytes; `written` is the xxh3_128 of all it was given.
+    """One file, open for appending behind its `length` bytes; `written` is the xxh3_128 of all its bytes.
 
-    What is read back must have the same; the sha256 in the manifest is that of what was read back.
+    The bytes read back must have the same hash; the sha256 in the manifest is that of the bytes read back.
     """
 
     def __init__(self, path: Path, length: int) -> None:
@@ -38,7 +38,7 @@ class GrowingFile:
             self.descriptor = os.open(path, flags, 0o640)
 
     def append(self, data: npt.NDArray[Any]) -> None:
-        """Hand an array's bytes to the system; they are durable after the next commit."""
+        """Writes an array's bytes to the kernel; they are durable after the next commit."""
         view = data.data.cast("B")
         with storage_errors("append to", self.path):
             write_all(self.descriptor, view)
@@ -46,7 +46,7 @@ class GrowingFile:
         self.length += len(view)
 
     def make_durable(self, *, close: bool) -> None:
-        """Force the bytes to disk; a file that was closed is there already."""
+        """Forces the bytes to disk; the bytes of a closed file are there already."""
         if self.descriptor < 0:
             return
         with storage_errors("sync", self.path):
@@ -55,7 +55,7 @@ class GrowingFile:
                 self.close()
 
     def close(self) -> None:
-        """Let go of the file; what is not durable yet may be lost."""
+        """Closes the file; bytes that are not durable yet may be lost."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -75,10 +75,10 @@ class Shard(NamedTuple):
 
 
 class Split:
-    """The growing shards of train or val.
+    """The shards of train or val, in writing.
 
-    A new shard begins when the current one has a document and the next one would take it beyond
-    `shard_tokens`; so the cut depends on the documents alone, not on how they arrive.
+    A new shard begins when the current one has a document and the next document would exceed `shard_tokens`;
+    so the cut depends on the documents alone, not on how they arrive.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Split:
         lengths: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
     ) -> None:
-        """Append documents: their tokens back to back, end-of-text included; how many each has; its row."""
+        """Appends documents: their tokens back to back with end-of-text, each one's length and row number."""
         ends = np.cumsum(lengths)
         first = 0
         while first < len(lengths):
@@ -110,7 +110,7 @@ class Split:
                 if held:
                     self._open_shard({})
                     continue
-                stop = first + 1  # a document larger than a shard has one of its own
+                stop = first + 1  # a document larger than a shard gets its own shard
             shard.tokens.append(tokens[done : int(ends[stop - 1])])
             shard.ends.append((ends[first:stop] - done + held).astype("<u8"))
             shard.rows.append(rows[first:stop].astype("<u8"))
@@ -129,7 +129,7 @@ class Split:
 
 
 class GrowingSet:
-    """Both splits of a set in its building directory, going on from the lengths given."""
+    """Both splits of a set in its building directory, continued at the given lengths."""
 
     def __init__(self, directory: Path, dtype: str, shard_tokens: int, lengths: dict[str, int]) -> None:
         self._token_bytes = TOKEN_BYTES[dtype]
@@ -137,33 +137,32 @@ class GrowingSet:
 
     @property
     def files(self) -> Iterable[GrowingFile]:
-        """Every file of the set."""
         return (file for split in self.splits.values() for shard in split.files for file in shard)
 
     @property
     def disk_bytes(self) -> int:
-        """What the set may take on the disk by now, the unused ends of blocks included."""
+        """An upper bound of the set's bytes on disk, with the unused ends of blocks."""
         return sum(file.length + BLOCK for file in self.files)
 
     def close(self) -> None:
-        """Let go of every file: a worker may build more than one set."""
+        """Closes every file: a worker may build more than one set."""
         for file in self.files:
             file.close()
 
     def lengths(self) -> dict[str, int]:
-        """Every file's length in bytes, as of now."""
+        """Returns every file's length in bytes."""
         return {file.path.name: file.length for file in self.files}
 
     def unsettled(self) -> list[tuple[GrowingFile, bool]]:
-        """The files that may hold something not yet durable, and whether nothing more comes to each.
+        """Returns the files that may hold bytes not yet durable, and whether each is finished.
 
-        The second is settled now, in the thread that appends: the one that commits must not close a file
-        which another commit has yet to sync.
+        The appending thread decides that now: the committing thread must not close a file which another
+        commit has yet to sync.
         """
         return [(file, file.finished) for file in self.files if file.descriptor >= 0]
 
     def data_files(self) -> Iterator[tuple[GrowingFile, int | None, int | None]]:
-        """Every file, and of a .bin how many tokens and documents it holds."""
+        """Yields every file, and for a .bin its tokens and documents."""
         for split in self.splits.values():
             for shard in split.files:
                 documents = shard.ends.length // OFFSET_BYTES

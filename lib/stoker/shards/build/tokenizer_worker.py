@@ -1,12 +1,12 @@
-"""The worker that makes the dataset's tokenizer: `python -m stoker.shards.build.tokenizer_worker`.
+"""Worker that makes the dataset's tokenizer: `python -m stoker.shards.build.tokenizer_worker`.
 
 Task to train: {"files": [parquet in listing order], "sha256": [of each], "text_column", "vocab_size",
-"train_bytes", "target"}, told as {"kind": "progress", "percent": of the text that was read, 100 at its end};
-to take a given one over: {"file", "target"}. Result: sha256, vocab_size and eot of what now stands at the
+"train_bytes", "target"}; messages {"kind": "progress", "percent": of the text that was read, 100 at its end}.
+Task to take over a given tokenizer: {"file", "target"}. Result: sha256, vocab_size and eot of the file at the
 target; after training also `trained_on` (the files whose text was used) and `text_bytes`. Where a file does
-not decode, the result is {"bad": [{file, reason, row_group, column, detail}]} and nothing is made: without
-its text the tokenizer is another. Nor is anything made where a file is no longer what was staged (it may be
-linked from a source that is written to): {"changed": [files]}.
+not decode, the result is {"bad": [{file, reason, row_group, column, detail}]} and no tokenizer is made:
+without that text it would be a different one. The result is {"changed": [files]}, without a tokenizer, where
+a file no longer has the staged content (it may be linked from a source that is written to).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from stoker.store.files import make_dir, write_atomic
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Train the tokenizer, or check the given one, and put it at the target."""
+    """Trains the tokenizer, or checks the given one, and writes it to the target."""
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
-    from stoker.corpus.staging.finding import BadParquet  # noqa: PLC0415 - heavy, and a given one needs none of it
+    # noqa: PLC0415 - heavy, and not for a given tokenizer
+    from stoker.corpus.staging.finding import BadParquet
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
     try:
@@ -60,7 +61,7 @@ def _freeze(data: bytes, where: str, target: Path) -> dict[str, Any]:
 
 
 class TrainingText:
-    """The first `train_bytes` bytes of text of the files in order, null rows left out."""
+    """The first `train_bytes` bytes of text of the files in order, without null rows."""
 
     def __init__(self, files: list[str], text_column: str, train_bytes: int, report: Report) -> None:
         self.used: list[str] = []
@@ -69,7 +70,7 @@ class TrainingText:
         self._train_bytes, self._report = train_bytes, report
 
     def batches(self) -> Iterator[list[str]]:
-        """Batches of texts; raises BadParquet for the file last in `used`."""
+        """Yields batches of texts; raises BadParquet about the file that is last in `used`."""
         from stoker.shards.build.parquet import ParquetText  # noqa: PLC0415 - see above
 
         shown = -1
@@ -88,7 +89,7 @@ class TrainingText:
         self._report("progress", percent=100)
 
     def _first(self, texts: list[str]) -> list[str]:
-        """As many of the texts as it takes to reach train_bytes: where batches end makes no difference."""
+        """Returns as many texts as reach train_bytes: the ends of batches make no difference."""
         for count, text in enumerate(texts, 1):
             self.text_bytes += len(text.encode())
             if self.text_bytes >= self._train_bytes:
