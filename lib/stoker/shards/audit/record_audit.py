@@ -72,7 +72,7 @@ class Records:
 
 
 def _without_cut_off(sources: Mapping[str, Source]) -> Mapping[str, Source]:
-    """Returns the sources without the records of changes that a crash cut off: the next start undoes those."""
+    """Returns the sources without the records of changes that a crash cut off; the next start undoes them."""
 
     def is_cut_off(source: Source) -> bool:
         origin = sources.get(source.former or "")

@@ -97,8 +97,7 @@ def _recount(
                 continue
         except OSError:
             continue  # missing or unreadable now: try the next place, else rely on the record
-        # noqa: PLC0415 - pyarrow, if deep alone
-        from stoker.shards.audit.recount import recount, row_findings
+        from stoker.shards.audit.recount import recount, row_findings  # noqa: PLC0415 - pyarrow, if deep alone
 
         try:
             counted = recount(parquet, BuildParameters.from_mapping(pin.build))

@@ -27,8 +27,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
-    # noqa: PLC0415 - heavy, and not for a given tokenizer
-    from stoker.corpus.staging.finding import BadParquet
+    from stoker.corpus.staging.finding import BadParquet  # noqa: PLC0415 - heavy, and not for a given tokenizer
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
     try:
