@@ -206,8 +206,7 @@ class Build:
         kept = np.flatnonzero(selection.keep).tolist()
         numbers = source.row_numbers(batch)[selection.keep]
         val = self._held_out(batch.utf8[row] for row in kept)
-        # type: ignore[misc] # the filters always drop null
-        texts: list[str] = [batch.texts[row] for row in kept]
+        texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # the filters always drop null
         for part in portions(texts, PORTION_CHARS):
             tokens, lengths = encoder.call(self._documents, texts[part], report)
             added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
