@@ -42,7 +42,7 @@ class Footprint:
         return resident_bytes() > self._crowded
 
     def forgotten(self) -> None:
-        """Raises the limit where memory remains in use after the cache was dropped, as by a large document."""
+        """Raises the limit where memory stays in use after the cache was dropped, as by a large document."""
         give_back()
         if (left := resident_bytes()) > self._crowded:
             self._crowded = left + CACHE_ROOM
