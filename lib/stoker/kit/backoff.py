@@ -48,7 +48,6 @@ class Retries:
         self.not_before[subject] = time.monotonic() + seconds
 
     def allows(self, subject: str) -> bool:
-        """Returns whether the subject may be tried now."""
         return time.monotonic() >= self.not_before.get(subject, 0.0)
 
     def failures(self, subject: str) -> int:
@@ -56,6 +55,5 @@ class Retries:
         return self._failed[subject][0] if subject in self._failed else 0
 
     def succeeded(self, subject: str) -> None:
-        """Forgets the subject's failures."""
         self._failed.pop(subject, None)
         self.not_before.pop(subject, None)

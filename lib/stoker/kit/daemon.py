@@ -89,7 +89,7 @@ def _parse(
         parser.add_argument("--files-list", metavar="LIST", help=only)
     try:
         return parser.parse_args(argv)
-    except SystemExit as error:  # argparse has said what is wrong, or printed the help
+    except SystemExit as error:  # argparse has printed the error or the help
         return os.EX_USAGE if error.code else 0
 
 

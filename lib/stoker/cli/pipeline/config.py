@@ -47,7 +47,7 @@ SURVEY = Activity("survey", "stoker.corpus.staging.survey_worker", silent_s=60.0
 
 @click.group(epilog="Example: stoker config check /etc/stoker/fineweb.yaml")
 def config() -> None:
-    """Check a pipeline file, or show what is in force."""
+    """Check a pipeline file, or print the configuration in force."""
 
 
 @config.command(epilog="Example: stoker config check /etc/stoker/fineweb.yaml")

@@ -37,7 +37,7 @@ DATA_GRACE_S = 30.0  # after the run finishes, the longest wait for files under 
 STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
 ROUTINE = re.compile(r"\S+ level=(?!error)")  # the start of a line in a daemon's log that reports no error
 TAIL_LINES, TAIL_BYTES = 8, 16 << 10
-# of a daemon's log, and again of its rotated part: the runtime directory may be in memory
+# of a daemon's log, and as much of its rotated part; both may be in memory
 LOG_BYTES = 4 << 20
 
 
@@ -78,7 +78,6 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to the daemon if it runs."""
         if self.process is not None:
             self.process.send_signal(signum)
 

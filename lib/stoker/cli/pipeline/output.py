@@ -79,7 +79,6 @@ class Output:
                 self.say("info", text, LABELS[daemon])
 
     def close(self) -> None:
-        """Erases the live lines."""
         self._footer.clear()
 
 

@@ -97,7 +97,6 @@ def _told(whole: DataInView) -> str:
 
 
 def parameters(pipeline: Pipeline) -> int:
-    """Returns the number of the model's parameters."""
     model = pipeline.train.model
     width, head = model.width, model.width // model.heads
     attention = 2 * width * width + 2 * width * model.kv_heads * head

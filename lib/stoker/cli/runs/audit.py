@@ -37,7 +37,6 @@ def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
 
 
 def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the audit as lines."""
     yield f"{name}: {'balanced' if report['balanced'] else 'NOT balanced'}"
     yield from (f"  {what:<12} {text}" for what, text in _figures(report) if text)
     if findings := report["findings"]:

@@ -114,7 +114,6 @@ def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the batch as lines."""
     windows = report["windows"]
     sealed = "sealed in a checkpoint" if report["sealed"] else "not sealed in a checkpoint yet"
     step = f"run {report['run']}, step {report['step']} of timeline {report['timeline']}"

@@ -39,7 +39,7 @@ LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 @click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")
 @json_option
 def plan(pipeline: Pipeline, run: str | None, whole: bool, as_json: bool) -> None:
-    """Show the plan's entries, how far they are read, which shard sets they keep hot, and what comes next.
+    """Show the plan's entries, their progress, the shard sets that they keep hot, and the next due entry.
 
     Reads only, and may run beside the daemons. Steps not sealed in a checkpoint yet count as read.
     """
@@ -50,7 +50,6 @@ def plan(pipeline: Pipeline, run: str | None, whole: bool, as_json: bool) -> Non
 
 
 def report_lines(report: Mapping[str, Any], *, whole: bool = False) -> Iterator[str]:
-    """Yields the plan as lines."""
     entries = report["entries"]
     run = f"run {report['run']} of {report['pipeline']}"
     if report["begun"]:

@@ -70,7 +70,6 @@ def _progress(view: TrainerView, to: int) -> str:
 
 
 def _lines(site: Site, verdict: Verdict) -> Iterator[str]:
-    """Yields the verdict as lines."""
     rows = f"{verdict.rows:,} steps and {verdict.heldout_rows:,} held-out losses"
     if verdict.step is None:
         tensors = f"no checkpoint of the run is as early as step {verdict.to:,}: losses only"

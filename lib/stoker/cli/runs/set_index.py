@@ -102,7 +102,6 @@ class Library:
         self._open: dict[str, OpenSet] = {}
 
     def key_of(self, source: Source) -> str:
-        """Returns the key of the set that this build makes of a source."""
         return set_key(source.sha256, self._build_id)
 
     def source_of(self, key: str) -> Source | None:

@@ -143,7 +143,6 @@ def _windows(segment: Segment, key: str, document: Document, library: Library) -
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the answer as lines."""
     if report["twin"] is not None:
         yield f"{report['source']} has the content of {report['twin']}, which stands for both"
     yield f"{report['source']} row {report['row']}: {_fate_words(report)}"

@@ -73,7 +73,6 @@ class Footer:
             self._write(erase + b"\n".join(rows))
 
     def clear(self) -> None:
-        """Erases the live lines."""
         if self._rows:
             erase = self._erase()
             self._rows, self._widths = [], []

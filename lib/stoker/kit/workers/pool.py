@@ -48,7 +48,6 @@ class Job(Generic[F]):
 
     @property
     def name(self) -> str:
-        """Returns kind and subject, for messages."""
         return f"{self.kind} {self.subject}"
 
 
