@@ -16,7 +16,7 @@ _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # Workers scale by processes; numpy's thread pool, which no worker uses, doubles the time to load numpy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
-# Messages from the service manager to the daemon, not to its children.
+# Variables that the service manager sets for the daemon, not for its children.
 DAEMON_VARIABLES = {
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
