@@ -57,7 +57,7 @@ class StageShard:
         try:
             return repeat(self.context, state.pool, self.start, self.cycle, unfinished=unfinished)
         finally:
-            with contextlib.suppress(StorageError):  # the next start counts from the records
+            with contextlib.suppress(StorageError):  # the next start computes the claims again
                 state.space.refresh(state)
 
     def start(self) -> None:

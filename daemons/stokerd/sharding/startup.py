@@ -51,8 +51,8 @@ def _begin_new_version(state: State) -> Iterator[Effect]:
 def _restore_formers(state: State) -> Iterator[Effect]:
     """Brings the records of former contents in line with those of the files.
 
-    A change interrupted between its two records is undone; a lost record of a file is made again, and its
-    shard set is found by its key.
+    A change interrupted between its two records is undone; a lost record of a former content is made
+    again, and its shard set is found by its key.
     """
     sources = state.sources
     for former in [sources[path] for path in sources.formers]:

@@ -94,7 +94,7 @@ def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator
             state.retries.failed(source.path)
         case ("evict", "bad_copy"):  # hot still has the set, or has it again: it is copied again
             state.hot.published.add(key)
-            if source.evicted:  # or proven first, since no record names it
+            if source.evicted:  # the set on hot is proven first: its record says evicted
                 yield from _rotten(state, source, reason)
             else:
                 yield from copy_lost(source, f"its copy on warm is wrong: {reason}")

@@ -1,6 +1,6 @@
-"""A run's books: plan x checkpoints x training log x run record, recounted from what is on disk.
+"""Audit of a run: plan, checkpoints, training log and run record, recounted from disk.
 
-Reads only; a pipeline that has not begun to train has nothing to find here.
+Reads only; a pipeline that has not begun to train gives no findings.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import RunRecord, parse_record
 
-LOOKS = 3  # at a run that keeps changing
-MOST_ROW_FINDINGS = 20  # one wrong row shows in those behind it
+LOOKS = 3  # tries on a run that keeps changing
+MOST_ROW_FINDINGS = 20  # a wrong row causes findings in later rows
 NO_PLAN = Plan((), GENESIS)
 
 
 @dataclass(frozen=True)
 class RunAudit:
-    """The plan's books at the newest proven checkpoint, the checkpoints counted, and what disagrees."""
+    """The plan's books at the newest proven checkpoint, the checkpoint counts, and the findings."""
 
     plan: Books
     entries: int
@@ -54,17 +54,17 @@ class RunAudit:
     on_record: tuple[str, ...]
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """The run's part of `stoker audit --json`."""
+        """Returns the run's part of `stoker audit --json`."""
         names = ("windows", "applied", "skipped", "remainder", "ahead", "tail_tokens")
         plan = {"entries": self.entries, **{name: getattr(self.plan, name) for name in names}}
         return {"plan": plan, "checkpoints": dict(self.checkpoints)}
 
 
 def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
-    """Recount a pipeline's run; with `deep` every byte of every checkpoint is read.
+    """Recounts a pipeline's run; with `deep` every byte of every checkpoint is read.
 
-    Without `deep` checkpoints are proven by their lists, sizes and small files. When the run's files change
-    under a look that found something, it looks again: a run at work gives no false finding.
+    Without `deep` checkpoints are proven by their lists, sizes and small files. If the run's files change
+    during a pass with findings, the audit makes another pass: a running run gives no false finding.
     """
     layout = pipeline.layout.run(pipeline.train.run)
     for _ in range(LOOKS):
@@ -76,7 +76,7 @@ def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
 
 
 def _stamps(layout: RunLayout) -> list[tuple[str, int, int]]:
-    """Whatever a run at work changes: its few files, and which checkpoints there are."""
+    """Returns the time stamps of the files that a running run changes, and of the checkpoint directory."""
     stamps = []
     files = (layout.record, layout.plan, layout.timelines, layout.consumed, layout.launch, layout.metrics)
     for path in (*files, layout.checkpoints):
@@ -87,7 +87,7 @@ def _stamps(layout: RunLayout) -> list[tuple[str, int, int]]:
 
 
 def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
-    # What the trainer writes is read before the plan, which is always ahead of it.
+    # Files that the trainer writes are read before the plan, which is always ahead of them.
     proofs = _proofs(layout, deep)
     rows, damaged_rows = read_rows(layout.metrics)
     view = _View(pipeline, layout)
@@ -109,7 +109,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     for name, body in proven.items():
         where = layout.checkpoints / name
         wrong = list(_checkpoint_findings(where, body, view))
-        if where.exists():  # else pruned while we looked
+        if where.exists():  # else pruned meanwhile
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
     ground = Ground(view.plan, view.timelines, sealed, view.log_every, launches)
@@ -132,7 +132,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
 
 
 class _View:
-    """What the state directory says of the run; what cannot be read is a finding, and empty here."""
+    """The run by its state directory; an unreadable file becomes a finding, and is empty here."""
 
     def __init__(self, pipeline: Pipeline, layout: RunLayout) -> None:
         self.layout = layout
@@ -143,7 +143,7 @@ class _View:
             self.plan = read_plan(layout.plan)
         except DataError as problem:
             self.findings.append(str(problem))
-        # After the plan: a set is on record before an entry names it.
+        # After the plan: a set's record is written before an entry names the set.
         launch, body, self.consumed = map(self._body, (layout.launch, layout.record, layout.consumed))
         self.sources = read_sources(pipeline.layout, pipeline.dataset.name)
         self.record: RunRecord | None = None
@@ -152,7 +152,7 @@ class _View:
         except DataError as problem:
             self.findings.append(str(problem))
         self.pin: DatasetPin | None = None
-        with contextlib.suppress(DataError):  # the audit of the data says so
+        with contextlib.suppress(DataError):  # the data audit reports it
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
         self.horizon = int(launch.get("steps", pipeline.train.horizon))
         self.global_batch = int(launch.get("global_batch", pipeline.train.global_batch))
@@ -161,7 +161,7 @@ class _View:
         self.finished = self.record.finished if self.record is not None and is_finished else None
 
     def add(self, where: Path, findings: Iterable[str]) -> None:
-        """Findings about one file."""
+        """Adds findings about one file."""
         self.findings += [f"{where}: {finding}" for finding in findings]
 
     def _body(self, path: Path) -> dict[str, Any]:
@@ -179,13 +179,13 @@ def _proofs(layout: RunLayout, deep: bool) -> dict[str, Proof]:
     for found in sorted(find_checkpoints(layout.checkpoints), key=lambda one: one.step):
         proof = prove_checkpoint(found.path, deep=deep)
         if proof.verdict == "unreadable" and not found.path.exists():
-            continue  # pruned while we looked
+            continue  # pruned meanwhile
         proofs[found.path.name] = proof
     return proofs
 
 
 def _plan_findings(view: _View) -> Iterator[str]:
-    """Each set once an epoch, known to a source record, and the windows those sets give."""
+    """Checks that each set is planned once an epoch, has a source record, and gives the planned windows."""
     known = {
         source.key: source for source in view.sources.values() if source.key and source.state in PUBLISHED
     }
@@ -221,7 +221,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
 
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
-    """Position, tokens and copies of a proven checkpoint against the run's plan and timelines."""
+    """Checks a proven checkpoint's position, tokens and copies against the run's plan and timelines."""
     if view.record is not None:
         yield from checkpoint_identity_findings(body, view.record)
     try:
@@ -242,20 +242,20 @@ def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> 
 
 
 def _newest(proven: Mapping[str, CheckpointBody], timelines: Timelines) -> str | None:
-    """The newest proven checkpoint on the run's current history."""
+    """Returns the newest proven checkpoint on the run's current history."""
     history = ancestry(timelines)
     usable = [name for name, body in proven.items() if counts(body.timeline, body.step, history)]
     return max(usable, key=lambda name: proven[name].step, default=None)
 
 
 def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
-    """run.json and consumed.json against the checkpoints."""
+    """Checks run.json and consumed.json against the checkpoints."""
     layout, consumed = view.layout, view.consumed.get("checkpoint")
     step = proven[newest].step if newest else 0
     position = Position(*proven[newest].position) if newest else START
     if newest and not layout.record.exists():
         yield f"{layout.record}: missing, but {newest} was made by the run"
-    # The supervisor writes consumed.json a moment after a checkpoint.
+    # The supervisor writes consumed.json shortly after a checkpoint is sealed.
     if newest and view.finished and not layout.consumed.exists():
         yield f"{layout.consumed}: missing, but the run is finished"
     elif newest and view.finished and view.consumed and consumed != newest:
@@ -274,14 +274,14 @@ def _record_findings(newest: str | None, proven: Mapping[str, CheckpointBody], v
 
 
 def _consumed_findings(proven: Mapping[str, CheckpointBody], view: _View) -> Iterator[str]:
-    """consumed.json repeats a checkpoint's figures; one that was pruned or quarantined since is not asked."""
+    """Checks consumed.json against its checkpoint; skipped if that was pruned or quarantined since."""
     name = str(view.consumed.get("checkpoint"))
     if (body := proven.get(name)) is None:
         return
     run, passed = view.layout.root.name, skips(view.timelines, body.timeline)
     wanted = consumed_body(run, name, body.raw, view.plan, finished=view.finished, skips=passed)
     fields = ["run", "step", "position", "tokens", "applied"]
-    if view.finished:  # before that the plan may have grown since, and with it what the books say of it
+    if view.finished:  # on an unfinished run the plan, and so its books, may have grown since
         fields += ["skipped", "remainder", "tail_tokens"]
     for field in fields:
         if (value := view.consumed.get(field)) != wanted[field]:
@@ -293,5 +293,5 @@ def _books(newest: CheckpointBody | None, view: _View) -> Books:
     exhausted = view.finished == "data_exhausted"
     try:
         return books(view.plan, position, skips(view.timelines), exhausted=exhausted)
-    except DataError:  # a finding already: the checkpoint's position is not in the plan
+    except DataError:  # reported already: the checkpoint's position is not in the plan
         return books(view.plan, START)

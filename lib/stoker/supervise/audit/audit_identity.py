@@ -1,4 +1,4 @@
-"""A run's identity in run.json, pin, checkpoints and heldout.bin; its rollbacks, launches and mirror."""
+"""Audit of a run's identity (run.json, pin, checkpoints, heldout.bin), rollbacks, launches and mirror."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENIZER_COPY = "tokenizer.json"
 
 
 def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | None) -> Iterator[str]:
-    """run.json against its place and the pin, heldout.bin against run.json."""
+    """Checks run.json against its directory and the pin, and heldout.bin against run.json."""
     if record is None:
         return
     identity = record.identity
@@ -43,7 +43,7 @@ def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | 
 
 
 def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Iterator[str]:
-    """What a checkpoint says of its run against run.json."""
+    """Checks a checkpoint's description of its run against run.json."""
     raw, identity = body.raw, asdict(record.identity)
     told = {name: (raw[name], identity[name]) for name in ("run", "run_id") if name in raw}
     if isinstance(carried := raw.get("run_record"), Mapping):
@@ -57,7 +57,7 @@ def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Ite
 
 
 def heldout_findings(file: Path, told: Heldout) -> Iterator[str]:
-    """The held-out windows are a few megabytes: they are hashed even in a quick look."""
+    """Checks heldout.bin by hash, also without `deep`: the file is a few megabytes."""
     try:
         found = hash_file(file, past_cache=False).sha256
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def heldout_findings(file: Path, told: Heldout) -> Iterator[str]:
 def unfinished_findings(
     layout: RunLayout, proven: Mapping[str, CheckpointBody], timelines: Timelines
 ) -> Iterator[str]:
-    """Checkpoints that a rollback gave up, and that were not moved away: it was interrupted."""
+    """Reports checkpoints that an interrupted rollback gave up but did not move away."""
     history = ancestry(timelines)
     for name, body in proven.items():
         if body.timeline <= timelines.current and not counts(body.timeline, body.step, history):
@@ -84,7 +84,7 @@ def unfinished_findings(
 def launch_findings(
     layout: RunLayout, timelines: Timelines, launches: Sequence[Launched], damage: Sequence[str]
 ) -> Iterator[str]:
-    """The log of launches knows no timeline that is not there."""
+    """Checks that the log of launches names no unknown timeline."""
     yield from (f"{layout.launches}: {finding}" for finding in damage)
     for one in launches:
         if one.timeline > timelines.current:
@@ -96,7 +96,7 @@ ON_RECORD = "checkpoint mirror"
 
 
 class MirrorAudit(NamedTuple):
-    """How many copies there are, what is wrong with them, and what was not looked at but is on record."""
+    """The number of copies, the faults found, and the recorded copies that were not read."""
 
     copies: int = 0
     findings: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class MirrorAudit(NamedTuple):
 
 
 def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) -> MirrorAudit:
-    """Audit the mirror of a pipeline's run, by its record alone or, with `deep`, every byte of it."""
+    """Audits the mirror of a pipeline's run, by its record alone or, with `deep`, every byte of it."""
     warm, run = pipeline.warm_layout, pipeline.layout.run(pipeline.train.run)
     try:
         told = _on_record(run.mirror)
@@ -127,7 +127,7 @@ def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) ->
             findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
     if record is not None and (held := record.heldout) is not None:
         findings += heldout_findings(mirror / heldout_name(held.sha256), held)
-    lost = sorted((told - there) & _on_record(run.mirror))  # some may have been pruned meanwhile
+    lost = sorted((told - there) & _on_record(run.mirror))  # the supervisor may have pruned some meanwhile
     findings += [f"{mirror / name}: on record, but not there" for name in lost]
     return MirrorAudit(len(there), tuple(findings))
 

@@ -1,4 +1,4 @@
-"""The training log against the plan: every step's row is there once, and each window was applied once."""
+"""Audit of the training log: every step's row exists once, and each window was applied once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = tuple[int, int]  # (timeline, step)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of metrics.jsonl; `position` and `tokens` are those after the step, None in a held-out row."""
+    """A row of metrics.jsonl; `position` and `tokens` are those after the step, None in a held-out row."""
 
     line: int
     timeline: int
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ground:
-    """What rows are held against: plan, forks, sealed steps, steps a row, and who launched each step."""
+    """The reference for rows: plan, forks, sealed steps, steps per row, and the launch of each step."""
 
     plan: Plan
     timelines: Timelines
@@ -45,7 +45,7 @@ class Ground:
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """Rows and findings; a missing file has none, a last line without its newline is still being written."""
+    """Returns rows and findings, none for a missing file; ignores a last line without newline."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def row_findings(rows: Sequence[Row], ground: Ground) -> list[str]:
-    """What is wrong with the rows; each finding begins with its line."""
+    """Returns the faults of the rows; each begins with its line number."""
     findings = list(_repeated(rows))
     training = [row for row in rows if row.position is not None]
     for timeline, first in sorted({row.timeline: row for row in reversed(rows)}.items()):
@@ -92,7 +92,7 @@ def _repeated(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> Iterator[str]:
-    """One timeline's rows follow each other, at most `log_every` steps apart, each by its launch's batch."""
+    """Checks a timeline's rows: in order, at most `log_every` steps apart, by their launch's batch."""
     makers, orphans = Makers(ground.launches, ground.timelines, timeline), list[int]()
     step, windows = _origin(timeline, training, accounts, ground)
     for row in training:
@@ -112,7 +112,7 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
             mine = f"{where} stands at {row.position.as_list()} with {row.tokens} tokens"
             yield f"{mine}; its checkpoint at {sealed[1].as_list()} with {sealed[0]}"
         if row.step == step:
-            continue  # a finding already: it is there twice
+            continue  # reported already: the row is duplicated
         took, launch = applied - windows, makers.of(row.step)
         if launch is None:
             orphans.append(row.step)
@@ -124,14 +124,15 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
             after = f"{where} is {took} windows after step {step}, its launch trained on {batch} a step"
             yield f"{after}: some were applied twice or left out"
         step, windows = row.step, applied
-    if orphans and ground.launches:  # else the run began before there was such a log
+    if orphans and ground.launches:  # else the run is older than the log of launches
         yield f"{len(orphans)} steps from {orphans[0]} on were made by no launch on record"
 
 
 def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> tuple[int, int]:
-    """The step a timeline begins after, and the windows applied by then.
+    """Returns the step a timeline begins after, and the windows applied by then.
 
-    It is the fork's; or an earlier one, where the checkpoint forked from was lost before it was gone on from.
+    That is the fork's step, or an earlier one if the checkpoint forked from was lost before training
+    continued.
     """
     if timeline == 0:
         return 0, 0
@@ -140,7 +141,7 @@ def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: 
     history = ancestry(ground.timelines, timeline)[1:]
     older = committed(training, history, lambda row: (*row.key, True))
     position = next((row.position for row in older if row.step == step), None) or START
-    with contextlib.suppress(DataError):  # beyond the plan: a finding of its row
+    with contextlib.suppress(DataError):  # beyond the plan: reported at its row
         return step, accounts.applied(position)
     return step, 0
 

@@ -1,4 +1,4 @@
-"""The data a run waits for: the start gate, what the pipeline file asks for, and the wait itself."""
+"""The data a run waits for: the start gate, the configured conditions, and the wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.store.names import utc_now
 
 @dataclass(frozen=True)
 class DataInView:
-    """What the dataset offers a run now: published shard sets and tokens; `complete` = no more come."""
+    """The shard sets and tokens published for a run; `complete`: no more will come."""
 
     sets: int
     train_tokens: int
@@ -24,7 +24,7 @@ class DataInView:
 
 @dataclass(frozen=True)
 class GateWants:
-    """What a run wants before its first step; tokens are counts, a window is seq_len + 1 tokens at least."""
+    """The data required before a run's first step; a window is at least seq_len + 1 tokens."""
 
     sets: int
     train_tokens: int
@@ -34,19 +34,19 @@ class GateWants:
 
 @dataclass(frozen=True)
 class Gate:
-    """`open`: go on; `closed`: wait, for what `why` says; `hopeless`: waiting will never help."""
+    """`open`: continue; `closed`: wait, for the reason `why`; `hopeless`: waiting will never help."""
 
     state: Literal["open", "closed", "hopeless"]
     why: str
 
 
 def first_closed(gates: Iterable[Gate]) -> Gate | None:
-    """The first gate that is not open; those behind it are not asked."""
+    """Returns the first gate that is not open, without computing those after it."""
     return next((gate for gate in gates if gate.state != "open"), None)
 
 
 def start_gate(data: DataInView, wants: GateWants) -> Gate:
-    """Whether a new run may begin; complete data is taken as it is if it fills one window."""
+    """Returns whether a new run may begin; complete data suffices if it fills one window."""
     if data.complete:
         if data.train_tokens > wants.seq_len:
             return Gate("open", "the data is complete")
@@ -67,7 +67,7 @@ def start_gate(data: DataInView, wants: GateWants) -> Gate:
 
 
 def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
-    """How the plan is to grow."""
+    """Returns the configured rules for growing the plan."""
     train, plan = pipeline.train, pipeline.plan
     return GrowthPolicy(
         seed=train.seed,
@@ -81,7 +81,7 @@ def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
 
 
 def gate_wants(pipeline: Pipeline) -> GateWants:
-    """What has to be there before a new run begins."""
+    """Returns the data required before a new run begins."""
     train = pipeline.train
     return GateWants(
         sets=train.start_when.shard_sets,
@@ -95,14 +95,14 @@ _PREFIX = "waiting for data: "
 
 
 def waiting_words(why: str) -> str:
-    """What is going on, from the plan's reason for having no more entries."""
+    """Returns the status text for the plan's reason for having no more entries."""
     if why in ("", ENOUGH):
         why = "shard sets to be proven"
     return _PREFIX + why.removeprefix("waiting for ")
 
 
 class DataWait:
-    """The wait that goes on; `what` and `since` (UTC) are empty while there is none."""
+    """The present wait; `what` and `since` (UTC) are empty while the run does not wait."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -110,7 +110,7 @@ class DataWait:
         self._began, self._due = 0.0, math.inf
 
     def note(self, doing: str, now: float) -> bool:
-        """Take in what is waited for, "" when the run goes on; True once in a wait, after hold_s.
+        """Records what the run waits for, "" while it continues; True once per wait, after hold_s.
 
         `now` is monotonic seconds.
         """
@@ -125,5 +125,5 @@ class DataWait:
         return True
 
     def lasted_s(self, now: float) -> float:
-        """How long it has lasted."""
+        """Returns how long the wait has lasted."""
         return now - self._began if self.what else 0.0

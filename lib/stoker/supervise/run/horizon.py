@@ -1,4 +1,4 @@
-"""Where a run ends, and the least position that it may go back to by itself."""
+"""The end of a run, and the least position that it may go back to without an operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.store.errors import DataError
 def finished_at(
     step: int, position: Position, plan: Plan, *, steps: int, global_batch: int, skips: Sequence[Skip] = ()
 ) -> str | None:
-    """Why a run that stands here is over: "steps", "data_exhausted", or None when it goes on."""
+    """Returns why a run at this position is over, "steps" or "data_exhausted"; None while it continues."""
     if step >= steps:
         return "steps"
     if plan.ended and left_after(plan, position, skips) < global_batch:
@@ -27,10 +27,10 @@ def finished_at(
 def last_step(
     train: Train, plan: Plan, *, step: int, position: Position, tokens: int, skips: Sequence[Skip] = ()
 ) -> int:
-    """The run's last step seen from a checkpoint: `train.steps`, or the whole batches `train.tokens` leaves.
+    """Returns the run's last step: `train.steps`, or the whole batches that `train.tokens` allows.
 
-    Counted from the tokens the checkpoint has, so that global batch and seq_len may have changed before it:
-    planned windows with the seq_len of their entry, those to be planned with the configured one.
+    Counts from the given checkpoint's tokens, so that the global batch and seq_len may have changed before:
+    planned windows have the seq_len of their entry, windows still to be planned the configured one.
     """
     if train.tokens is None:
         return train.horizon
@@ -49,15 +49,16 @@ def last_step(
 
 
 def _open(plan: Plan, entry: int, windows: int, skips: Sequence[Skip]) -> int:
-    """Windows the plan gives from so many on, which lie in that entry."""
+    """Returns the windows the plan gives after so many, a point inside that entry."""
     return left_after(plan, Position(entry, windows - plan.starts[entry]), skips)
 
 
 def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int, newest: int) -> Position:
-    """Over the last `keep_last` checkpoints of a history; those sealed after the `newest` proven step may yet
-    be found bad, and are taken besides. START when there is none, or one of them does not tell.
+    """Returns the low-water mark of the last `keep_last` checkpoints of a history.
 
-    The one a launch resumed from is the newest then; a milestone that stays for ever holds nothing for ever.
+    Checkpoints sealed after the `newest` proven step are included besides, since their proofs may fail. START
+    when the history has no checkpoint, or the body of one is unreadable. The checkpoint a launch resumed from
+    is the newest at first; a milestone kept for good does not hold the mark back.
     """
     found = candidates(find_checkpoints(checkpoints_dir), history)
     later = sum(one.step > newest for one in found)

@@ -31,7 +31,7 @@ TRAINER = (sys.executable, "-m", "stoker.training.trainer")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a run: its id, where it resumes from (None: the beginning) and on which timeline."""
+    """A launch of a run: its id, the checkpoint it resumes from (None: the beginning) and its timeline."""
 
     launch: str
     timeline: int
@@ -44,10 +44,10 @@ class Launch:
 def launch_body(
     launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: RunRecord, *, steps: int | None = None
 ) -> dict[str, Any]:
-    """launch.json's body: all the trainer needs besides the plan and the checkpoint it resumes from.
+    """Returns launch.json's body: the trainer's input besides the plan and the checkpoint it resumes from.
 
-    `steps` is the horizon seen from where it resumes (default: as configured). `seq_len` is the configured
-    one; what is read has that of its plan entry, and the held-out windows have their own.
+    `steps` is the horizon from the resume step (default: as configured). `seq_len` is the configured value;
+    windows that are read have that of their plan entry, and the held-out windows have their own.
     """
     train, identity, held = pipeline.train, record.identity, record.heldout
     model = train.model.model_dump(mode="json")
@@ -92,10 +92,10 @@ def launch_body(
 
 
 def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) -> str:
-    """64 hex digits over what a checkpoint must share with the launch that resumes from it.
+    """Returns 64 hex digits over the settings that a checkpoint must share with a launch resuming from it.
 
-    The horizon, the batch, the learning rate and the like may be changed at any checkpoint, the sequence
-    length at any entry of the plan.
+    The horizon, the batch, the learning rate and the like may change at any checkpoint, the sequence length
+    at any entry of the plan.
     """
     told = {
         "run_id": identity.run_id,
@@ -109,12 +109,12 @@ def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) 
 
 
 def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunLayout) -> dict[str, str]:
-    """The trainer's environment: ours, without what is meant for us alone, and the protocol's variables."""
-    # A trainer that found the others would speak to systemd in the supervisor's name.
+    """Returns the trainer's environment: without the daemon's variables, with the protocol's."""
+    # A trainer with the daemon's variables would notify systemd in the supervisor's name.
     kept = {name: value for name, value in environ.items() if name not in DAEMON_VARIABLES}
     return {
         **kept,
-        "PYTHONSAFEPATH": "1",  # a file in the working directory must not stand in for a module
+        "PYTHONSAFEPATH": "1",  # a file in the working directory must not replace a module
         "STOKER_NOTIFY_SOCKET": str(launch.notify_socket),
         "STOKER_LAUNCH": launch.launch,
         "STOKER_RUN_DIR": str(layout.root),
@@ -141,7 +141,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: the step and the timeline it began at, and the settings it had (see SETTINGS)."""
+    """A launch: the step and the timeline it began at, and its settings (see SETTINGS)."""
 
     launch: str
     timeline: int
@@ -151,7 +151,7 @@ class Launched:
 
 
 def launched_body(launch_body: Mapping[str, Any], *, resume_step: int, time: str) -> dict[str, Any]:
-    """The line for a launch whose launch.json has this body."""
+    """Returns the log line for a launch whose launch.json has this body."""
     return {
         "v": 1,
         "launch": launch_body["launch"],
@@ -163,14 +163,14 @@ def launched_body(launch_body: Mapping[str, Any], *, resume_step: int, time: str
 
 
 def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Append a launch durably; returns what is damaged in the log, which hinders no launch."""
+    """Appends a launch durably; returns the log's damage, which prevents no launch."""
     with contextlib.closing(ChainedLog(path)) as log:
         log.append(body)
         return log.damage
 
 
 def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
-    """The launches in the order written, and what is damaged; a missing file has none."""
+    """Returns the launches in the order written, and the log's damage; empty for a missing file."""
     reading = read_log(path)
     launches, damage = [], list(reading.damage)
     for number, body in enumerate(reading.entries):
@@ -183,16 +183,16 @@ def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
 
 
 class Makers:
-    """Which launch made each committed step (from 1) of a timeline's history (default: the current's).
+    """Finds the launch that made a committed step (from 1) of a timeline's history (default: the current's).
 
-    A later launch makes again what it begins before; `of` takes a few comparisons.
+    A later launch repeats the steps after its beginning; `of` takes a few comparisons.
     """
 
     def __init__(
         self, launches: Iterable[Launched], timelines: Timelines, timeline: int | None = None
     ) -> None:
         self._upto = dict(ancestry(timelines, timeline))
-        self._launches: list[Launched] = []  # by the step they began at, each up to the next one
+        self._launches: list[Launched] = []  # by first step, each valid up to the next
         for one in launches:
             if one.timeline not in self._upto:
                 continue
@@ -202,7 +202,7 @@ class Makers:
         self._begun = [one.resume_step for one in self._launches]
 
     def of(self, step: int) -> Launched | None:
-        """The launch that made a step; None where the log does not know it."""
+        """Returns the launch that made a step; None where the log does not have it."""
         place = bisect_left(self._begun, step) - 1
         if place < 0:
             return None

@@ -1,8 +1,8 @@
-"""Keeps the plan ahead of the trainer: what the sources offer, which sets need a proof, what is appended.
+"""Keeps the plan ahead of the trainer: the offered sets, the sets that need a proof, the appended entries.
 
-The decision itself is plan.growth's. Sets are proven when an entry is about to name them, each once: what the
-plan names already was proven when that was written. A set that has left the hot disk since is proven again
-before it is counted on.
+The rules are plan.growth's. A set is proven once, when an entry is about to name it; sets that the plan names
+were proven when their entry was written. A set that has left hot since then is proven again before the
+supervisor relies on it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from stoker.store.layout import RunLayout, StateLayout
 from stoker.store.record import RecordDamaged, read_or_set_aside, write_record
 from stoker.supervise.run.gates import DataInView
 
-MOST_LATER = 512  # sets wanted of what is planned beyond a launch's reach: more than a small disk holds
-RETRY_S = 60.0  # before a set that could not be proven is read once more
+MOST_LATER = 512  # sets wanted from the plan beyond a launch's reach: more than a small disk holds
+RETRY_S = 60.0  # before a set whose proof failed is read again
 
 
 class Planner:
-    """The plan of one run and what may enter it; touches the state directory only.
+    """The plan of one run and the sets that may enter it; touches the state directory only.
 
-    `wants` are the keys of sets that are needed hot, most urgent first: those on warm that planned entries
-    still read, then whatever the next entries will name.
+    `wants` are the keys of sets that are needed on hot, most urgent first: those on warm that planned entries
+    still read, then those that the next entries will name.
     """
 
     def __init__(self, layout: StateLayout, dataset: str, plan: Path, run_id: str | None = None) -> None:
@@ -48,14 +48,14 @@ class Planner:
         self._run_id = run_id
         self._writer = PlanWriter(plan, run_id)
         self.wants: tuple[str, ...] = ()
-        self._named: tuple[SetPair, ...] = ()  # by the next entries
+        self._named: tuple[SetPair, ...] = ()  # sets of the next entries
         self._hot: frozenset[str] = frozenset()
-        self._arrived: dict[str, float] = {}  # key -> when it was seen published, 0 for all at the start
+        self._arrived: dict[str, float] = {}  # key -> when first seen published, 0 at the start
         self._decided = False
         self._records = RecordDir(layout.sources, dataset, Source.from_record)
         self._proven: dict[str, str] = {}
         self._trust_the_plan()
-        self._refused: dict[str, float] = {}  # key -> when it may be tried again
+        self._refused: dict[str, float] = {}  # key -> when its proof may be tried again
         self._clock = HoldClock(RunLayout(plan.parent).waiting, layout.quarantine)
         self.why = ""
 
@@ -64,28 +64,28 @@ class Planner:
         return self._writer.plan
 
     def belongs_to(self, run_id: str) -> None:
-        """The run is known now; DataError when the plan that lies there is another's."""
+        """Sets the run's id; raises DataError when the existing plan belongs to another run."""
         if run_id != self._run_id:
             read_plan(self._path, run_id)
             self._run_id = run_id
 
     def restore(self, copy: Plan) -> int:
-        """Bring back entries that a proven checkpoint has and the log has lost; DataError at a fork."""
+        """Restores entries that the log lost from a checkpoint's plan; DataError if the two differ."""
         lost = restore(self._writer, copy)
         self._trust_the_plan()
         return lost
 
     def pin(self) -> DatasetPin | None:
-        """The dataset's pin, None before there is one, or while its owner has to make it anew."""
+        """Returns the dataset's pin; None before its first record, or while that is damaged."""
         try:
             return read_pin(self._layout, self._dataset)
         except RecordDamaged:
             return None
 
     def in_view(self, pin: DatasetPin | None) -> DataInView:
-        """What is published now of the pin's listing; nothing before the dataset is pinned.
+        """Returns the published data of the pin's listing; nothing before the dataset is pinned.
 
-        Where every file there is has been quarantined no pin will come.
+        If every file is quarantined no pin will come.
         """
         sources = self.sources()
         if pin is not None:
@@ -96,7 +96,7 @@ class Planner:
         return DataInView(0, 0, 0, complete=bool(paths) and is_over)
 
     def sets_with_heldout(self, pin: DatasetPin, wanted_tokens: int) -> dict[str, str]:
-        """The first sets in listing order, key to manifest sha256, with val streams of so many tokens."""
+        """Returns the first listed sets, key to manifest sha256, whose val streams have so many tokens."""
         sources = self.sources()
         found: dict[str, str] = {}
         tokens = 0
@@ -113,8 +113,8 @@ class Planner:
     def to_prove(self, now: float) -> dict[str, str]:
         """Returns the unproven sets of the next entries, key to manifest sha256.
 
-        Those on warm are left out, and named in `wants`. A set whose proof failed is among them once it may
-        be tried again.
+        Sets on warm are left out, and named in `wants`. A set whose proof failed is included once its retry
+        time is reached.
         """
         again = {key for key, due in self._refused.items() if due <= now}
         sources = self.sources().values() if again else ()
@@ -126,12 +126,11 @@ class Planner:
         }
 
     def proven(self, key: str, manifest_sha256: str) -> None:
-        """A proof of this set succeeded."""
         self._proven[key] = manifest_sha256
         self._refused.pop(key, None)
 
     def not_proven(self, key: str, now: float, retry_s: float = RETRY_S) -> None:
-        """A proof of this set failed or could not be made: it is not counted on until tried again."""
+        """Records a proof that failed or could not be made: the set is not used until a later proof."""
         self._proven.pop(key, None)
         self._refused[key] = now + retry_s
 
@@ -142,8 +141,10 @@ class Planner:
         segments: int | None = None,
         upto: Position | None = None,
     ) -> dict[str, str]:
-        """The sets, key to manifest sha256, that training on from a position reads of what is planned, or
-        of the next so many segments, or of those before the entry that `upto` begins."""
+        """Returns the planned sets, key to manifest sha256, that training on from a position reads.
+
+        `segments` limits that to the next so many segments, `upto` to the entries before the one it begins.
+        """
         read = (
             one
             for one in reaching(self.plan, position)
@@ -152,7 +153,7 @@ class Planner:
         return dict(pair for segment in islice(read, segments) for pair in segment.sets)
 
     def reach(self, position: Position, skips: Sequence[Skip], least_windows: int) -> Position | None:
-        """How far a launch may go by what is on hot; see plan.residency.reach_from."""
+        """Returns how far a launch can go with the sets on hot; see plan.residency.reach_from."""
 
         def is_hot(segment: Segment) -> bool:
             read = _is_read(self.plan, segment, position, skips)
@@ -161,28 +162,28 @@ class Planner:
         return reach_from(self.plan, position, is_hot, least_windows=least_windows, skips=skips)
 
     def cold(self, needed: Iterable[str]) -> list[str]:
-        """Those that are not on hot to stay, looked at where no evictor can be deciding about them."""
+        """Returns the keys that are not on hot to stay, read under the lock that excludes evictors."""
         with shared_lock(self._layout.shard_sets_lock):
             self.sources()
         return [key for key in needed if key not in self._hot]
 
     def unproven(self, needed: Mapping[str, str], now: float) -> dict[str, str]:
-        """Those on hot that have to be proven before they are counted on, and may be tried now."""
+        """Returns the sets on hot that need a proof before use and whose proof may be tried now."""
         due = (key for key in needed if key not in self._proven and self._refused.get(key, now) <= now)
         return {key: needed[key] for key in due if key in self._hot}
 
     def trusted(self, needed: Iterable[str]) -> bool:
-        """Whether all of them are proven and were on hot all the while."""
+        """Whether all of them are proven and have stayed on hot since."""
         return all(key in self._proven for key in needed)
 
     def distrust(self, keys: Iterable[str]) -> None:
-        """Have these proven again: who read them says that something is wrong."""
+        """Requires a new proof of these sets: the trainer that reads them reports an error."""
         for key in keys:
             self._proven.pop(key, None)
             self._refused.pop(key, None)
 
     def note_wants(self, needed: Iterable[str], later: Iterable[str] = ()) -> None:
-        """Take down what is needed hot: what is not there now comes first, then what is planned for later."""
+        """Sets `wants`: first the needed sets not on hot, then those planned for later."""
         cold = [key for key in needed if key not in self._hot]
         self.wants = tuple(
             dict.fromkeys((*cold, *islice(later, MOST_LATER), *(key for key, _ in self._named)))
@@ -211,12 +212,12 @@ class Planner:
         return decision.entries
 
     def sources(self) -> dict[str, Source]:
-        """The source records by path; what they say to have left hot is not trusted any more."""
+        """Returns the source records by path; drops the proofs of sets that left hot."""
         sources = self._records.read()
         if self._records.take_changed():
             self._hot = frozenset(source.key for source in sources.values() if source.key and source.hot)
             self._proven = {key: digest for key, digest in self._proven.items() if key in self._hot}
-            # When one is back it is another copy.
+            # A set that comes back is another copy.
             self._refused = {key: due for key, due in self._refused.items() if key in self._hot}
         return sources
 
@@ -227,7 +228,7 @@ class Planner:
         if source is None:
             return PlanSource.of(path, None, None, None, 0)
         key, arrived = source.key or "", now
-        if key and source.state in PUBLISHED:  # all that are there at a start have arrived together
+        if key and source.state in PUBLISHED:  # sets published at the start count as arrived together
             arrived = self._arrived.setdefault(key, now if self._decided else 0.0)
         return PlanSource.of(
             path,
@@ -242,14 +243,14 @@ class Planner:
 
 
 def _is_read(plan: Plan, segment: Segment, position: Position, skips: Sequence[Skip]) -> bool:
-    """Whether any window of a segment that reaches beyond the position is not skipped."""
+    """Whether the segment has an unskipped window beyond the position."""
     first = position if position.entry == segment.n else Position(segment.n, 0)
     behind = Position(segment.n, segment.windows)
     return left_after(plan, first, skips) > left_after(plan, behind, skips)
 
 
 def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
-    """What is published, by the records, of the pin's listing; each set once."""
+    """Returns the published data of the pin's listing, by the records; each set counts once."""
     listed = (sources[path] for path in pin.listing if path in sources)
     published = {one.key: one.books for one in listed if one.state in PUBLISHED and one.key}
     train, val = (sum(tokens_of(books, split) for books in published.values()) for split in ("train", "val"))
@@ -258,38 +259,38 @@ def in_view(pin: DatasetPin, sources: Mapping[str, Source]) -> DataInView:
 
 @contextlib.contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file shared: an evictor, who takes it alone, waits for us, and we a moment for it."""
+    """Holds a lock file shared; an evictor takes it exclusively, and each side waits for the other."""
     with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
 
 
-EVERY_S = 10.0  # between two writings, at most: what a kill costs
-SHARE = 0.1  # of the hold, where that is less
+EVERY_S = 10.0  # least time between two writes, and so the wait that a kill may forget
+SHARE = 0.1  # of the hold, where that is less than EVERY_S
 
 
 class HoldClock:
     """`plan.hold` as seconds waited, counted on the monotonic clock and kept in a record.
 
-    Time during which no supervisor runs does not count: after a power cut of a day nothing is passed over
-    that the watchdog is about to fetch. Nor does a wall clock that is set.
+    Time without a running supervisor does not count: after a power cut of a day the plan passes over no file
+    that the watchdog is about to fetch. Changes of the wall clock do not count either.
     """
 
     def __init__(self, file: Path, quarantine: Path) -> None:
         self._file = file
         body = read_or_set_aside(file, quarantine) or {}
-        self._waited: dict[str, float] = body.get("waited_s", {})  # as it is on disk
+        self._waited: dict[str, float] = body.get("waited_s", {})  # as on disk
         self._since: Mapping[str, float] | None = None
         self._due = 0.0
 
     def since(self, now: float) -> Mapping[str, float]:
-        """When each began to be waited for, in monotonic seconds, as if it had been without a break."""
+        """Returns when the wait for each path began, in monotonic seconds, as if there had been no break."""
         if self._since is None:
             self._since = {path: now - waited for path, waited in self._waited.items()}
         return self._since
 
     def keep(self, since: Mapping[str, float], now: float, hold_s: float) -> None:
-        """Take down who is waited for now; more than the hold need not be known of anybody."""
+        """Records the present waits; no wait longer than the hold is kept."""
         self._since = since
         waited = {path: round(min(now - start, hold_s), 1) for path, start in since.items()}
         if waited != self._waited and now >= self._due:

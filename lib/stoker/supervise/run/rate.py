@@ -1,17 +1,17 @@
-"""How fast a run goes through its plan, as its trainer's positions tell."""
+"""Measures how fast a run passes through its plan, from its trainer's positions."""
 
 from __future__ import annotations
 
 from stoker.observe.rate import Rate
 
-SPAN_S = 600.0  # evaluations and checkpoints come and go in it; a change of speed shows within minutes
-LEAST_S = 60.0  # a single evaluation or slow step is no measure
-SOON_S = 10.0  # a first measure, where a rough one now is worth more than a good one later
+SPAN_S = 600.0  # covers evaluations and checkpoints; a change of speed still shows within minutes
+LEAST_S = 60.0  # shorter spans are distorted by a single evaluation or slow step
+SOON_S = 10.0  # for a rough first measure soon
 
 
 class WindowRate:
-    """Windows a second over the last ten minutes of training, once there are `least_s` seconds of it; `known`
-    is what an earlier life measured."""
+    """Windows per second over the last ten minutes of training, once it has `least_s` seconds; `known` is the
+    rate measured before a restart."""
 
     def __init__(self, known: float | None = None, *, least_s: float = LEAST_S) -> None:
         self._least_s = least_s
@@ -19,10 +19,10 @@ class WindowRate:
         self.interrupted()
 
     def sampled(self, windows: int, now: float) -> None:
-        """The trainer has so many windows of the plan behind it, at `now` in monotonic seconds."""
+        """Records that the trainer has passed so many windows of the plan, at `now` in monotonic seconds."""
         self._rate.note(windows, now)
         self.windows_per_s = self._rate.per_second or self.windows_per_s
 
     def interrupted(self) -> None:
-        """The trainer ended or waits: the time until its next step is not its pace."""
+        """Restarts the measure after the trainer ended or waited: that time is not training time."""
         self._rate = Rate(SPAN_S, self._least_s)

@@ -1,4 +1,4 @@
-"""run.json: what a run is, which never changes, and how far it has come."""
+"""run.json: a run's identity, which never changes, and its progress."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RunState = Literal["waiting", "running", "finished", "failed"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a run this run; with it every checkpoint can give run.json back.
+    """A run's identity, complete enough that any checkpoint can restore run.json.
 
-    `run_id` is random, `created` UTC, `seq_len` in tokens, `dtype` the one of its token files.
+    `run_id` is random, `created` UTC, `seq_len` in tokens, `dtype` that of its token files.
     """
 
     run: str
@@ -50,7 +50,7 @@ PROGRESS = ("state", "finished", "launches", "fruitless", "best_step", "reason")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The run now. `launches` counts all, `fruitless` the last ones in a row that got nowhere.
+    """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
 
     `best_step` is the furthest step ever reported or sealed, `reason` why the run failed.
     """
@@ -65,18 +65,18 @@ class RunRecord:
     reason: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """The record's body as formats.md has it."""
+        """Returns the record's body as in formats.md."""
         return {**self.for_checkpoints(), **{name: getattr(self, name) for name in PROGRESS}}
 
     def for_checkpoints(self) -> dict[str, Any]:
-        """What a checkpoint carries of it: the part that cannot be found out again."""
+        """Returns the fields that a checkpoint carries: those that cannot be derived again."""
         return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
 
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
-    """A run record from run.json or a checkpoint's `run_record`; DataError names what is wrong.
+    """Returns the run record of run.json or of a checkpoint's `run_record`; DataError names the fault.
 
-    Raises UnknownFormat, naming `where`, for a version that is not known here.
+    Raises UnknownFormat, naming `where`, for an unknown version.
     """
     try:
         require_version(body, where)
@@ -92,13 +92,13 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
 
 
 def configured(pipeline: Pipeline) -> dict[str, Any]:
-    """What of a run's identity the configuration says."""
+    """Returns the part of a run's identity that the configuration sets."""
     train, dataset = pipeline.train, pipeline.dataset
     return {"seed": train.seed, "dataset": dataset.name, "dataset_version": dataset.version}
 
 
 def pinned(pin: DatasetPin) -> dict[str, Any]:
-    """What of a run's identity the dataset's pin says."""
+    """Returns the part of a run's identity that the dataset's pin sets."""
     return {
         "build_id": pin.build_id,
         "tokenizer_sha256": pin.tokenizer.sha256,
@@ -107,7 +107,7 @@ def pinned(pin: DatasetPin) -> dict[str, Any]:
 
 
 def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> str:
-    """Returns why a run cannot go on with the `wanted` values, and what to do; "" where it can."""
+    """Returns why a run cannot continue with the `wanted` values, and the remedy; "" where it can."""
     changes = [
         f"{name} is {getattr(record, name)!r} in this run and {value!r} now"
         for name, value in wanted.items()
