@@ -1,4 +1,4 @@
-"""Going back to an earlier checkpoint: the request, whether it is possible, and the rollback itself.
+"""Going back to an earlier checkpoint: the request, its check, and the rollback.
 
 The steps after that checkpoint are given up; ranges that earlier rollbacks skip stay skipped. A rollback
 writes one line first, then moves the checkpoints past the fork away; an interrupted one is finished later.
@@ -43,16 +43,17 @@ MOST_TOLD = 20  # possible steps named in a refusal
 
 
 class RollbackRefused(UsageError):
-    """This rollback cannot be; the message says why, and which could."""
+    """A rollback that is not possible; the message gives the reason and the possible steps."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Go back to step `to` (0: the beginning) and pass over the windows of the steps from < s <= to of each
-    pair in `skip`, steps of the timeline left; only if `timeline` is the current one. `request` is an id.
+    """A request to go back to step `to` (0: the beginning) on the current timeline.
 
-    With `lost`, the key of a shard set or its first 16 digits or more, `to` is the newest checkpoint's step
-    and what is passed over is the rest of the planned entries that name the set.
+    `skip` holds pairs (from, to): the windows of the steps from < s <= to of the timeline left are passed
+    over. The request is valid only while `timeline` is the current one. `request` is an id. With `lost`, the
+    key of a shard set or at least its first 16 digits, `to` is the newest checkpoint's step, and the rest of
+    the planned entries that name the set is passed over.
     """
 
     to: int
@@ -65,8 +66,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Standing:
-    """The run as a rollback finds it. `steps` are those of checkpoints on the current history; `place` gives
-    the position after a step of that history, None where that cannot be known."""
+    """The run's state for a rollback. `steps` are those of checkpoints on the current history; `place` gives
+    the position after a step of that history, None where it cannot be known."""
 
     timelines: Timelines
     plan: Plan
@@ -75,7 +76,7 @@ class Standing:
 
 
 def parse_ask(args: Mapping[str, Any], condition: Mapping[str, Any] | None, request: str = "") -> Ask:
-    """A request's words as what is asked; RollbackRefused says what is wrong with them."""
+    """Returns the rollback that a request asks for; RollbackRefused names the fault of a wrong request."""
     timeline = _timeline("a rollback", args, ("to", "skip", "reason"), condition or {})
     to, spans = args.get("to"), args.get("skip") or []
     if not _is_step(to):
@@ -91,7 +92,7 @@ def parse_ask(args: Mapping[str, Any], condition: Mapping[str, Any] | None, requ
 def parse_skip_set(
     args: Mapping[str, Any], condition: Mapping[str, Any] | None, steps: Collection[int], request: str = ""
 ) -> Ask:
-    """A request to give up a lost shard set; `steps` are those of the checkpoints on the current history."""
+    """Returns the request to give up a lost set; `steps` are of checkpoints on the current history."""
     timeline = _timeline("skip_set", args, ("key", "reason"), condition or {})
     key = args.get("key")
     if not (isinstance(key, str) and _KEY.fullmatch(key)):
@@ -103,7 +104,7 @@ def parse_skip_set(
 def _timeline(
     verb: str, args: Mapping[str, Any], known: Sequence[str], condition: Mapping[str, Any]
 ) -> int | None:
-    """The timeline that a request is for; RollbackRefused where it has a word that is not known."""
+    """Returns the timeline that a request is for; RollbackRefused for an unknown argument."""
     if unknown := sorted({*args} - {*known} | {*condition} - {"timeline"}):
         raise RollbackRefused(f"{verb} has no {unknown[0]!r}; it has {', '.join(known)}, and if timeline")
     timeline = condition.get("timeline")
@@ -113,7 +114,7 @@ def _timeline(
 
 
 def lost_key(ask: Ask, run: Standing) -> str:
-    """The whole key of the set that is to be given up; RollbackRefused when nothing planned reads it."""
+    """Returns the whole key of the set to give up; RollbackRefused when no planned entry reads it."""
     position = run.place(ask.to) or START
     for segment in reaching(run.plan, position):
         for key, _ in segment.sets:
@@ -123,7 +124,7 @@ def lost_key(ask: Ask, run: Standing) -> str:
 
 
 def decide(ask: Ask, run: Standing) -> Timeline:
-    """The line that makes the rollback; RollbackRefused where it cannot be."""
+    """Returns the timeline entry that makes the rollback; RollbackRefused where it is not possible."""
     current = run.timelines.current
     if ask.timeline is not None and ask.timeline != current:
         raise RollbackRefused(
@@ -139,18 +140,18 @@ def decide(ask: Ask, run: Standing) -> Timeline:
 
 
 def possible(steps: Collection[int]) -> str:
-    """The steps one can go back to, in words: the newest of many."""
+    """Returns the text of the possible steps: the newest of many."""
     told = sorted(steps, reverse=True)[:MOST_TOLD]
     return f"possible are {', '.join(map(str, [*told, 0]))}"
 
 
 def already(ask: Ask, timelines: Timelines) -> Timeline | None:
-    """The rollback that this very request has made already, before whoever made it could say so."""
+    """Returns the rollback that this request already made, if its process died before it could answer."""
     return next((fork for fork in timelines.forks if ask.request and fork.request == ask.request), None)
 
 
 def outcome_of(fork: Timeline, plan: Plan, moved: Sequence[str]) -> dict[str, Any]:
-    """What whoever asked is told of a rollback that was made."""
+    """Returns the answer to the request of a rollback that was made."""
     return {
         "timeline": fork.number,
         "left": fork.parent,
@@ -161,12 +162,12 @@ def outcome_of(fork: Timeline, plan: Plan, moved: Sequence[str]) -> dict[str, An
 
 
 def skipped_windows(plan: Plan, skip: Sequence[Skip]) -> int:
-    """Windows in ranges of the plan, each counted once."""
+    """Returns the windows in ranges of the plan, each counted once."""
     return plan.windows - left_after(plan, START, skip)
 
 
 def by_key(sources: Iterable[Source], key_of: Callable[[str], str]) -> dict[str, Source]:
-    """The sources by the key of the set that their content gives, one that tells the most for each."""
+    """Returns the sources by their content's set key; of several with one content, the best informed."""
     known: dict[str, Source] = {}
     for source in sources:
         if source.sha256 not in known or source.state != "duplicate":
@@ -175,7 +176,7 @@ def by_key(sources: Iterable[Source], key_of: Callable[[str], str]) -> dict[str,
 
 
 def require_lost(key: str, sources: Mapping[str, Source]) -> None:
-    """RollbackRefused while the set is there, or can come back: nothing is given up that need not be."""
+    """Raises RollbackRefused while the set exists or can come back: no data is given up needlessly."""
     if why_lost(key, sources) is None:
         source = sources[key]
         raise RollbackRefused(
@@ -185,7 +186,7 @@ def require_lost(key: str, sources: Mapping[str, Source]) -> None:
 
 
 def why_lost(key: str, sources: Mapping[str, Source]) -> str | None:
-    """Why a set cannot come back, in words; None where it can, or is there."""
+    """Returns why a set cannot come back; None where it exists or can come back."""
     source = sources.get(key)
     if source is None:
         return "its source has no record any more"
@@ -195,9 +196,9 @@ def why_lost(key: str, sources: Mapping[str, Source]) -> str | None:
 
 
 def _rest_of_entries(key: str, plan: Plan, position: Position) -> tuple[Skip, ...]:
-    """What is left, from a position on, of the planned entries that name the lost set.
+    """Returns the rest, from a position on, of the planned entries that name the lost set.
 
-    Its tokens are in windows all over an entry, as the order is a permutation: hundreds of thousands of
+    The set's tokens are spread over a whole entry, as the order is a permutation: hundreds of thousands of
     single windows. The entry's other sets are read again in the next epoch.
     """
     return tuple(
@@ -235,15 +236,18 @@ def _is_step(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Moved:
-    """Names of the checkpoints that were moved to abandoned/, and of those dropped there for the budget."""
+    """Names of the checkpoints moved to abandoned/, and of those dropped there for the budget."""
 
     names: tuple[str, ...]
     dropped: tuple[str, ...]
 
 
 def roll_back(run: RunLayout, fork: Timeline, budget: Quarantine) -> Moved:
-    """Make a decided rollback, durably. What consumed.json said of the run is taken back first: without it
-    the run holds everything its plan names, until its supervisor knows better."""
+    """Makes a decided rollback durably.
+
+    consumed.json is removed first: without it the run holds every set that its plan names, until its
+    supervisor writes it again.
+    """
     unlink_durably(run.consumed)
     with contextlib.closing(ChainedLog(run.timelines)) as log:
         log.append(fork.body())
@@ -251,7 +255,7 @@ def roll_back(run: RunLayout, fork: Timeline, budget: Quarantine) -> Moved:
 
 
 def finish(run: RunLayout, budget: Quarantine) -> Moved:
-    """Move every checkpoint past the last fork into abandoned/t<the timeline left>/, within the budget."""
+    """Moves every checkpoint past the last fork into abandoned/t<the timeline left>/, within the budget."""
     timelines = read_timelines(run.timelines)
     if not timelines.forks:
         return Moved((), ())
@@ -261,7 +265,7 @@ def finish(run: RunLayout, budget: Quarantine) -> Moved:
     for found in sorted(past, key=lambda one: one.step):
         make_dir(place)
         target = place / found.path.name
-        if target.exists():  # somebody's copy; it is nobody's to overwrite
+        if target.exists():  # a copy that another program made; Stoker must not overwrite it
             target = place / f"{found.path.name}-{new_id()}"
         move_durably(found.path, target)
         names.append(found.path.name)
@@ -269,29 +273,29 @@ def finish(run: RunLayout, budget: Quarantine) -> Moved:
 
 
 def restore_lost(run: RunLayout) -> int:
-    """Bring back lines that timelines.jsonl has lost, from a whole checkpoint's copy; returns how many.
+    """Restores lines that timelines.jsonl lost, from a whole checkpoint's copy; returns their number.
 
-    Raises DataError when the two are different histories, or when it is known that a line is lost that no
-    checkpoint has: going on would train on what was given up.
+    Raises DataError when the two are different histories, or when a line is known to be lost that no
+    checkpoint has: training would continue on data that was given up.
     """
     restored = 0
     for found in _of_later_timeline(run, read_timelines(run.timelines)):
         if prove_checkpoint(found.path, deep=False).verdict == "proven":
             restored = restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
-            break  # it has every line up to its own
+            break  # its copy has every line up to its own timeline
     _refuse_lost(run, read_timelines(run.timelines))
     return restored
 
 
 def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
-    """The run as a rollback finds it; `global_batch` is configured now, for steps no launch is known of."""
+    """Returns the run's state for a rollback; `global_batch` is for steps of no recorded launch."""
     timelines = read_timelines(run.timelines)
     found = candidates(find_checkpoints(run.checkpoints), ancestry(timelines))
     sealed = {0: START, **{one.step: Position(*one.body.position) for one in found if one.body}}
     makers = Makers(read_launches(run.launches)[0], timelines)
 
     def place(step: int) -> Position | None:
-        """Counted from the last checkpoint before, batch by batch; None where the plan is too short."""
+        """Counts from the last checkpoint before, batch by batch; None where the plan is too short."""
         last = max(one for one in sealed if one <= step)
         position: Position | None = sealed[last]
         while position is not None and last < step:
@@ -306,7 +310,7 @@ def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
 
 
 def _of_later_timeline(run: RunLayout, timelines: Timelines) -> list[Found]:
-    """Checkpoints of a timeline that timelines.jsonl does not have, the best witness first."""
+    """Returns checkpoints of a timeline that timelines.jsonl lacks, the latest timeline and step first."""
     found = find_checkpoints(run.checkpoints)
     later = [one for one in found if one.timeline is not None and one.timeline > timelines.current]
     return sorted(later, key=lambda one: (-(one.timeline or 0), -one.step))
@@ -331,8 +335,10 @@ def _left(abandoned_dir: Path) -> list[int]:
 
 
 def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
-    """Drop the oldest of what lies in abandoned/ until it keeps to the budget; the newest stays, whatever
-    its size, unless nothing is to be kept at all."""
+    """Drops the oldest checkpoints in abandoned/ until it is within the budget; returns their names.
+
+    The newest stays, whatever its size, unless the budget is zero.
+    """
     lefts = sorted(_left(abandoned_dir))
     places = [
         path for left in lefts for path in sorted((abandoned_dir / f"t{left}").iterdir()) if path.is_dir()

@@ -1,4 +1,4 @@
-"""What the supervisor knows of the run's checkpoints, and of their mirror between two listings.
+"""The supervisor's state of the run's checkpoints, and of their mirror between two listings.
 
 `runs/<run>/mirror.json` holds the names that the last listing or copy left on the mirror, also across
 restarts. It distinguishes an unmounted warm from an empty one, and names what could be fetched.
@@ -29,12 +29,12 @@ from stoker.plan.log import Plan, read_plan
 from stoker.plan.positions import Position
 from stoker.store.record import read_or_set_aside, write_record
 
-RETRY_S = 10.0  # before a checkpoint that could not be read is tried again
+RETRY_S = 10.0  # before an unreadable checkpoint is tried again
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, proven in this life of the supervisor or `sealed`; `body` is its checkpoint.json."""
+    """A checkpoint, proven since the supervisor started or `sealed`; `body` is its checkpoint.json."""
 
     path: Path
     step: int
@@ -46,15 +46,15 @@ class Checkpoint:
         return Position.parse(self.body["position"])
 
     def plan(self) -> Plan:
-        """The copy of the plan it carries."""
+        """Returns the checkpoint's copy of the plan."""
         return read_plan(self.path / "plan.jsonl")
 
 
-BEGINNING = Checkpoint(Path(), 0, {"step": 0, "position": [0, 0], "tokens": 0})  # before the first one
+BEGINNING = Checkpoint(Path(), 0, {"step": 0, "position": [0, 0], "tokens": 0})  # before the first checkpoint
 
 
 class Checkpoints:
-    """The sealed checkpoints and what is known of each. The trainer adds, the supervisor removes."""
+    """The sealed checkpoints and their proofs. The trainer adds checkpoints, the supervisor removes them."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         run = pipeline.layout.run(pipeline.train.run)
@@ -63,66 +63,66 @@ class Checkpoints:
         self._budget = pipeline.quarantine
         keep = pipeline.train.checkpoint
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
-        self.kept: set[str] = set()  # names that retention leaves alone until the next launch
-        self.proven_at: float | None = None  # when the newest one was proven
+        self.kept: set[str] = set()  # names that retention spares until the next launch
+        self.proven_at: float | None = None  # when the newest checkpoint was proven
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
         self._sealed: Checkpoint | None = None
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest one proven so far."""
+        """The newest proven checkpoint."""
         return max(self._proven.values(), key=lambda one: one.step, default=None)
 
     @property
     def sealed(self) -> Checkpoint | None:
-        """The newest one that `note_sealed` found, while it is there."""
+        """The newest checkpoint that `note_sealed` found, while it exists."""
         return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
 
     def get(self, name: str) -> Checkpoint | None:
-        """The one with this name, if it is proven."""
+        """Returns the proven checkpoint with this name."""
         return self._proven.get(name)
 
     def path(self, name: str) -> Path:
         return self._directory / name
 
     def note_sealed(self, history: History) -> None:
-        """Find the newest sealed one, proven or not, to be shown; only while nothing seals."""
+        """Finds the newest sealed checkpoint, proven or not, for the status; only while no process seals."""
         found = candidates(find_checkpoints(self._directory), history)
         sealed = (Checkpoint(one.path, one.step, one.body.raw) for one in found if one.body)
         self._sealed = next(sealed, None)
 
     def before_selection(self) -> list[str]:
-        """Forget what is gone, and remove what interrupted seals left; only while nothing seals."""
+        """Forgets missing checkpoints and removes interrupted seals; only while no process seals."""
         self.forget_missing()
         self.kept.clear()
         return sweep_leftovers(self._directory)
 
     def newest_candidate(self, history: History) -> str:
-        """The name of the newest sealed one of a history, "" without any."""
+        """Returns the name of the newest sealed checkpoint of a history, "" without any."""
         return next((one.path.name for one in candidates(find_checkpoints(self._directory), history)), "")
 
     def unproven(self, history: History, now: float) -> str:
-        """The name of the newest sealed one without a verdict that may be tried now, "" without any."""
+        """Returns the name of the newest sealed checkpoint that is due for a proof, "" without any."""
         found = (one.path.name for one in candidates(find_checkpoints(self._directory), history))
         new = (name for name in found if name not in self._proven)
         return next((name for name in new if self._retry_at.get(name, now) <= now), "")
 
     def to_mirror(self) -> list[Mirrored]:
-        """The copies of the proven ones."""
+        """Returns the mirror entries of the proven checkpoints."""
         return [Mirrored.of(one.body, one.digest) for one in self._proven.values() if one.path.exists()]
 
     def forget(self, name: str) -> None:
-        """Trust one no longer: it is proven again."""
+        """Withdraws trust in a checkpoint: it is proven again."""
         self._proven.pop(name, None)
 
     def forget_missing(self) -> None:
-        """Trust nothing that was moved away: another checkpoint may get its name."""
+        """Forgets checkpoints that were moved away: another checkpoint may get the same name."""
         for name in [name for name, one in self._proven.items() if not one.path.exists()]:
             del self._proven[name]
 
     def proven(self, name: str, body: Mapping[str, Any], digest: str, now: float) -> bool:
-        """Take in a proof that succeeded; True when it is the newest one now."""
+        """Records a successful proof; True when the checkpoint is now the newest."""
         before = self.newest
         checkpoint = Checkpoint(self.path(name), int(body["step"]), body, digest)
         self._proven[name] = checkpoint
@@ -133,12 +133,12 @@ class Checkpoints:
         return is_newest
 
     def unreadable(self, name: str, now: float) -> None:
-        """Take in that nothing could be found out: it is neither trusted nor rejected, and tried again."""
+        """Records an undecided proof: the checkpoint is neither trusted nor rejected, and is tried again."""
         self._proven.pop(name, None)
         self._retry_at[name] = now + RETRY_S
 
     def reject(self, name: str, reason: str) -> Quarantined:
-        """Move one that was proven wrong into quarantine, within its budget."""
+        """Moves a checkpoint that was proven wrong into quarantine, within its budget."""
         self._proven.pop(name, None)
         return quarantine_checkpoint(
             self._quarantine,
@@ -149,7 +149,7 @@ class Checkpoints:
         )
 
     def prune(self) -> list[int]:
-        """Remove what retention no longer keeps and nothing reads; returns the steps."""
+        """Removes checkpoints that retention drops and no process reads; returns their steps."""
         self.forget_missing()
         kept = [
             Kept(one.step, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)
@@ -165,45 +165,45 @@ class Checkpoints:
 
 Look = Literal["wait", "try", "no"]
 
-LOOK_AGAIN_S = 3600.0  # warm may be cleared by hand
+LOOK_AGAIN_S = 3600.0  # an operator may clear warm by hand
 COMPLAINT_S = 600.0
-PRUNE_AGAIN_S = 30.0  # what is left then is being read
+PRUNE_AGAIN_S = 30.0  # the checkpoints left then are being read
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
 
 
 class MirrorState:
-    """The copies by the last look, and the trouble with warm; times are monotonic seconds."""
+    """The copies as of the last listing, and the failures of warm; times are monotonic seconds."""
 
     def __init__(self, path: Path, quarantine: Path) -> None:
         self._path = path
         body = read_or_set_aside(path, quarantine)
-        self.has_record = body is not None  # a look has succeeded, in this daemon's life or before
-        self.is_fresh = False  # one has in this daemon's life
+        self.has_record = body is not None  # whether any listing ever succeeded
+        self.is_fresh = False  # whether a listing succeeded since this daemon started
         self.copies = tuple(Mirrored.parse(copy) for copy in body["copies"]) if body else ()
-        self.proven: set[str] = set()  # names of copies that were proven in this daemon's life
+        self.proven: set[str] = set()  # names of copies proven since this daemon started
         self.trouble: str | None = None  # why the last try at `trouble_doing` failed
         self.trouble_doing = ""
-        self.waiting = 0  # checkpoints still to be copied, at the last look
+        self.waiting = 0  # checkpoints still to be copied, as of the last listing
         self.tend_at = self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
     def looked(self, found: Iterable[Mirrored], now: float) -> None:
-        """Take in a look that succeeded."""
+        """Records a successful listing."""
         self.is_fresh, self.look_at = True, now + LOOK_AGAIN_S
         self._change(found)
 
     def copied(self, one: Mirrored) -> None:
-        """Take in a copy that was proven."""
+        """Records a proven copy."""
         self.proven.add(one.name)
         self._change([*(other for other in self.copies if other.name != one.name), one])
 
     def gone(self, names: Iterable[str]) -> None:
-        """Take in that these copies are no longer there."""
+        """Records that these copies are missing."""
         left = set(names)
         self._change(one for one in self.copies if one.name not in left)
 
     def failed(self, doing: str, reason: str, now: float) -> bool:
-        """Take in a failure: all is tried again, later and later; True when it is worth an event."""
+        """Records a failure, after which every try waits longer; True when it is worth an event."""
         self.retry_at, self.look_at = now + self._backoff.next(), 0.0
         is_worth = self.trouble is None or now >= self._complain_at
         if is_worth:
@@ -212,7 +212,7 @@ class MirrorState:
         return is_worth
 
     def worked(self, doing: str) -> bool:
-        """Take in that something was done on warm; True when that ends the trouble: the same had failed."""
+        """Records a success on warm; True when it ends the trouble, which only the same activity can end."""
         if self.trouble is None or self.trouble_doing != doing:
             return False
         self.trouble, self.retry_at = None, 0.0
@@ -220,15 +220,16 @@ class MirrorState:
         return True
 
     def newest(self, history: History) -> Mirrored | None:
-        """The newest copy of a history."""
+        """Returns the newest copy of a history."""
         return next(iter(fallback(self.copies, history, -1)), None)
 
     def to_look(self, here: int | None, history: History, *, has_rejected: bool) -> Look:
-        """Whether a launch from step `here` (None: from nothing) must know first what the mirror holds.
+        """Returns whether a launch from step `here` (None: the beginning) must list the mirror first.
 
-        `wait`: it could hold a newer one than what is proven here, and going back in silence would undo what
-        was trained; `try`: by our own record it holds none, but that may be an old one that was put back, so
-        a look is worth a moment. `has_rejected`: a newer one was proven wrong here just now.
+        `wait`: the mirror could hold a newer checkpoint than any proven here, and an older start would
+        silently undo training; `try`: by the record the mirror holds none, but the record may be an old one
+        that was put back, so a short wait is worth it. `has_rejected`: a newer checkpoint was just proven
+        wrong here.
         """
         step = -1 if here is None else here
         if fallback(self.copies, history, step) or (here is None and not self.has_record):
@@ -236,7 +237,7 @@ class MirrorState:
         return "try" if has_rejected or not self.is_fresh else "no"
 
     def status(self, copying: int | None) -> dict[str, Any]:
-        """The mirror for people; `copying` is the step whose copy is under way."""
+        """Returns the mirror's status; `copying` is the step whose copy is in progress."""
         newest = max(self.copies, key=lambda one: (one.timeline, one.step), default=None)
         return {
             "step": newest.step if newest else None,

@@ -1,11 +1,11 @@
-"""The directory a recorded run is trained again in: frozen copies of its history, and a run of its own.
+"""The directory in which a recorded run is trained again: copies of its history, and a run of its own.
 
-    replay.json         whose history this is, how far it goes, which checkpoint it is compared with
-    run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's own results
-    recorded/           training log, launch record, and what one of its checkpoints was computed with
-    shards/             links to the run's shard sets on hot, or on warm
+        replay.json         the recorded run, the last step, the checkpoint to compare with
+        run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's results
+        recorded/           training log, launch record, and the compute settings of one of its checkpoints
+        shards/             links to the run's shard sets on hot, or on warm
 
-All is taken at the beginning, so that the pipeline may go on, roll back and prune meanwhile.
+All copies are made at the beginning, so that the pipeline may train, roll back and prune meanwhile.
 
 The history is trained again in phases, without its faults: a kill and a resume change nothing in a
 deterministic run. A new phase begins where a launch had other settings or a rollback changed the timeline.
@@ -37,7 +37,7 @@ COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoin
 
 
 class Site:
-    """A replay's directory; `told` is the body of replay.json, empty before there is one."""
+    """A replay's directory; `told` is the body of replay.json, empty before that exists."""
 
     def __init__(self, root: Path, told: Mapping[str, Any]) -> None:
         self.root, self.told = root, told
@@ -47,8 +47,8 @@ class Site:
         recorded = root / "recorded"
         self.metrics = recorded / "metrics.jsonl"
         self.base = recorded / "launch.json"
-        self.machine = recorded / "trainer.json"  # of one of its checkpoints: what it was computed with
-        # Of the recorded checkpoint.json to compare with, None when there is none as early.
+        self.machine = recorded / "trainer.json"  # compute settings and versions of a recorded checkpoint
+        # The body of the recorded checkpoint.json to compare with, None when no checkpoint is early enough.
         self.compared: Mapping[str, Any] | None = told.get("compared")
         self.to, self.timeline = int(told.get("to", 0)), int(told.get("timeline", 0))
 
@@ -59,27 +59,27 @@ class Site:
         return read_timelines(self.run.timelines)
 
     def phases(self) -> list[Phase]:
-        """What is to be trained; it stops where the recorded checkpoint stands."""
+        """Returns the phases to train; one of them ends at the recorded checkpoint."""
         launches = read_launches(self.run.launches)[0]
         stop = self.compared["step"] if self.compared is not None else None
         return phases(launches, self.timelines(), timeline=self.timeline, to=self.to, stop=stop)
 
     def finish(self, verdict: Mapping[str, Any]) -> None:
-        """Write down what was found; the directory is no unfinished replay any more."""
+        """Writes the verdict; the replay is finished then."""
         write_record(self.root / "replay.json", {**self.told, "state": "done", "verdict": dict(verdict)})
 
 
 def own_checkpoints(site: Site) -> Iterator[Found]:
-    """What the replay sealed itself, newest first."""
+    """Yields the checkpoints that the replay sealed, newest first."""
     history = ancestry(site.timelines(), site.timeline)
     yield from candidates(find_checkpoints(site.run.checkpoints), history)
 
 
 def link_sets(site: Site, pipeline: Pipeline) -> list[str]:
-    """Point a link for each set of the plan at a directory that holds it: hot's, else warm's copy.
+    """Points a link for each set of the plan at a directory that holds it: hot's, else warm's copy.
 
-    Returns the first 16 digits of the keys whose link was changed. A set that is nowhere, or is not the one
-    that the plan names, has none: the trainer that wants to read it says so.
+    Returns the first 16 digits of the keys whose link changed. A set that is on no disk, or differs from the
+    planned set, has no link: the trainer reports it when it reads the set.
     """
     site.shards.mkdir(exist_ok=True)
     disks = [disk for disk in (pipeline.hot_layout, pipeline.warm_layout) if disk is not None]
@@ -101,7 +101,7 @@ def link_sets(site: Site, pipeline: Pipeline) -> list[str]:
 
 
 def _holds(directory: Path, digest: str) -> bool:
-    """Whether the set of this manifest lies there; its files are checked when they are opened."""
+    """Whether the set of this manifest is there; its files are checked when they are opened."""
     try:
         return hashlib.sha256((directory / "manifest.json").read_bytes()).hexdigest() == digest
     except OSError:
@@ -121,9 +121,9 @@ class Phase:
 def phases(
     launches: Sequence[Launched], timelines: Timelines, *, timeline: int, to: int, stop: int | None = None
 ) -> list[Phase]:
-    """The phases of a timeline's history up to step `to`; one of them ends at `stop`.
+    """Returns the phases of a timeline's history up to step `to`; one of them ends at `stop`.
 
-    Raises DataError for a step that no launch on record made.
+    Raises DataError for a step that no recorded launch made.
     """
     forks = [upto for _, upto in ancestry(timelines, timeline) if upto is not None]
     begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks), (stop or 0) + 1}
@@ -146,14 +146,14 @@ def phases(
 
 
 def phase_of(parts: Sequence[Phase], step: int) -> Phase | None:
-    """The phase that makes a step; None behind the last."""
+    """Returns the phase that makes a step; None after the last."""
     return next((part for part in parts if part.first <= step <= part.last), None)
 
 
 def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What of two `trainer.json` (compute and versions) rules out equal bits, half a sentence each.
+    """Returns the differences of two `trainer.json` (compute and versions) that rule out equal bits.
 
-    What one of the two does not say is not compared.
+    Each is half a sentence. A value that one of the two lacks is not compared.
     """
     found = []
     for part, name in _DECISIVE:
@@ -173,19 +173,19 @@ _DECISIVE = (
 
 
 LOCK = "replay.lock"
-ROOM_FACTOR = 4  # checkpoints of the replay's own that may lie there at once, one of them being sealed
+ROOM_FACTOR = 4  # checkpoints of the replay on disk at once, including one being sealed
 
 
 def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Site, Lock]:
-    """Begin a replay in a new directory, or go on with a stopped one of the same run, under its lock.
+    """Begins a replay in a new directory, or continues a stopped replay of the same run, under its lock.
 
-    Raises UsageError for a directory of something else, for a finished replay, and for a step that the run
-    has sealed no checkpoint at or behind; DataError where the run's files contradict each other; LockHeld
+    Raises UsageError for a directory with other files, for a finished replay, and for a step with no sealed
+    checkpoint of the run at or after it; DataError where the run's files contradict each other; LockHeld
     while another process works there.
     """
     recorded = pipeline.layout.run(run)
     record = read_record(recorded.record)
-    # A directory with the lock and without replay.json is one whose preparation was cut off.
+    # A directory with the lock and without replay.json was left by an interrupted preparation.
     if out.exists() and not (out / LOCK).exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is there already and no unfinished replay; name a new directory")
     make_dir(out)
@@ -198,7 +198,7 @@ def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Si
 
 
 def _begun(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, Any] | None:
-    """What replay.json says of a replay to go on with; None before there is one."""
+    """Returns the body of replay.json of a replay to continue; None before it exists."""
     try:
         told = read_record(out / "replay.json")
     except FileNotFoundError:
@@ -232,7 +232,7 @@ def _begin(
         insist_on_room(out, ROOM_FACTOR * compared.bytes, 0)
     made_by = checkpoint_name(newest if compared is None else compared.step)
     shutil.copyfile(recorded.checkpoints / made_by / "trainer.json", site.machine)
-    # The log after the checkpoint, and the plan after both: each is ahead of what was read before it.
+    # The log is read after the checkpoint, and the plan after both: each is ahead of those before.
     for source, target in (
         (recorded.metrics, site.metrics),
         (recorded.timelines, site.run.timelines),
@@ -240,7 +240,7 @@ def _begin(
         (recorded.plan, site.run.plan),
     ):
         raw = source.read_bytes() if source.exists() else b""
-        write_atomic(target, raw[: raw.rfind(b"\n") + 1])  # not the line that is being written
+        write_atomic(target, raw[: raw.rfind(b"\n") + 1])  # without a line that is still being written
     base = read_record(recorded.launch)
     write_record(site.base, base)
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
@@ -261,7 +261,7 @@ def _begin(
 
 
 def _sealed(recorded: RunLayout, timelines: Timelines) -> list[Found]:
-    """The checkpoints on the run's history, newest first."""
+    """Returns the checkpoints on the run's history, newest first."""
     found = candidates(find_checkpoints(recorded.checkpoints), ancestry(timelines))
     if not found:
         raise UsageError(

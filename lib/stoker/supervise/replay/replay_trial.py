@@ -1,4 +1,4 @@
-"""Training a recorded history again: the real trainer under its guard, phase by phase."""
+"""Trains a recorded history again: the real trainer under its guard, phase by phase."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints, phase_of
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
-KEPT = 2  # checkpoints of the replay's own
-SEAL_EVERY_S = 600.0  # what a stopped replay loses at most
+KEPT = 2  # the replay's newest checkpoints
+SEAL_EVERY_S = 600.0  # upper limit of the work that a stopped replay loses
 TURN_S = 0.5
 
 Say = Callable[[str], None]
@@ -32,11 +32,11 @@ KNOWN = (DataError, StorageError, errors.Transient, errors.ConfigError, Unavaila
 
 
 class Stopped(Exception):
-    """Somebody asked the replay to stop; what it has done is sealed."""
+    """A signal asked the replay to stop; its progress is sealed."""
 
 
 class Trial:
-    """One call's work on a replay: `say` is told what happens, `progress` each new state of the trainer."""
+    """One call's work on a replay: `say` gets messages for people, `progress` each new trainer state."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Trial:
         self._proven: set[str] = set()
 
     def run(self) -> None:
-        """Train to the last step; raises Stopped when asked to stop, a StokerError that says what failed."""
+        """Trains to the last step; raises Stopped after a signal, or the StokerError of a failed launch."""
         sweep_leftovers(self.site.run.checkpoints)
         waiter = Waiter()
         waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,11 +63,11 @@ class Trial:
         with contextlib.closing(waiter):
             while (step := self.newest_step()) < self.site.to:
                 is_moved = bool(link_sets(self.site, self.pipeline))
-                # What it read may have left hot for warm meanwhile: that costs the steps since the last seal.
+                # A set moved from hot to warm while it was read: the steps since the last seal are lost.
                 if error is not None and not (is_moved and isinstance(error, DataError)):
                     raise error
                 phase = phase_of(self.phases, step + 1)
-                assert phase is not None  # the phases reach to the last step
+                assert phase is not None  # the phases cover every step to the last
                 end, view = self.launch(phase, step, waiter)
                 if waiter.received:
                     raise Stopped
@@ -75,12 +75,12 @@ class Trial:
                 error = None if has_ended_well else failure(end, view)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint of the replay's own that is proven whole; 0 without one."""
+        """Returns the step of the replay's newest proven checkpoint; 0 without one."""
         newest = self.newest()
         return newest.step if newest else 0
 
     def newest(self) -> Found | None:
-        """It; what is not whole is removed, and made again."""
+        """Returns the replay's newest proven checkpoint; removes damaged ones, which are made again."""
         for found in own_checkpoints(self.site):
             proof = None if found.path.name in self._proven else prove_checkpoint(found.path)
             if proof is None or proof.verdict == "proven":
@@ -93,7 +93,7 @@ class Trial:
         return None
 
     def launch(self, phase: Phase, step: int, waiter: Waiter) -> tuple[GuardedEnd, TrainerView]:
-        """One launch from the newest checkpoint to the phase's end; its end and its last words."""
+        """Runs a launch from the newest checkpoint to the phase's end; returns its end and last state."""
         newest = self.newest() if step else None
         launch = Launch(
             launch=new_id(),
@@ -125,7 +125,7 @@ class Trial:
         is_stopping = False
         while (end := trainer.poll()) is None:
             waiter.wait(TURN_S)
-            if waiter.received and not is_stopping:  # it may have come before this launch
+            if waiter.received and not is_stopping:  # the signal may have come before this launch
                 is_stopping = True
                 self.say("stopping: the trainer is asked to save")
                 trainer.stop()
@@ -138,7 +138,7 @@ class Trial:
         return end, view
 
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
-        """launch.json: the recorded run's, with the settings of the phase and the places of the replay."""
+        """Returns launch.json: the recorded run's, with the phase's settings and the replay's paths."""
         held = self.base["heldout"]
         return {
             **self.base,
@@ -153,7 +153,7 @@ class Trial:
         }
 
     def prune(self) -> None:
-        """Keep the newest of the replay's own checkpoints, and the one that is to be compared."""
+        """Removes the replay's checkpoints except the newest and the checkpoint to compare."""
         compared = self.site.compared["step"] if self.site.compared is not None else None
         for found in list(own_checkpoints(self.site))[KEPT:]:
             if found.step != compared:
@@ -161,7 +161,7 @@ class Trial:
 
 
 def failure(end: GuardedEnd, view: TrainerView) -> StokerError:
-    """How a launch ended otherwise than it should, as an error with its exit code."""
+    """Returns the error, with its exit code, of a launch that did not end as it should."""
     why = view.error or f"exit code {end.code}"
     if end.code is None:
         why = "its guard was lost" if end.signum is None else f"killed by {signal.Signals(end.signum).name}"

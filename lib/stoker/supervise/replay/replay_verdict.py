@@ -1,4 +1,4 @@
-"""A finished replay against the run it repeats: every loss row of the history, every tensor, bit by bit."""
+"""Compares a finished replay with the recorded run: every loss row and every tensor, bit by bit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stoker.supervise.replay.replay_site import Site, forbids
 
 TRAINER, TENSORS = "trainer.json", ("model-", "optimizer-")
 MOST_TOLD = 10
-TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # of the clock, not of the training
-Key = tuple[int, bool]  # (step, a training row; else a held-out one)
+TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # these differ between equal runs
+Key = tuple[int, bool]  # (step, whether it is a training row; else a held-out row)
 Rows = Mapping[Key, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was compared, and the first of what differs; `step` is the compared checkpoint's.
+    """The extent of the comparison and the first differences; `step` is the compared checkpoint's.
 
-    `files` are those that hold the tensors of the model and the optimizer.
+    `files` is the number of files that hold the tensors of the model and the optimizer.
     """
 
     identical: bool
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def refuse_other_machine(site: Site) -> str:
-    """Raise ConfigError where equal bits cannot be expected here; returns the device that was trained on."""
+    """Raises ConfigError where equal bits cannot be expected here; returns the device of the recorded run."""
     recorded = _trainer(site.machine)
     here = {"versions": {"torch": importlib.metadata.version("torch")}}
     _refuse(forbids(recorded, here))
@@ -56,10 +56,10 @@ def refuse_other_machine(site: Site) -> str:
 
 
 def compare(site: Site) -> Verdict:
-    """Hold a replay that has come to its end against the record; a difference is a verdict, not an error.
+    """Compares a finished replay with the record; a difference is a verdict, not an error.
 
-    Raises ConfigError where the replay was computed otherwise than the run, DataError or StorageError for a
-    checkpoint that cannot be compared with.
+    Raises ConfigError where the replay was computed differently from the run, DataError or StorageError for a
+    checkpoint that cannot be compared.
     """
     files, found = (0, list[str]()) if site.compared is None else _compare_checkpoints(site, site.compared)
     history = ancestry(site.timelines(), site.timeline)
@@ -80,7 +80,7 @@ def compare(site: Site) -> Verdict:
 
 
 def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) -> Rows:
-    """The rows of a training log that a history is made of, up to a step; what is no row is left out."""
+    """Returns the rows of a history in a training log, up to a step; skips lines that are no rows."""
     rows = []
     for line in path.read_bytes().split(b"\n"):
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -92,10 +92,10 @@ def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) ->
 
 
 def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
-    """What differs in the rows, by step. Held-out losses are compared where both have one.
+    """Yields the differences of the rows, by step. Held-out losses are compared where both logs have one.
 
-    When they are taken, and on which side of a fork, depends on how launches ended, which a replay does not
-    repeat; what they are does not.
+    The steps of held-out losses, and their side of a fork, depend on how launches ended, which a replay does
+    not repeat; their values do not.
     """
     for key in sorted(recorded.keys() | repeated.keys()):
         step, trained = key
@@ -110,7 +110,7 @@ def row_differences(recorded: Rows, repeated: Rows) -> Iterator[str]:
 
 
 def _compare_checkpoints(site: Site, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """How many files of tensors there are, and what differs; equal files hold equal bits."""
+    """Returns the number of tensor files, and the differences; equal files hold equal bits."""
     repeated = site.run.checkpoints / checkpoint_name(recorded["step"])
     proof = prove_checkpoint(repeated)
     if proof.verdict == "unreadable":
@@ -129,7 +129,7 @@ def _compare_checkpoints(site: Site, recorded: Mapping[str, Any]) -> tuple[int, 
 
 
 def _figures(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same in two checkpoints: its place in the plan, and the hashes of its tensors."""
+    """Returns the fields that must be equal in two checkpoints: place in the plan, and tensor hashes."""
     hashes = {name: entry["sha256"] for name, entry in body["files"].items() if name.startswith(TENSORS)}
     return hashes | {name: body[name] for name in ("step", "timeline", "tokens", "position")}
 
