@@ -1,7 +1,7 @@
-"""Tokens out as `datasets.load_from_disk` reads them: Arrow streams, and two files of JSON beside them.
+"""Exports tokens in the form that `datasets.load_from_disk` reads: Arrow streams and two JSON files.
 
-A row is `length` tokens of the split's stream, set after set, or with length None one document. Each record
-batch is small and has offsets of its own, or none, so there is no number of values that is too large for it.
+A row is `length` tokens of the split's stream, set after set, or one document where length is None. Each
+record batch is small and has its own offsets, or none, so no number of values is too large for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.shards.exchange.export_sets import Numbers, OfferedSet
 from stoker.store.files import canonical_json, make_dir
 
 COLUMN = "input_ids"
-FILE_TOKENS = 1 << 28  # after so many a new file begins: 512 MiB, or 1 GiB of four bytes each
+FILE_TOKENS = 1 << 28  # in a file: 512 MiB, or 1 GiB with four bytes each
 
 Progress = Callable[[int], None]
 
@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 def export_arrow(
     sets: Sequence[OfferedSet], splits: Sequence[str], length: int | None, out: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Write the splits: one as a Dataset, several as a DatasetDict; returns what is noted of them."""
+    """Writes the splits: one as a Dataset, several as a DatasetDict; returns the fields of the note."""
     pa.set_memory_pool(pa.system_memory_pool())
     rows, tails = {}, {}
     for split in splits:
@@ -43,16 +43,16 @@ def export_arrow(
 def _write_split(
     sets: Sequence[OfferedSet], split: str, length: int | None, directory: Path, progress: Progress
 ) -> int:
-    """Write one Dataset; returns its rows."""
+    """Writes one Dataset; returns its number of rows."""
     dtype = sets[0].manifest.dtype
-    # A list of fixed size has no offsets at all.
+    # A list of fixed size has no offsets.
     lists = pa.list_(pa.type_for_alias(dtype), length or -1)
     schema = pa.schema([(COLUMN, lists)])
     columns = _documents(sets, split) if length is None else _rows(sets, split, length)
     names: list[str] = []
     rows = 0
     column = next(columns, None)
-    while column is not None or not names:  # a split without a row is a file without a batch
+    while column is not None or not names:  # a split without rows becomes a file without batches
         names.append(f"data-{len(names):05d}.arrow")
         held = 0
         with Sink(directory / names[-1]) as sink, pa.ipc.new_stream(sink, schema) as stream:
@@ -67,7 +67,7 @@ def _write_split(
 
 
 def _rows(sets: Sequence[OfferedSet], split: str, length: int) -> Iterator[pa.Array]:
-    """The split in rows of tokens; what does not fill a last one is left out."""
+    """Yields the split in rows of tokens, without the tokens that do not fill a last row."""
     rest: Numbers = np.empty(0, sets[0].manifest.dtype)
     for piece in (piece for one in sets for piece in one.pieces(split)):
         values = np.concatenate([rest, piece])
@@ -87,7 +87,7 @@ def _documents(sets: Sequence[OfferedSet], split: str) -> Iterator[pa.Array]:
 def _write_notes(
     sets: Sequence[OfferedSet], split: str, length: int | None, directory: Path, names: Sequence[str]
 ) -> None:
-    """The two files by which `datasets`, old versions and new, knows what is there."""
+    """Writes the two files by which old and new versions of `datasets` recognise a Dataset."""
     what = f"{length} tokens of the stream" if length else "a document, end-of-text included"
     dtype = sets[0].manifest.dtype
     feature: dict[str, Any] = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "Sequence"}

@@ -1,7 +1,7 @@
-"""Tokens out as nanoGPT reads them: train.bin and val.bin, raw little-endian numbers, and a note in JSON.
+"""Exports tokens in nanoGPT's form: train.bin and val.bin, raw little-endian numbers, and a JSON note.
 
-Nothing is left out: each file is the split's stream, set after set. nanoGPT takes random windows from it, of
-which the last begins block_size + 1 tokens before the end; what it makes of the end is its own affair.
+No token is left out: each file is the split's stream, set after set. nanoGPT draws random windows from it;
+the last possible window begins block_size + 1 tokens before the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UINT32_NOTE = "nanoGPT's train.py reads uint16: in a copy of it, write np.uint32
 def export_nanogpt(
     sets: Sequence[OfferedSet], splits: Sequence[str], out: Path, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Write the splits that have tokens; returns what is noted of them. `progress` gets tokens written."""
+    """Writes the splits that have tokens; returns the fields of the note. `progress` gets tokens written."""
     files: dict[str, Any] = {}
     for split in splits:
         tokens = sum(one.tokens(split) for one in sets)

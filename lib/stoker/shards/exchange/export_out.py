@@ -1,4 +1,4 @@
-"""Where an export is written: a directory that gets its name, by one rename, when all in it is durable."""
+"""The output of an export: a directory that gets its name by one rename, when all of it is durable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.store.files import (
 
 
 class Sink(io.FileIO):
-    """A new file that is written from front to end; `sha256` is of all it was given, `size` in bytes."""
+    """A new file, written front to end; `sha256` and `size` (bytes) are of all bytes written."""
 
     def __init__(self, path: Path) -> None:
         with storage_errors("create", path):
@@ -36,7 +36,7 @@ class Sink(io.FileIO):
         self._digest = hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        """Write all of it; raises StorageError."""
+        """Writes all of the data; raises StorageError."""
         view = memoryview(data).cast("B")
         with storage_errors("write", self.path):
             write_all(self.fileno(), view)
@@ -51,10 +51,10 @@ class Sink(io.FileIO):
 
 @contextlib.contextmanager
 def new_directory(target: Path, needed: int) -> Iterator[Path]:
-    """A directory that is published at `target` when the block ends well; else nothing of it stays.
+    """Yields a directory that is published at `target` when the block ends well, and removed otherwise.
 
-    What a killed export left there is removed. Raises UsageError where something is at the target, LockHeld
-    where another export is on its way there, StorageError unless there is room for so many bytes.
+    Removes the leftovers of a killed export first. Raises UsageError where the target exists, LockHeld where
+    another export to it is running, StorageError where fewer than `needed` bytes are free.
     """
     target = target.absolute()
     if os.path.lexists(target):
@@ -78,10 +78,10 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
         except FileExistsError:
             raise UsageError(f"{target} was made meanwhile; name another directory") from None
         finally:
-            with contextlib.suppress(StorageError):  # the first error matters, and the next export sweeps
+            with contextlib.suppress(StorageError):  # the first error matters, and the next export removes it
                 remove_tree(building)
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a small file of JSON, durable once its directory is published; raises StorageError."""
+    """Writes a small JSON file, durable once its directory is published; raises StorageError."""
     write_atomic(path, canonical_json(body) + b"\n", durable=False)

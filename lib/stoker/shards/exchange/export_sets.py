@@ -1,4 +1,4 @@
-"""Shard sets on their way out: found, held against each other, and proven while they are read."""
+"""Shard sets to export: found, checked to fit one stream, and proven while they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.shards.format.manifest import MANIFEST, Manifest, beside
 from stoker.shards.format.proof import SET_NAME, inspect_set
 from stoker.store.errors import DataError, UnavailableError, UsageError, storage_errors
 
-PIECE_TOKENS = 1 << 20  # read, and handed on, at once
+PIECE_TOKENS = 1 << 20  # read at a time
 _SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 Numbers = npt.NDArray[Any]
@@ -32,9 +32,9 @@ class OfferedSet:
 
     @classmethod
     def at(cls, *places: Path) -> OfferedSet:
-        """Read what the set says of itself.
+        """Checks a set's manifest and sums.
 
-        Raises DataError where that cannot be true, UnavailableError where it lies in none of the places.
+        Raises DataError where they are wrong, UnavailableError where the set is in none of the places.
         """
         place = next((place for place in places if (place / MANIFEST).exists()), places[0])
         if not place.is_dir():
@@ -48,16 +48,16 @@ class OfferedSet:
         return cls(places, found.manifest, found.manifest_sha256)
 
     def tokens(self, split: str) -> int:
-        """How many a split has."""
+        """Returns the number of tokens in a split."""
         return self.manifest.books.of(split)[1]
 
     def pieces(self, split: str) -> Iterator[Numbers]:
-        """The tokens of a split, some at a time; raises DataError where they are others than it says."""
+        """Yields the tokens of a split in pieces; raises DataError where a file's hash is wrong."""
         for name, _ in self.manifest.bins(split):
             yield from self._numbers(name, self.manifest.dtype)
 
     def documents(self, split: str) -> Iterator[tuple[Numbers, Numbers]]:
-        """Tokens of the next documents, a piece or one document of them, and their ends in them."""
+        """Yields tokens of the next documents, a piece or at least one document, and their ends in them."""
         for name, _ in self.manifest.bins(split):
             ends = np.concatenate(list(self._numbers(beside(name, "idx"), "uint64")) or [np.empty(0)])
             ends, begin, rest = ends.astype(np.int64), 0, np.empty(0, self.manifest.dtype)
@@ -71,8 +71,8 @@ class OfferedSet:
                 rest = held
 
     def _numbers(self, name: str, kind: str) -> Iterator[Numbers]:
-        """A data file from its front; raises DataError for another content than the manifest tells."""
-        # It may have moved to the next place meanwhile.
+        """Yields a data file from its front; raises DataError where its content has another hash."""
+        # The set may have moved to the next place meanwhile.
         path = next((place / name for place in self.places if (place / name).exists()), self.places[0] / name)
         digest, told = hashlib.sha256(), self.manifest.files[name]
         try:
@@ -91,9 +91,9 @@ class OfferedSet:
 
 
 def find_sets(path: Path) -> list[Path]:
-    """The directory itself where it is a set, whole or not, else every set below it, by name.
+    """Returns the directory itself if it is a set, whole or not, else every set below it, by name.
 
-    Raises UsageError where it is no directory.
+    Raises UsageError where the path is no directory.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; a shard set is one")
@@ -105,7 +105,7 @@ def find_sets(path: Path) -> list[Path]:
 
 
 def agree(sets: Sequence[OfferedSet]) -> None:
-    """Raise DataError unless the sets' tokens can stand in one stream: of one build, and none twice."""
+    """Raises DataError unless the sets' tokens fit one stream: all of one build, and no set twice."""
     first, by_key = sets[0], dict[str, OfferedSet]()
     for one in sets:
         if (twin := by_key.setdefault(one.manifest.key, one)) is not one:

@@ -1,7 +1,7 @@
-"""The import of one place: recognised, copied, sealed and published as a shard set.
+"""Imports one place: recognises its files, copies them, seals the copy and publishes it as a shard set.
 
-The copy is the set's own: a hard link would leave its bytes in other hands, and a program that prepares its
-data again writes into the same file.
+The set has its own copy: with a hard link, another program that prepares its data again would write into the
+set's file.
 """
 
 from __future__ import annotations
@@ -46,36 +46,33 @@ _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class ImportTask:
-    """One import of a place into the dataset of a pin, on a hot disk of which `floor` bytes stay free.
-
-    `sources` are the records of the dataset, `taken` paths that a file of it has, or may have.
-    """
+    """One import of a place into the dataset of a pin."""
 
     place: Path
     layout: StateLayout
     hot: HotLayout
     pin: DatasetPin
-    sources: Mapping[str, Source]
-    taken: Collection[str]
-    floor: int
+    sources: Mapping[str, Source]  # the records of the dataset
+    taken: Collection[str]  # paths that a file of the dataset has, or may have
+    floor: int  # bytes of hot that stay free
     stated_tokenizer: str | None
     trust_tokenizer: bool
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import is on record now; `new`: its set was not there before, `notes`: what was passed over."""
+    """The result of an import."""
 
-    source: Source
-    new: bool
-    notes: tuple[str, ...] = ()
+    source: Source  # its record now
+    new: bool  # its set did not exist before
+    notes: tuple[str, ...] = ()  # on files that were passed over
 
 
 def import_place(task: ImportTask, progress: Progress) -> Imported:
-    """Copy a place, put it on record, publish it, and record what was published.
+    """Copies a place, records it, publishes the set, and records the published set.
 
-    Raises ImportRefused for what is not taken over, DataError for a wrong set at its target, StorageError
-    where a disk does not do what it should.
+    Raises ImportRefused for tokens that cannot be imported, DataError for a wrong set at the target,
+    StorageError where a disk fails.
     """
     tokenizer, root = task.pin.tokenizer, task.hot.building
     dtype = dtype_for(tokenizer.vocab_size)
@@ -104,7 +101,8 @@ def import_place(task: ImportTask, progress: Progress) -> Imported:
         else:
             manifest = _examine(target, manifest.key, progress)
     finally:
-        with contextlib.suppress(StorageError):  # the first error matters; the next start sweeps what is left
+        # the first error matters, and the next start removes the rest
+        with contextlib.suppress(StorageError):
             remove_tree(building)
     named = {"key": manifest.key, "manifest_sha256": manifest.sha256, "books": manifest.books}
     source = source.moved("proven", reason=None, **named)
@@ -113,9 +111,9 @@ def import_place(task: ImportTask, progress: Progress) -> Imported:
 
 
 def claim(task: ImportTask, *, size: int, sha256: str) -> Source:
-    """The record of an imported content: as what it was before, else under its place's name.
+    """Returns the record of an imported content: its earlier record, else a new one named after its place.
 
-    One that is published has the set already.
+    A published record means that the set exists already.
     """
     known = [source for source in task.sources.values() if source.imported and source.sha256 == sha256]
     if published := next((source for source in known if source.state in PUBLISHED), None):
@@ -128,13 +126,13 @@ def claim(task: ImportTask, *, size: int, sha256: str) -> Source:
 
 
 def path_of(name: str) -> str:
-    """The path of an import by the name of its place; never one that parquet has."""
+    """Returns the path of an import, from the name of its place; never a path that a parquet file has."""
     plain = _PLAIN.sub("_", name).strip("._")[:80] or "tokens"
     return f"{FOLDER}/{plain.removesuffix('.bin').removesuffix('.parquet')}"
 
 
 class Shard:
-    """One shard being written: its tokens, and the end offset of each document in them."""
+    """One shard in writing: its tokens, and the end offset of each document in them."""
 
     def __init__(self, directory: Path, split: str, number: int, most: int) -> None:
         self.sinks = [Sink(directory / data_name(split, number, kind)) for kind in ("bin", "idx")]
@@ -142,10 +140,11 @@ class Shard:
         self.tokens = self.documents = 0
 
     def append(self, piece: Tokens, eot: int, where: EndOfText | None) -> int:
-        """Take tokens until the shard is full; returns how many.
+        """Appends tokens until the shard is full; returns how many.
 
-        It is full with the first document that ends behind `most` tokens, or with exactly so many where
-        documents are not known: the cut depends on the tokens alone, not on the files they came in.
+        A shard is full with the first document that ends behind `most` tokens, or with exactly that many
+        where documents are not known: the cut depends on the tokens alone, not on the files that they came
+        in.
         """
         ends: Any = np.flatnonzero(piece == eot) if where else np.empty(0, np.int64)
         ends = ends + 1 if where == "after" else ends[ends + self.tokens > 0]
@@ -158,7 +157,7 @@ class Shard:
         return taken
 
     def finish(self, *, counted: bool) -> dict[str, DataFile]:
-        """Its files. Tokens behind the last end of text are a document too, one that was cut off."""
+        """Returns its files. Tokens behind the last end-of-text count as one document, which was cut off."""
         if self._end != self.tokens:
             self._index(np.array([self.tokens], "<u8"))
         tokens, index = self.sinks
@@ -178,7 +177,7 @@ class Shard:
 
 
 def _copy(pin: DatasetPin, found: Found, building: Path, progress: Progress) -> Manifest:
-    """Write a whole set of what was found and prove it; raises StorageError for a disk that lies."""
+    """Writes a whole set of the tokens found and proves it; raises StorageError for a disk that lies."""
     vocab_size, eot, shard_tokens = (
         pin.tokenizer.vocab_size,
         pin.tokenizer.eot,
@@ -200,13 +199,13 @@ def _copy(pin: DatasetPin, found: Found, building: Path, progress: Progress) -> 
                     number += 1
                     shard = Shard(building, split, number, shard_tokens)
                 left = left[shard.append(left, eot, where) :]
-        files |= shard.finish(counted=where is not None)  # a split without tokens has an empty one
+        files |= shard.finish(counted=where is not None)  # a split without tokens has an empty shard
         hashes[split] = digest.hexdigest()
     bins = {split: [files[name] for name in files if name.startswith(f"{split}-")] for split in SPLITS}
     tokens = [sum(file.tokens or 0 for file in bins[split]) for split in SPLITS]
     documents = [sum(file.documents or 0 for file in bins[split]) if where else None for split in SPLITS]
     in_all = sum(each or 0 for each in documents) if where else None
-    # Names the content, whatever files it lies in: the same tokens make the same set.
+    # The hash names the content, whatever files held it: the same tokens make the same set.
     content = hashlib.sha256(canonical_json({"import": 1, "dtype": dtype, **hashes})).hexdigest()
     manifest = Manifest(
         dataset=pin.dataset,
@@ -233,7 +232,7 @@ def _copy(pin: DatasetPin, found: Found, building: Path, progress: Progress) -> 
 
 
 def _examine(target: Path, key: str, progress: Progress) -> Manifest:
-    """The manifest of the set that is at the target already, proven."""
+    """Proves the set that is at the target already and returns its manifest."""
     proof = standing_set(target, key, progress)
     if proof.manifest is None:
         raise DataError(f"{target}: {proof.reason}; start the stage-shard loop, which sets it aside")
@@ -241,7 +240,7 @@ def _examine(target: Path, key: str, progress: Progress) -> Manifest:
 
 
 def _note(path: str, place: Path, found: Found) -> dict[str, Any]:
-    """Where it came from: for people, not part of the set's identity."""
+    """Returns where the tokens came from: for people, not part of the set's identity."""
     told = {"from": found.form, "place": str(place), "files": len(found.files)}
     told |= {"tokenizer": found.tokenizer, "notes": list(found.notes)}
     return {"v": 1, "source": path, "time": utc_now(), "imported": told}

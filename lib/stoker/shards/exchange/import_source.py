@@ -1,8 +1,8 @@
-"""What others left: which of their files hold the tokens of train and of val, and what they say of them.
+"""Recognises tokens made by other programs: which files hold train and val, and what notes say about them.
 
 Two forms are known. *predecessor*: {train,val}_%06d.bin without header, and a manifest.json that counts them.
-*nanogpt*: .bin files with train or val in their names, raw or behind a header of 256 int32; a meta.json that
-`stoker export` wrote is believed no further than it can be checked. Everything else is refused, in words.
+*nanogpt*: .bin files with train or val in their names, raw or behind a header of 256 int32; claims of a
+meta.json that `stoker export` wrote are checked. Every other form is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.store.parsing import parse_json
 
 PREDECESSOR_MANIFEST, EXPORT_NOTE = "manifest.json", "meta.json"
 HEADER_BYTES = 1024
-# (magic, version): token type. Those of llm.c, which others took over: for GPT-2 and for Llama 3.
+# (magic, version): token type. From llm.c, and used by other programs too: for GPT-2 and for Llama 3.
 HEADERS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 LEAST_HASH_DIGITS = 16
 
@@ -33,12 +33,12 @@ _PREDECESSOR_FILE = re.compile(r"(train|val)_\d{6,}\.bin")
 
 
 class ImportRefused(DataError):
-    """What lies there is not taken over; the message says why and what to do."""
+    """Raised for tokens that cannot be imported; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """One file: `dtype` of its tokens behind `offset` bytes; a sha256 where its place notes one."""
+    """One file: `dtype` of its tokens behind `offset` bytes; a sha256 if a note beside it gives one."""
 
     path: Path
     split: str
@@ -52,16 +52,16 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Found:
-    """The files of a place in order, what it says of its tokenizer, and what was passed over, in words."""
+    """The files of a place in order."""
 
     form: Literal["predecessor", "nanogpt"]
     files: tuple[TokenFile, ...]
-    tokenizer: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    tokenizer: str | None = None  # the hash that the place gives
+    notes: tuple[str, ...] = field(default=())  # on files that were passed over
 
 
 def look_at(place: Path, dtype: str) -> Found:
-    """Recognise what is there; raw files of nanoGPT have `dtype`. Raises ImportRefused, OSError."""
+    """Recognises the files of a place; raw nanoGPT files have `dtype`. Raises ImportRefused, OSError."""
     if not os.path.lexists(place):
         raise ImportRefused(f"{place}: not there")
     if not place.is_dir():
@@ -77,9 +77,9 @@ def look_at(place: Path, dtype: str) -> Found:
 
 
 def tokenizer_refusal(pinned: str, said: str | None, stated: str | None, *, trusted: bool) -> str | None:
-    """Why tokens may not be taken for the pinned tokenizer's (its sha256), None where they may.
+    """Returns why the tokens may not pass as the pinned tokenizer's (its sha256), None where they may.
 
-    `said` is what their place says, `stated` what the person who imports them does; `trusted`: they vouch.
+    `said` is the hash that their place gives, `stated` the operator's; `trusted`: the operator vouches.
     """
     if trusted:
         return None
@@ -122,7 +122,7 @@ def _predecessor(place: Path, names: list[str]) -> Found:
 
 
 def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
-    """A shard by its last name: folders of shards were moved about, so what is before it says nothing."""
+    """Returns a shard by the last part of its path: directories of shards are moved, the rest proves nothing."""
     name = told.rpartition("/")[2]
     match = _PREDECESSOR_FILE.fullmatch(name)
     if match is None or match[1] != split:
@@ -140,7 +140,7 @@ def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
 def _nanogpt(place: Path, names: list[str], dtype: str) -> Found:
     note = _note(place / EXPORT_NOTE) if EXPORT_NOTE in names else {}
     if note.get("format") != "nanogpt" or note.get("dtype") not in TOKEN_BYTES:
-        note = {"dtype": dtype}  # another program's meta.json says nothing to us
+        note = {"dtype": dtype}  # another program's meta.json is no evidence
     bins = [name for name in names if name.endswith(".bin")]
     if not bins:
         raise ImportRefused(f"{place}: no {PREDECESSOR_MANIFEST} and no .bin file; is this the directory?")
@@ -172,7 +172,7 @@ def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
 
 
 def _header(path: Path, size: int) -> tuple[str, int] | None:
-    """Token type and number by the header, None where there is none; one that lies is refused."""
+    """Returns token type and count by the header, None where there is none; refuses a wrong header."""
     with storage_errors("read", path), opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
         head = os.pread(descriptor, 12, 0)
     magic, version, tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
@@ -189,7 +189,7 @@ def _header(path: Path, size: int) -> tuple[str, int] | None:
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """A JSON object beside the tokens."""
+    """Returns the JSON object in a file beside the tokens."""
     _stat(path)
     with storage_errors("read", path):
         data = path.read_bytes()
@@ -203,7 +203,7 @@ def _note(path: Path) -> dict[str, Any]:
 
 
 def _stat(path: Path) -> os.stat_result:
-    """What is known of a regular file: a link may lead anywhere, and has done so."""
+    """Returns the stat of a regular file; refuses a link, which may lead anywhere."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Tokens of others, read and checked as a set of this vocabulary has them."""
+"""Reads tokens made by other programs, checked against this vocabulary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 
 def pieces(found: Found, split: str, vocab_size: int, progress: Progress) -> Iterator[Tokens]:
-    """A split's tokens in the order of its files; `progress` gets bytes.
+    """Yields a split's tokens in the order of its files; `progress` gets bytes.
 
     Raises ImportRefused, StorageError.
     """
@@ -46,9 +46,9 @@ def pieces(found: Found, split: str, vocab_size: int, progress: Progress) -> Ite
 
 
 def end_of_text(found: Found, vocab_size: int, eot: int, progress: Progress) -> EndOfText | None:
-    """Where end-of-text is, by the content alone: the same tokens must make the same set, ever.
+    """Returns the place of end-of-text, by the content alone: the same tokens must always make the same set.
 
-    nanoGPT puts it after each document, its successors before; with none at all documents are not known.
+    nanoGPT puts it after each document, its successors before; without any, documents are not known.
     """
     for split in SPLITS:
         first = last = None
@@ -64,7 +64,7 @@ def end_of_text(found: Found, vocab_size: int, eot: int, progress: Progress) -> 
 
 
 def _read(file: TokenFile) -> Iterator[Tokens]:
-    """A file's tokens; raises ImportRefused unless it is what it was when it was found."""
+    """Yields a file's tokens; raises ImportRefused if the file changed since it was found."""
     dtype = np.dtype(file.dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with storage_errors("read", file.path), opened(file.path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:

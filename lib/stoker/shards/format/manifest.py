@@ -1,4 +1,4 @@
-"""The manifest of a shard set: what it is made of, what its files are, and its books."""
+"""The manifest of a shard set: its source and build, its files with hashes, and its books."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATA_FILE = re.compile(r"(train|val)-(\d{5,})\.(bin|idx|row)")
 
 
 class ManifestInvalid(DataError):
-    """The manifest does not parse, contradicts itself, or its books do not balance."""
+    """Raised for a manifest that does not parse, contradicts itself, or has unbalanced books."""
 
 
 EndOfText = Literal["after", "before"]  # of each document in its stream
@@ -36,7 +36,7 @@ EndOfText = Literal["after", "before"]  # of each document in its stream
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file: size in bytes, hash; tokens and, where known, documents of a .bin (else None)."""
+    """One data file: size in bytes and hash; a .bin has tokens and, where known, documents (else None)."""
 
     size: int
     sha256: str
@@ -44,16 +44,16 @@ class DataFile:
     documents: int | None = None
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a manifest has it: without what is not known."""
+        """Returns the manifest's entry: without unknown counts."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A shard set as its manifest tells it; `files` are the data files by name.
+    """A shard set as its manifest describes it.
 
-    One that was imported has no row numbers, and where documents are not known one entry a shard in its .idx.
-    `end_of_text` is where each document has it, None where documents are not known.
+    An imported set has no row numbers; where its documents are not known, its .idx has one entry for each
+    shard.
     """
 
     dataset: str
@@ -66,14 +66,15 @@ class Manifest:
     eot: int
     dtype: str
     books: Books
-    files: Mapping[str, DataFile]
-    end_of_text: EndOfText | None = "after"
+    files: Mapping[str, DataFile]  # the data files by name
+    end_of_text: EndOfText | None = "after"  # its place in each document; None where documents are not known
 
     @classmethod
     def parse(cls, data: bytes, where: Path | str = MANIFEST) -> Manifest:
-        """Read a manifest; raises ManifestInvalid unless it is canonical and agrees in itself.
+        """Parses a manifest; raises ManifestInvalid unless it is canonical and free of contradictions.
 
-        Raises UnknownFormat naming `where` for another version: true only of bytes whose sum is right.
+        Raises UnknownFormat naming `where` for another version: the caller may trust that only if the file's
+        checksum is right.
         """
         try:
             body = parse_json(data)
@@ -101,7 +102,7 @@ class Manifest:
         return manifest
 
     def to_bytes(self) -> bytes:
-        """The manifest's one canonical form."""
+        """Returns the manifest's one canonical form."""
         body = {
             "v": 1,
             "dataset": self.dataset,
@@ -124,7 +125,7 @@ class Manifest:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def bins(self, split: str) -> list[tuple[str, DataFile]]:
-        """The split's token files in order."""
+        """Returns the split's token files in order."""
         names = [name for name in self.files if name.startswith(f"{split}-") and name.endswith(".bin")]
         return [(name, self.files[name]) for name in sorted(names, key=_shard_number)]
 
@@ -145,7 +146,7 @@ class Manifest:
             raise ManifestInvalid(f"{sorted(set(self.files) - expected)} are no data files")
 
     def _check_split(self, split: str) -> list[str]:
-        """The names of its files."""
+        """Checks a split's files; returns their names."""
         bins, found = self.bins(split), []
         kinds = IMPORTED_KINDS if self.books.is_imported else KINDS
         for number, (name, file) in enumerate(bins):
@@ -175,7 +176,7 @@ class Manifest:
 
 
 def beside(name: str, kind: str) -> str:
-    """The name of the file of another kind that belongs to the same shard."""
+    """Returns the name of the same shard's file of another kind."""
     return f"{name.rpartition('.')[0]}.{kind}"
 
 
@@ -187,26 +188,26 @@ def _shard_number(name: str) -> int:
 
 
 def data_name(split: str, number: int, kind: str) -> str:
-    """The name of a split's data file: kind is one of KINDS."""
+    """Returns the name of a split's data file; `kind` is one of KINDS."""
     return f"{split}-{number:05d}.{kind}"
 
 
 def sums_text(hashes: Mapping[str, str]) -> bytes:
-    """SHA256SUMS for `sha256sum -c`: every name with its hash, sorted by name."""
+    """Returns SHA256SUMS for `sha256sum -c`: every name with its hash, sorted by name."""
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items())).encode()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write manifest and sums, durably and the sums last; raises ManifestInvalid, StorageError."""
+    """Writes the manifest and then the sums, durably; raises ManifestInvalid, StorageError."""
     data = manifest.to_bytes()
-    Manifest.parse(data)  # what a reader would refuse is not written
+    Manifest.parse(data)  # a manifest that a reader would refuse is not written
     write_atomic(directory / MANIFEST, data)
     hashes = {name: file.sha256 for name, file in manifest.files.items()} | {MANIFEST: manifest.sha256}
     write_atomic(directory / SUMS, sums_text(hashes))
 
 
 def parse_sums(data: bytes) -> dict[str, str]:
-    """Names and hashes of SHA256SUMS; raises ManifestInvalid unless it is exactly what `sums_text` writes."""
+    """Returns the hashes in SHA256SUMS by name; raises ManifestInvalid unless `sums_text` wrote it."""
     try:
         pairs = [line.split("  ", 1) for line in data.decode().splitlines()]
         hashes = {name: _hex64(sha256) for sha256, name in pairs}

@@ -1,4 +1,4 @@
-"""What a configuration may not change of a dataset that is pinned: the loop and `stoker config check` ask."""
+"""Settings that a configuration may not change once the dataset is pinned; checked by loop and CLI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS: dict[str, KeyPath] = {
 
 
 def asked_of_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
-    """What the configuration wants of the tokenizer, as the pin keeps it; ConfigError without its file."""
+    """Returns the configuration's tokenizer settings as the pin keeps them; ConfigError without the file."""
     file, train = pipeline.tokenizer.file, pipeline.tokenizer.train
     if file is not None:
         try:
@@ -36,7 +36,7 @@ def asked_of_tokenizer(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParameters:
-    """The build that the configuration asks for with this tokenizer."""
+    """Returns the build parameters that the configuration gives with this tokenizer."""
     return BuildParameters(
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
@@ -49,17 +49,16 @@ def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParame
 
 
 def filters_asked(pipeline: Pipeline) -> Filters:
-    """The filters of the configuration."""
     return Filters.from_mapping(pipeline.dataset.filters.model_dump())
 
 
 def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
-    """What the configuration asks for otherwise than the dataset of this version was pinned.
+    """Returns the settings that differ from the pinned build of this dataset version.
 
-    Raises ConfigError where the given tokenizer's file is not there.
+    Raises ConfigError where the given tokenizer's file does not exist.
     """
     name, version = pipeline.dataset.name, pipeline.dataset.version
-    if version > pin.version:  # built anew
+    if version > pin.version:  # a new version may change everything
         return []
     if version < pin.version:
         text = (
@@ -97,7 +96,7 @@ def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
 
 
 def not_yet_pinned(pipeline: Pipeline, pin: DatasetPin) -> str:
-    """Why no run may begin with this pin; empty where one may."""
+    """Returns why no run may begin with this pin; empty where a run may begin."""
     name, version = pipeline.dataset.name, pipeline.dataset.version
     if pin.version < version:
         return f"{name} is pinned at version {pin.version}, and the stage-shard loop has yet to pin {version}"

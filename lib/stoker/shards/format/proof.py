@@ -1,7 +1,7 @@
-"""What a shard set says of itself, compared with what is read: quickly, or as a proof past the page cache.
+"""Compares a shard set's own claims with its files: quickly, or as a proof past the page cache.
 
-A proof has three verdicts. `invalid` convicts, so it is never given on what the page cache says alone, nor
-where a read failed: that is `unreadable`, and means stop and look, not throw away.
+A proof has three verdicts. `invalid` convicts, so it is never given on evidence from the page cache alone,
+nor after a failed read: that is `unreadable`, which means stop and look, not throw away.
 """
 
 from __future__ import annotations
@@ -46,24 +46,21 @@ SET_NAME = re.compile(r"[0-9a-f]{16}")  # a published set's directory: the begin
 
 @dataclass(frozen=True)
 class Proof:
-    """The verdict on a set. `reason` names file and figure, empty when proven; `unknown`: files in no list.
-
-    `cached`: the file system let nothing be read past its cache; then a wrong hash is `unreadable`.
-    """
+    """The verdict on a set."""
 
     verdict: Verdict
-    reason: str
-    cached: bool
+    reason: str  # names file and figure; empty when proven
+    cached: bool  # the file system refused reads past its cache; a wrong hash is then `unreadable`
     manifest_sha256: str | None = None
     manifest: Manifest | None = None
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # files that no list names
 
 
 def prove_set(path: Path, *, key: str | None = None, progress: Progress | None = None) -> Proof:
-    """Prove the shard set in a directory, against the key it should have if one is given.
+    """Proves the shard set in a directory, and that it has the given key, if any.
 
-    Reads every byte of it; `progress` gets the bytes read. A set that is bad or cannot be read is a verdict,
-    not an error. Only a format version that is not known here raises: UnknownFormat.
+    Reads every byte of it; `progress` gets the bytes read. A bad or unreadable set is a verdict, not an
+    error. Only an unknown format version raises: UnknownFormat.
     """
     walk = Inspection(path, progress, deep=True)
     try:
@@ -78,7 +75,7 @@ def prove_set(path: Path, *, key: str | None = None, progress: Progress | None =
 
 
 def standing_set(path: Path, key: str, progress: Progress) -> Proof:
-    """The proof of a set that is where another was to be published; it has a manifest where that is right.
+    """Proves a set whose name another set was to get; the proof has a manifest if the set is right.
 
     Raises StorageError where it cannot be read now: that is no verdict.
     """
@@ -89,9 +86,9 @@ def standing_set(path: Path, key: str, progress: Progress) -> Proof:
 
 
 def inspect_set(path: Path) -> Inspection:
-    """Compare everything but the tokens, of which only sampled document ends are read.
+    """Compares all files except the tokens, of which only sampled document ends are read.
 
-    Raises OSError; UnknownFormat where its manifest, true to its sum, is of a version that is not known here.
+    Raises OSError; UnknownFormat where its manifest, true to its checksum, has an unknown version.
     """
     walk = Inspection(path, None, deep=False)
     walk.findings = tuple(finding.text for finding in walk.disagreements(None))
@@ -100,28 +97,25 @@ def inspect_set(path: Path) -> Inspection:
 
 @dataclass(frozen=True)
 class _Finding:
-    """One thing that disagrees; `by_content` where only bytes that were read say so."""
+    """One contradiction; `by_content` where only the bytes that were read show it."""
 
     text: str
     by_content: bool = True
 
 
 class Inspection:
-    """One walk over a set's files; what it has read stays in its fields.
-
-    `manifest` is None where unusable, `findings` are each "file: figure", `unknown` the files in no list.
-    """
+    """One walk over a set's files, with its results."""
 
     def __init__(self, path: Path, progress: Progress | None, *, deep: bool) -> None:
         self.path, self.progress, self.deep = path, progress, deep
         self.cached = False
-        self.manifest: Manifest | None = None
+        self.manifest: Manifest | None = None  # None where unusable
         self.manifest_sha256: str | None = None
-        self.unknown: tuple[str, ...] = ()
-        self.findings: tuple[str, ...] = ()
+        self.unknown: tuple[str, ...] = ()  # files that no list names
+        self.findings: tuple[str, ...] = ()  # each "file: figure"
 
     def disagreements(self, key: str | None) -> Iterator[_Finding]:
-        """Everything that disagrees, what is cheap to see first; raises OSError, UnknownFormat."""
+        """Yields every contradiction, the cheap checks first; raises OSError, UnknownFormat."""
         names = {entry.name for entry in self.path.iterdir()}
         for name in (SUMS, MANIFEST):
             if name not in names:
@@ -207,10 +201,10 @@ class Inspection:
         return "" if found.sha256 == manifest.files[name].sha256 else f"{name}: its sha256 differs"
 
     def _sampled(self, name: str, manifest: Manifest) -> Iterator[_Finding]:
-        """Whether end-of-text is where sampled document ends say: other tokens have none there."""
+        """Checks for end-of-text at sampled document ends: other tokens rarely have it there."""
         width, documents = TOKEN_BYTES[manifest.dtype], manifest.files[name].documents or 0
         before = manifest.end_of_text == "before"
-        # What was imported may end within a document.
+        # The last imported document may be cut off.
         boundaries = max(0, documents - 1) if manifest.books.is_imported else documents
         index = beside(name, "idx")
         with opened(self.path / name, os.O_RDONLY) as tokens, opened(self.path / index, os.O_RDONLY) as ends:
@@ -223,7 +217,7 @@ class Inspection:
                     return
 
     def _small(self, name: str) -> bytes:
-        """A small file's bytes; a proof knows that they are what lies on disk."""
+        """Returns a small file's bytes; a proof makes sure that the disk holds the same."""
         data = (self.path / name).read_bytes()
         if self.deep:
             on_disk = hash_file(self.path / name, progress=self.progress)
@@ -234,9 +228,9 @@ class Inspection:
 
 
 class _Rising:
-    """Takes in a file of numbers and says whether each is above the one before it; `last` comes first.
+    """Checks that the numbers in a file rise strictly; `last` is the number before the first.
 
-    No document is without a token, so its end is above the one before. Documents stand in the order of the
+    Every document has a token, so its end is greater than the end before. Documents are in the order of the
     source, so their row numbers rise over all files of a split.
     """
 
@@ -246,7 +240,7 @@ class _Rising:
         self._rest = b""
 
     def update(self, data: memoryview) -> None:
-        """Take in more bytes."""
+        """Checks more bytes of the file."""
         held = self._rest + bytes(data)
         whole = len(held) - len(held) % OFFSET_BYTES
         self._rest = held[whole:]
@@ -261,7 +255,7 @@ class _Rising:
         self._taken, self.last = self._taken + len(numbers), numbers[-1]
 
     def flaw(self, what: str) -> str:
-        """Near which document they do not rise, empty where they do everywhere."""
+        """Returns near which document the numbers do not rise; empty where they rise everywhere."""
         return "" if self._fault < 0 else f"{what} do not rise from document {self._fault} on"
 
 

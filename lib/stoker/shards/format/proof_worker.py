@@ -1,7 +1,7 @@
-"""Proves shard sets, one task on standard input: `python -m stoker.shards.format.proof_worker`.
+"""Worker that proves shard sets: `python -m stoker.shards.format.proof_worker`.
 
-Task: {"sets": [{"path", "key"}...]}, key null where none is expected. `progress` messages while it reads.
-Result: {"proofs": [...]} in the same order; `missing`: nothing is there at all.
+Task: {"sets": [{"path", "key"}...]}, key null for any key. `progress` messages while it reads.
+Result: {"proofs": [...]} in the same order; `missing`: the path does not exist.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.shards.format.proof import prove_set
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Prove every set of the task."""
+    """Proves every set of the task."""
     return {"proofs": [_prove(one, report) for one in task["sets"]]}
 
 

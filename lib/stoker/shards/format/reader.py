@@ -1,4 +1,4 @@
-"""Reading a published shard set: its token files as arrays, its documents one by one."""
+"""Reads a published shard set: its token files as arrays, its documents one by one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Tokens = npt.NDArray[Any]  # of the set's own dtype, little-endian
 
 
 class ShardSet:
-    """A set whose manifest parses and whose files have the sizes it tells; their content is not proven here.
+    """A set whose manifest parses and whose files have its sizes; their content is not proven here.
 
-    Raises DataError where something disagrees, StorageError where it cannot be read.
+    Raises DataError for a contradiction, StorageError where the set cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class ShardSet:
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
 
     def shards(self, split: str) -> Iterator[tuple[Tokens, npt.NDArray[np.uint64]]]:
-        """Each shard of train or val: its tokens, mapped, and the end offset of each document in them."""
+        """Yields each shard of train or val: its tokens, mapped, and each document's end offset in them."""
         for name, _ in self.manifest.bins(split):
             with storage_errors("map", self.path / name):
                 yield (
@@ -40,13 +40,13 @@ class ShardSet:
                 )
 
     def rows(self, split: str) -> Iterator[npt.NDArray[np.uint64]]:
-        """For each shard, the row number of each document in the source file; none of an imported set."""
+        """Yields, for each shard, the source row number of each document; nothing for an imported set."""
         for name, _ in self.manifest.bins(split) if not self.manifest.books.is_imported else ():
             with storage_errors("map", self.path / name):
                 yield _mapped(self.path / beside(name, "row"), np.dtype("<u8"))
 
     def documents(self, split: str) -> Iterator[Tokens]:
-        """The tokens of each document in order, its end-of-text last; a file where they are not known."""
+        """Yields the tokens of each document in order with its end-of-text; a file where ends are unknown."""
         for tokens, ends in self.shards(split):
             start = 0
             for end in ends.tolist():
@@ -55,6 +55,6 @@ class ShardSet:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:  # a split no document fell into; an empty file cannot be mapped
+    if path.stat().st_size == 0:  # a split without documents; an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")

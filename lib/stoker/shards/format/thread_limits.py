@@ -1,8 +1,8 @@
-"""One thread a worker: imported before the native libraries, which look when they are loaded.
+"""Limits a worker to one thread; import before the native libraries, which read the variables when loaded.
 
-Workers scale by processes, which is faster; and a pool of threads that nobody uses costs start-up and memory.
-So does looking for cycles after every few hundred objects, while modules and tokenizers are loaded that stay:
-a third of that time.
+Workers scale by processes, which is faster, and an unused pool of threads costs start-up and memory. So does
+a garbage collection after every few hundred objects while modules and tokenizers load, which stay: a third of
+that time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3)
 
 
 def one_thread() -> None:
-    """Keep Arrow to the calling thread, and all to one allocator that gives memory back."""
+    """Limits Arrow to the calling thread, and all allocation to one allocator that returns memory."""
     import pyarrow as pa  # noqa: PLC0415 - after the variables above
 
     libc = ctypes.CDLL(None)
-    libc.mallopt(_ARENA_MAX, 1)  # what one thread gives back must serve the others
-    libc.mallopt(_MMAP_THRESHOLD, 4 << 20)  # what is larger is a mapping of its own, gone when it is freed
+    libc.mallopt(_ARENA_MAX, 1)  # one thread must be able to use the memory that another freed
+    libc.mallopt(_MMAP_THRESHOLD, 4 << 20)  # a larger block is its own mapping, unmapped when freed
     libc.mallopt(_TRIM_THRESHOLD, 64 << 20)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

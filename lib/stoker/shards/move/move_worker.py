@@ -1,9 +1,9 @@
-"""The worker that moves one shard set, one task on its input: `python -m stoker.shards.move.move_worker`.
+"""Worker that moves one shard set: `python -m stoker.shards.move.move_worker`.
 
 task: {"what": "copy", "source", "target"} or {"what": "evict", "hot", "copy"}, and {"key", "manifest_sha256",
     "trash", "trash_id", "disks": [{"path", "device", "inode"} of each owner lock]}
 messages: {"kind": "progress"} while it reads and writes
-result: {"status", "reason", "bytes", "cached"}, as stoker.shards.move.moving has them
+result: {"status", "reason", "bytes", "cached"}, the fields of stoker.shards.move.moving.Moved
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.shards.move.moving import Identity, copy_set, evict_set
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Copy the set or evict it."""
+    """Copies the set or evicts it."""
     disks = tuple(OwnerMark(**mark) for mark in task["disks"])
     identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"], disks)
     trash, progress = Path(task["trash"]), heartbeat(report, task["key"][:16])

@@ -1,7 +1,7 @@
-"""Moving shard sets between hot and warm: nothing gets its name, and nothing leaves, before it is proven.
+"""Moves shard sets between hot and warm: no copy gets its name, and no set leaves, before the copy is proven.
 
-Stopped anywhere, a move done again comes to the same end. What is replaced or given up is renamed into a
-trash beside it first: a reader that has a file of it mapped goes on reading.
+A move that was stopped anywhere comes to the same end when it is repeated. A set that is replaced or given up
+is first renamed into a trash beside it: a reader that has mapped one of its files can continue to read.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """The set that is meant: its whole key, its manifest's sha256, and the name its trash gets.
+    """The set to move."""
 
-    `disks` are the marks of hot and warm: nothing is written once another disk is in the place of one.
-    """
-
-    key: str
+    key: str  # the whole key
     manifest_sha256: str
-    trash_id: str
+    trash_id: str  # ends its name in the trash
+    # of hot and warm: no write happens once another disk is in place of either
     disks: tuple[OwnerMark, ...] = ()
 
     def insist(self) -> None:
-        """Raise UnavailableError unless both disks are those that were meant."""
+        """Raises UnavailableError unless both marked disks are mounted."""
         for disk in self.disks:
             disk.insist()
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How it went. `cached`: a file system let nothing be read past its cache.
+    """The result of a move.
 
-    copied, existed: the target is proven. bad_source: what should be copied is wrong, nothing was copied.
-    missing: it is not there. evicted: the set is on warm only. bad_copy, unreadable_copy: the set stays, for
-    its copy on warm is wrong, or cannot be read now. lost: neither the set nor a right copy of it is there.
+    copied, existed: the target is proven. bad_source: the set to copy is wrong, and was not copied. missing:
+    it does not exist. evicted: the set is on warm only. bad_copy, unreadable_copy: the set stays on hot,
+    because its copy on warm is wrong or cannot be read now. lost: neither the set nor a right copy of it
+    exists.
     """
 
     status: Literal[
@@ -55,14 +54,14 @@ class Moved:
     ]
     reason: str = ""
     bytes: int = 0
-    cached: bool = False
+    cached: bool = False  # the file system refused reads past its cache
 
 
 def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progress: Progress) -> Moved:
-    """Make target a proven copy of the set in source; a wrong one that stands there is replaced.
+    """Makes the target a proven copy of the set in source; replaces a wrong set there.
 
-    Raises StorageError (DiskFullError among them) or another OSError where the disks do not do what they
-    should, UnavailableError where one is not there: then the target is what it was, or gone if it was wrong.
+    Raises StorageError (such as DiskFullError) or another OSError where a disk fails, UnavailableError where
+    a disk is not mounted: the target is then unchanged, or gone if it was wrong.
     """
     identity.insist()
     if os.path.lexists(target):
@@ -81,7 +80,7 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
         remove_tree(temporary)
         return _blame(source, identity, str(error), progress)
     except OSError:
-        with contextlib.suppress(OSError):  # the first error matters; the next try begins with this
+        with contextlib.suppress(OSError):  # the first error matters, and the next try removes the rest
             remove_tree(temporary)
         raise
     fsync_dir(temporary)
@@ -97,10 +96,10 @@ def copy_set(source: Path, target: Path, trash: Path, identity: Identity, progre
 
 
 def evict_set(hot: Path, copied: Path, trash: Path, identity: Identity, progress: Progress) -> Moved:
-    """Take a set off hot once its copy on warm is proven; one whose copy turns out bad stays, or comes back.
+    """Removes a set from hot once its copy on warm is proven; a set with a bad copy stays, or comes back.
 
-    Raises OSError where hot does not let it go, UnavailableError where a disk is not there: then it is where
-    it was, or in the trash.
+    Raises OSError where hot fails, UnavailableError where a disk is not mounted: the set is then where it
+    was, or in the trash.
     """
     identity.insist()
     proof = _prove(copied, identity, progress)
@@ -137,7 +136,7 @@ def _readable(path: Path, identity: Identity, progress: Progress) -> Proof:
 
 
 def _blame(source: Path, identity: Identity, reason: str, progress: Progress) -> Moved:
-    """A copy did not become right: because of what was copied, or else StorageError, for the disks' sake."""
+    """Returns the fault of the source of a failed copy; raises StorageError where the source is right."""
     if not os.path.lexists(source):
         return Moved("missing", f"{source} is not there")
     proof = _readable(source, identity, progress)
@@ -147,7 +146,7 @@ def _blame(source: Path, identity: Identity, reason: str, progress: Progress) ->
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """What belongs to a set; files that nobody listed stay where they are."""
+    """Yields the files that belong to a set; a move ignores files that no list names."""
     yield SUMS
     names = parse_sums((directory / SUMS).read_bytes())
     if any(name != Path(name).name for name in names):
@@ -171,7 +170,7 @@ def _in_trash(trash: Path, identity: Identity) -> list[Path]:
 
 
 def _back_from_trash(hot: Path, trash: Path, identity: Identity) -> bool:
-    """Put back what an interrupted eviction took away, if all of it is there still."""
+    """Puts back the set that an interrupted eviction took away, if all of it is in the trash."""
     for kept in _in_trash(trash, identity):
         with contextlib.suppress(FileNotFoundError, ManifestInvalid):
             if all((kept / name).exists() for name in _files(kept)):

@@ -1,4 +1,7 @@
-"""Engines: texts in, token ids out. HF tokenizers is the reference; a faster one fits the same protocol."""
+"""Engines turn texts into token ids. HF tokenizers is the reference.
+
+A faster engine has the same protocol.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ CALL_CHARS = 1 << 18
 
 
 class EngineUnsupported(DataError):
-    """The engine cannot be had for this tokenizer, or cannot go on with it; the reference always can."""
+    """Raised where an engine cannot serve this tokenizer, or fails; the reference always serves."""
 
 
 class Engine(Protocol):
-    """What a builder needs of a tokenizer; `name` and `version` are for the build note.
+    """The interface of a tokenizer for a builder; `name` and `version` are for the build note.
 
-    Encoding raises EngineUnsupported where the engine fails, DataError where the reference itself gives a
+    Encoding raises EngineUnsupported where the engine fails, DataError where the reference itself returns a
     special token.
     """
 
@@ -36,16 +39,16 @@ class Engine(Protocol):
     version: str
 
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """The texts' ids back to back, end-of-text behind each, and how many each has."""
+        """Returns all ids back to back, each text with end-of-text, and the lengths, shape (texts,)."""
 
 
 class HFEngine:
-    """HF tokenizers, in the calling thread alone."""
+    """HF tokenizers, in the calling thread only."""
 
     name = HF_TOKENIZERS
 
     def __init__(self, tokenizer: FrozenTokenizer) -> None:
-        import tokenizers  # noqa: PLC0415 - a builder with the fast engine has no use for it
+        import tokenizers  # noqa: PLC0415 - a builder with the fast engine does not need it
 
         self.version: str = tokenizers.__version__
         hf = tokenizers.Tokenizer.from_str(tokenizer.definition)
@@ -57,7 +60,7 @@ class HFEngine:
         self._forbidden[sorted(tokenizer.special_ids)] = True
 
     def encode(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """The texts' ids back to back and how many each has; none is special."""
+        """Returns the texts' ids back to back, without special ids, and each text's number of ids."""
         parts = [self._encode_call(texts[part]) for part in portions(texts, CALL_CHARS)]
         if not parts:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
@@ -69,7 +72,6 @@ class HFEngine:
         return ids, np.concatenate([lengths for _, lengths in parts])
 
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """See Engine.documents."""
         ids, lengths = self.encode(texts)
         lengths = lengths + 1
         ended = np.full(int(lengths.sum()), self._eot, dtype=np.uint32)
@@ -86,7 +88,7 @@ class HFEngine:
 
 
 def portions(texts: Sequence[str], chars: int) -> Iterator[slice]:
-    """The texts in runs of about so many characters."""
+    """Yields slices of the texts with about `chars` characters each."""
     first = taken = 0
     for place, text in enumerate(texts):
         taken += len(text)

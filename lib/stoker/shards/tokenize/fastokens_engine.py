@@ -1,9 +1,9 @@
-"""The fast engine: fastokens in the calling thread, set up to give what the reference gives and nothing else.
+"""The fast engine: fastokens in the calling thread, set up to return exactly the reference's ids.
 
-Its definition is the reference's with two changes. It takes no vocabulary with a number missing, so each one
-that is not given to a text stands under a name no text can have: a character outside the byte-level alphabet.
-And end-of-text is put behind each text by a template, which costs nothing. Every id that comes back is still
-counted: a special one, or one of those names, means the engine is wrong.
+Its definition is the reference's with two changes. fastokens refuses a vocabulary with holes, so each id that
+no text can have gets a name that no text can have: a character outside the byte-level alphabet. A template
+appends end-of-text to each text, which costs no time. The engine still counts every id that comes back: a
+special id, or one of those names, means that the engine is wrong.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import numpy.typing as npt
 from stoker.shards.tokenize.engine import FASTOKENS, EngineUnsupported, Ids, Lengths
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 
-# How its native code is told to stay in the calling thread; read at the first text it encodes.
+# Keeps fastokens' native code in the calling thread; read at the first text it encodes.
 ONE_THREAD = {"FASTOKENS_BPE_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 MOST_HOLES = 1 << 16
-_NOBODYS = "\U000f0000"  # a private character: byte-level text is spelt with 256 others
+_NOBODYS = "\U000f0000"  # a private character: byte-level text is written with 256 other characters
 
 
 class FastEngine:
-    """fastokens; raises EngineUnsupported for a tokenizer it cannot take. See Engine for the methods.
+    """fastokens; raises EngineUnsupported for a tokenizer that it cannot serve. See Engine for the methods.
 
-    What it keeps of the words it has seen, up to 150 MB, belongs to the thread that encodes and ends with it.
+    Its word cache, up to 150 MB, belongs to the thread that encodes and ends with it.
     """
 
     name = FASTOKENS
 
     def __init__(self, tokenizer: FrozenTokenizer) -> None:
         os.environ.update(ONE_THREAD)
-        import fastokens  # noqa: PLC0415 - after the variables it looks at
+        import fastokens  # noqa: PLC0415 - after the variables that it reads
 
         self.version = importlib.metadata.version("fastokens")
         definition: dict[str, Any] = json.loads(tokenizer.definition)
@@ -50,7 +50,6 @@ class FastEngine:
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(definition))
 
     def documents(self, texts: list[str]) -> tuple[Ids, Lengths]:
-        """See Engine.documents."""
         with _its_failures("failed"):
             flat, offsets = self._fast.encode_batch_flat(texts, add_special_tokens=True)
         ids, ends = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
@@ -61,19 +60,19 @@ class FastEngine:
 
 
 class IdGuard:
-    """Counts the ids that no text may have: only end-of-text may be there, and only where a text ends."""
+    """Counts forbidden ids: of those only end-of-text may appear, and only at the end of a text."""
 
     def __init__(self, forbidden: npt.NDArray[np.bool_], eot: int) -> None:
         self._eot = eot
         allowed = np.flatnonzero(~forbidden)
-        # They lie at the vocabulary's ends, nearly always: two comparisons then tell all.
+        # Forbidden ids are nearly always at the vocabulary's ends: two comparisons then find them.
         self._low, self._high = (int(allowed[0]), int(allowed[-1]) + 1) if len(allowed) else (0, 0)
         between = forbidden.copy()
         between[: self._low] = between[self._high :] = False
         self._between: npt.NDArray[np.bool_] | None = between if between.any() else None
 
     def check(self, ids: Ids, ends: Lengths) -> None:
-        """Raise EngineUnsupported where a text gave such an id, or has none at its end."""
+        """Raises EngineUnsupported where a text has a forbidden id, or no end-of-text at its end."""
         found = int(np.count_nonzero(ids >= self._high))
         if self._low:
             found += int(np.count_nonzero(ids < self._low))
@@ -85,7 +84,7 @@ class IdGuard:
 
 
 def _unheard(vocab: Mapping[str, int], vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Which ids no text can be given, holes in the vocabulary included."""
+    """Returns a mask of the ids that no text can have, holes in the vocabulary included."""
     unheard = np.ones(vocab_size, dtype=bool)
     unheard[list(vocab.values())] = False
     return unheard
@@ -101,7 +100,7 @@ def _fill(vocab: dict[str, int], holes: Sequence[int]) -> None:
 
 
 def _append(eot: int) -> dict[str, Any]:
-    """The post-processor that puts this id behind every text."""
+    """Returns the post-processor that appends this id to every text."""
     text, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "end", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
@@ -113,7 +112,7 @@ def _append(eot: int) -> dict[str, Any]:
 
 @contextmanager
 def _its_failures(what: str) -> Iterator[None]:
-    """What fastokens raises, as EngineUnsupported; a panic in native code is no Exception in Python."""
+    """Turns fastokens' errors into EngineUnsupported; a native panic is no Exception in Python."""
     try:
         yield
     except BaseException as error:

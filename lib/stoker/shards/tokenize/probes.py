@@ -1,4 +1,4 @@
-"""Odd texts on which two engines are compared once: what prose seldom has and pre-tokenizers differ on."""
+"""Odd texts to compare two engines on, once: rare in prose, and where pre-tokenizers differ."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _ODD = (
     "\U0001f9d1\u200d\U0001f680\U0001f1e9\U0001f1ea \U0001f525\ufe0f \u200b\u200d\ufeff\u202e",
     "\x00\x01\x1f\x7f\x80\x85\xa0\xad \ud7ff\ue000\ufffd\uffff \U00010000\U0010ffff",
     "".join(map(chr, range(0x180))),
-    "\U000f0000 \U000f00000 \U000f00001 \U000f000010 \U000f00000\U000f00000",  # the fast engine's own names
+    # the fast engine's private names
+    "\U000f0000 \U000f00000 \U000f00001 \U000f000010 \U000f00000\U000f00000",
     "a" * 400 + " " + "ab" * 200 + "\n" * 70 + " " * 130 + "-" * 90 + "\u4e2d" * 120,
     "x=y;\tif(a[0]!=b){return *p++;}//\r\n#!/bin/sh -e\n\n\n    indented\n\tdef f(x):\n        pass",
     "https://example.org/a_b-c?d=%20e&f=1#g user@host.example C:\\dir\\file.txt __init__",
 )
-# Code points that have something of their own: ASCII, Latin, combining, scripts, CJK, symbols, astral planes.
+# Code points with special rules: ASCII, Latin, combining, scripts, CJK, symbols, astral planes.
 _RANGES = (
     *((0x20, 0x7F), (0x00, 0x20), (0x80, 0x250), (0x300, 0x370), (0x370, 0x600), (0x600, 0xE80)),
     *((0x1100, 0x1200), (0x2000, 0x2C00), (0x3000, 0x3200), (0x4E00, 0x5200), (0xAC00, 0xB000)),
@@ -35,8 +36,8 @@ _RANGES = (
 
 
 def probes(special: Iterable[str] = ()) -> list[str]:
-    """The texts, always the same; `special` are the tokenizer's special tokens, each put into text."""
-    rng = random.Random(1)  # noqa: S311 - the same for everybody
+    """Returns the same texts each time; `special` are the tokenizer's special tokens, each put into text."""
+    rng = random.Random(1)  # noqa: S311 - the same on every machine
     names = sorted({*special, *END_OF_TEXT_NAMES})
     separators = [text for name in names for text in (name, f"a{name}b", f" {name} ", f"{name}{name[1:]}")]
     pieces = [" ", "  ", "\n", "'", "'s", ",", *names]

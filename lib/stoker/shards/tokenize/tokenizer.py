@@ -1,9 +1,9 @@
-"""Tokenizers: training one, taking over a given one, and the form of both that engines encode with.
+"""Tokenizers: trains one, checks a given one, and derives the definition that engines encode with.
 
-Stoker keeps text as it is and lets none of it become a special token. So a tokenizer must be byte-level BPE
+Stoker keeps text unchanged and lets no text become a special token. So a tokenizer must be byte-level BPE
 without a normalizer, and engines are built from a definition with every added token taken out.
 
-HF tokenizers is loaded only where a tokenizer is trained or checked: a builder takes over one that was.
+HF tokenizers is loaded only to train or check a tokenizer: a builder trusts one that was checked.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stoker.store.parsing import parse_json
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 MOST_IDS = 2**32
-_COMMENT = "#version"  # how a line begins that is no merge, for HF tokenizers
+_COMMENT = "#version"  # for HF tokenizers a line with this beginning is no merge
 
-# Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words:
-# what a tokenizer that cleans its input gives back changed. And every byte that UTF-8 has: a model passes
-# over one without a token in silence.
+# Combining marks, other scripts, astral planes, controls, line ends, runs of spaces, a separator in words: a
+# tokenizer that cleans its input returns them changed. And every byte that UTF-8 has: a model silently skips
+# a byte without a token.
 _PROBES = (
     "e\u0301 \u00e9 \ufb01 \u2460 \uff21 \u212b",
     " leading, trailing  and   inner\u00a0spaces \t\r\n\n ",
@@ -38,30 +38,25 @@ _PROBES = (
 
 
 class TokenizerUnsupported(DataError):
-    """The tokenizer file cannot be used; the message says why and what to do."""
+    """Raised for a tokenizer file that cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class FrozenTokenizer:
-    """A tokenizer as builds use it.
+    """A tokenizer as builds use it."""
 
-    `sha256` is the file's fingerprint, `vocab_size` one more than the highest id, `eot` the end-of-text id,
-    `special` are the tokens no text may become, `special_ids` their ids, `definition` is the tokenizer.json
-    that engines are built from.
-    """
-
-    sha256: str
-    vocab_size: int
-    eot: int
-    special: frozenset[str]
+    sha256: str  # of the file
+    vocab_size: int  # the highest id plus 1
+    eot: int  # the end-of-text id
+    special: frozenset[str]  # tokens that no text may become
     special_ids: frozenset[int]
-    definition: str
+    definition: str  # the tokenizer.json that engines are built from
 
 
 def train_tokenizer(texts: Iterable[list[str]], vocab_size: int) -> bytes:
-    """Train byte-level BPE on batches of texts and return its tokenizer.json; end-of-text is id 0.
+    """Trains byte-level BPE on batches of texts and returns its tokenizer.json; end-of-text is id 0.
 
-    The same texts in the same order give the same bytes. Little text may yield fewer than `vocab_size` ids.
+    The same texts in the same order give the same bytes. Little text may give fewer than `vocab_size` ids.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - see above
 
@@ -80,12 +75,12 @@ def train_tokenizer(texts: Iterable[list[str]], vocab_size: int) -> bytes:
 
 
 def load_tokenizer(path: Path) -> FrozenTokenizer:
-    """Read and check a tokenizer.json; raises TokenizerUnsupported, OSError."""
+    """Reads and checks a tokenizer.json; raises TokenizerUnsupported, OSError."""
     return examine_tokenizer(path.read_bytes(), str(path))
 
 
 def read_frozen(path: Path) -> bytes:
-    """The bytes of a dataset's tokenizer; raises OSError, with what to do where it is gone."""
+    """Returns the bytes of a dataset's tokenizer; raises OSError, with advice where the file is missing."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -94,15 +89,15 @@ def read_frozen(path: Path) -> bytes:
 
 
 def reload_tokenizer(path: Path) -> FrozenTokenizer:
-    """The same without trying it on text: for one that was checked when it was frozen.
+    """Loads a tokenizer that was checked when it was frozen, without trying it on text.
 
-    The caller compares the fingerprint.
+    The caller compares its sha256.
     """
     return _examine(read_frozen(path), str(path))
 
 
 def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
-    """Check a tokenizer.json's bytes, `where` naming them in errors; raises TokenizerUnsupported."""
+    """Checks a tokenizer.json's bytes, `where` naming them in errors; raises TokenizerUnsupported."""
     examined = _examine(data, where)
     _check_round_trip(examined.definition, where)
     return examined
@@ -160,7 +155,7 @@ def _check_kind(definition: dict[str, Any], where: str) -> None:
 
 
 def _removes(step: dict[str, Any]) -> bool:
-    """Whether a step loses text by design; an inverted split is written with a pattern that matches all."""
+    """Whether a step loses text by design; an inverted split has a pattern that matches all text."""
     dropping = step["type"] in ("Whitespace", "WhitespaceSplit", "CharDelimiterSplit")
     return dropping or (step.get("behavior") == "Removed" and not step.get("invert"))
 
@@ -191,7 +186,7 @@ def _end_of_text(ids: dict[str, int], where: str) -> str:
 
 
 def _without(definition: dict[str, Any], special: set[str]) -> dict[str, Any]:
-    """The definition with the special tokens gone from everything that could match or produce them."""
+    """Returns the definition without special tokens in any part that could match or produce them."""
     model = definition["model"]
     vocab = {content: number for content, number in model["vocab"].items() if content not in special}
     pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
@@ -207,7 +202,7 @@ def _without(definition: dict[str, Any], special: set[str]) -> dict[str, Any]:
 
 
 def _as_lines(merges: list[list[str]]) -> list[list[str]] | list[str]:
-    """The older of the two forms, which engines read in half the time, where it says the same."""
+    """Returns the older form of merges, which engines read in half the time, unless it is ambiguous."""
     lines = [" ".join(pair) for pair in merges]
     ambiguous = any(line.count(" ") != 1 or line.startswith(_COMMENT) for line in lines)
     return merges if ambiguous else lines
