@@ -122,7 +122,7 @@ def _predecessor(place: Path, names: list[str]) -> Found:
 
 
 def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
-    """Returns a shard by the last part of its path: directories of shards are moved, the rest proves nothing."""
+    """Returns a shard by the last part of its path: shards are moved, so the directories prove nothing."""
     name = told.rpartition("/")[2]
     match = _PREDECESSOR_FILE.fullmatch(name)
     if match is None or match[1] != split:
