@@ -1,8 +1,8 @@
-"""What follows when a file, the landing's disk, or the whole source does not do as it should.
+"""Handles failures of a file, of the landing's disk, and of the whole source.
 
-A failure of the disk or of the access is no file's fault: nothing new is begun, one file is tried now and
-then, and the first byte that comes ends the pause. A file that cannot be had is given up, and tried again
-after a long while.
+A failure of the disk or of the access is no file's fault: no new file is begun, one file is tried now and
+then, and the first byte that arrives ends the pause. A file that cannot be fetched is given up, and tried
+again after a long delay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stokerd.download.state import State, Subject
 
 GIVEN_UP_FIRST_S, GIVEN_UP_LAST_S = 600.0, 6 * 3600.0
 ACCESS_EVERY_S = 600.0
-LONG_WAIT_S = 60.0  # a shorter wait for a server is everyday business
+LONG_WAIT_S = 60.0  # shorter waits for a server are normal and record no event
 TRIES_ONCE = 3
 _PAUSES: tuple[Subject, ...] = ("disk", "access")
 
@@ -28,38 +28,38 @@ Blame = Literal["disk", "access", "ours", "file"]
 
 
 def blame(cause: str, *, is_repo: bool, something_came: bool) -> Blame:
-    """What to blame for a failure of that name: what the disk, the access or we did gives no file up."""
+    """Returns the blame for a failure; a failure of the disk, the access or Stoker gives up no file."""
     if cause in OURS:
         return "ours"
     if cause in LOCAL:
         return "disk"
-    # Of one file a hub forbids nothing else: it is the source's where no file came since it was said last.
+    # A hub may forbid a single file: the source is to blame if no file came since its last refusal.
     if is_repo and cause in OF_THE_SOURCE and not (cause == "forbidden" and something_came):
         return "access"
     return "file"
 
 
 class FetchFailures:
-    """Pauses, retries and gives up; `is_repo`: the source is a hub's repository."""
+    """Pauses, retries and gives up files; `is_repo`: the source is a hub's repository."""
 
     def __init__(self, context: DaemonContext, state: State[Any], *, is_repo: bool) -> None:
         self._context, self._state, self._is_repo = context, state, is_repo
         self._retries, self._pauses = state.retries, state.pauses
         self._something_came = False  # since the last refusal
         self._durable, self._held_since = 0, math.inf
-        self.waits = ""  # why nothing comes although files are with the worker
+        self.waits = ""  # why no bytes arrive although the worker has files
         for path in () if context.once else state.paths["given_up"]:
             self._retries.retry_in(path, GIVEN_UP_FIRST_S)
 
     @property
     def paused(self) -> str:
-        """Why nothing new is begun; empty while it is."""
+        """Why no new file is begun; empty without a pause."""
         if self._context.reserve.spent:
             return "the state directory's disk is full"
         return self._pauses.reason("landing", *_PAUSES)
 
     def slots(self, free: int, now: float) -> int:
-        """How many files may be begun now, of so many: during a pause one, when it is time to try."""
+        """Returns how many of the free slots may be used now; a pause allows one when its retry is due."""
         if self._context.reserve.spent:
             return 0
         if not self._pauses.reason(*_PAUSES):
@@ -67,14 +67,14 @@ class FetchFailures:
         return 1 if now >= self._pauses.until(*_PAUSES) and not self._state.transfers else 0
 
     def next_due(self, now: float) -> float:
-        """When a pause ends, monotonic seconds."""
+        """Returns when a pause ends, monotonic seconds."""
         due = (self._pauses.until("removal"), self._pauses.until(*_PAUSES))
         return min((each for each in due if each > now), default=math.inf)
 
-    # What went well
+    # Successes
 
     def went_well(self, path: str = "") -> None:
-        """A file came, or bytes of one: what stood in the way does not any more."""
+        """Ends the pauses after a file or bytes of a file arrived."""
         self._something_came = True
         if path:
             self._state.try_again(path)
@@ -82,24 +82,24 @@ class FetchFailures:
             self._pauses.end(subject, "download_resumed", reason=self._pauses.reason(subject))
 
     def listed_anew(self) -> None:
-        """Another revision is listed: what was given up, or refused, may be had by it."""
+        """Retries files that were given up or refused: another revision is listed."""
         self._pauses.hurry("access")
         for path in self._state.paths["given_up"]:
             self._state.try_again(path)
 
     def removed(self) -> None:
-        """A file is gone: there is room again."""
+        """Ends the removal pause and retries a full disk: a removed file freed space."""
         self._pauses.end("removal")
         self._pauses.hurry("disk")
 
-    # What did not
+    # Failures
 
     def failed(self, said: Said) -> bool:
-        """A file's end without it; whether it is given up. UnavailableError ends --once."""
+        """Handles a failed file; returns whether it is given up. UnavailableError ends --once."""
         path, cause, reason = said.path, said.cause, said.reason
         blamed = blame(cause, is_repo=self._is_repo, something_came=self._something_came)
         if blamed == "disk":
-            if cause != "gone":  # whose worker ends by itself
+            if cause != "gone":  # on "gone" the worker ends without a request
                 self._pauses.begin("disk", "disk_full", reason, level="error")
                 self._end_once("disk", reason)
         elif blamed == "access":
@@ -122,12 +122,12 @@ class FetchFailures:
         return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:
-        """A file that should go is still there; the intent remains."""
+        """Pauses removals after a failed one; the intent remains."""
         self._pauses.begin("removal", "release_failed", reason, about=path, path=path)
         self._end_once("removal", f"{path} cannot be removed: {reason}")
 
     def no_landing(self, reason: str) -> None:
-        """The fetch worker refused the landing; it is started again until it does not."""
+        """Pauses fetching because the worker refused the landing; the worker is started again later."""
         if self._context.once:
             raise UnavailableError(reason)
         self._pauses.begin("landing", "landing_unavailable", reason, until=math.inf, level="error")
@@ -137,9 +137,9 @@ class FetchFailures:
             raise UnavailableError(reason)
 
     def look_at_waits(self, now: float) -> None:
-        """Pause for the servers while every file waits for its next try.
+        """Pauses for the servers while every file waits for its next try.
 
-        The event is for a wait that is long by itself, and for tries that bring nothing for download.stall.
+        An event is recorded for one long wait, and for tries that bring no bytes during download.stall.
         """
         transfers = self._state.transfers
         if transfers.durable != self._durable or not transfers:

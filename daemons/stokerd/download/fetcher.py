@@ -1,4 +1,4 @@
-"""Drives the fetch worker: one that stays, holds the landing, and is started again when it ends."""
+"""Drives the fetch worker, which holds the landing and is started again when it ends."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from stokerd.download.state import State
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
-LEAST_SILENT_S = 6.0  # it speaks every two seconds where all is well, but has to start first
-IDLE_S = 60.0  # without anything to do, after which the worker leaves: it holds memory and the landing
-AHEAD = 4  # so many times files_at_once lie with the worker: some wait for their next try
+LEAST_SILENT_S = 6.0  # a healthy worker reports every two seconds, but has to start first
+IDLE_S = 60.0  # after so long without work the worker ends: it holds memory and the landing
+AHEAD = 4  # the worker gets so many times files_at_once, as some wait for their next try
 
 
 def most_rss_bytes(files_at_once: int) -> int:
-    """The memory that a fetch worker may take; a larger one is ended, and another goes on."""
+    """Returns the memory limit of a fetch worker; a larger worker is ended and another started."""
     return (120 << 20) + (12 << 20) * max(0, files_at_once - 4)
 
 
 class Fetcher:
-    """The worker, if one is needed; what it has in hand is in the state's `transfers` and `removing`."""
+    """The worker, if needed; its files are in the state's `transfers` and `removing`."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any]) -> None:
         self._context, self._pool, self._state = context, pool, state
@@ -39,13 +39,13 @@ class Fetcher:
         self._busy_at = 0.0
         self._is_leaving = False
 
-    # What it is asked
+    # Requests to the worker
 
     def start_if_needed(self) -> bool:
-        """Have a worker; False while it may not be started yet, or an idle one is leaving."""
+        """Starts the worker; False while it may not start yet, or an idle worker is leaving."""
         self._busy_at = time.monotonic()
         if FETCHER not in self._pool and self._state.retries.allows(FETCHER):
-            # Where files landed the landing must be there: a missing one is an unmounted disk then.
+            # After earlier files the landing must exist: a missing landing is an unmounted disk.
             root, receipts = str(self._pipeline.source_root), self._state.receipts.values()
             landed = (
                 each.usable or each.state == "releasing"
@@ -58,7 +58,7 @@ class Fetcher:
         return FETCHER in self._pool and not self._is_leaving
 
     def end_if_idle(self) -> None:
-        """End a worker that had nothing to do for a minute."""
+        """Ends a worker that had no work for IDLE_S."""
         now = time.monotonic()
         if self._state.transfers or self._state.removing:
             self._busy_at = now
@@ -68,27 +68,26 @@ class Fetcher:
 
     @property
     def free(self) -> int:
-        """How many more files the worker may be given."""
+        """Returns how many more files the worker may get."""
         return self._pipeline.download.files_at_once * AHEAD - len(self._state.transfers)
 
     def fetch(self, file: RemoteFile) -> None:
-        """Have it fetched, or hashed where it lies: what has another sha256 than `landed` is not kept."""
+        """Has a file fetched, or hashed in place: content with another sha256 than `landed` is not kept."""
         self._state.transfers.add(file.path, file.size, file)
         self._pool[FETCHER].worker.send({"fetch": asdict(file)})
 
     def remove(self, path: str) -> None:
-        """Have it unlinked."""
         self._state.removing.add(path)
         self._pool[FETCHER].worker.send({"remove": path})
 
     def drop(self, path: str) -> None:
-        """Have it forgotten, with what came of it."""
+        """Has the worker forget a file and its bytes."""
         self._pool[FETCHER].worker.send({"drop": path})
 
-    # What it says
+    # Reports of the worker
 
     def hear(self, said: Said) -> RemoteFile | None:
-        """Count, and record what should be; what was asked for where the message ends it."""
+        """Handles a message of the worker; returns the requested file that the message ends."""
         state = self._state
         state.transfers.hear(said, time.monotonic())
         if said.kind in ("done", "progress", "hashing"):
@@ -116,7 +115,7 @@ class Fetcher:
         return state.transfers.end(said.path) if said.kind in ("done", "failed", "dropped") else None
 
     def ended(self, ended: WorkerExit) -> str:
-        """Forget what it had in hand; returns why the landing cannot be used, or ""."""
+        """Forgets the worker's files; returns why the landing cannot be used, or ""."""
         self._state.transfers.clear()
         self._state.removing.clear()
         if ended.kind == "finished":

@@ -1,6 +1,6 @@
-"""A folder read in place: wait until a file has stopped changing, hash it (in a worker), vouch for it.
+"""A folder read in place: waits until a file is stable, hashes it in a worker, and writes its receipt.
 
-The folder itself is never written.
+Stoker never writes to the folder.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
-SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next that a change asks for
-# The lister says something every 5 s and in every folder it enters.
+SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next one after a change
+# The lister reports every 5 s and on every folder it enters.
 LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True)
 HASHER = "stoker.corpus.source.hash_worker"
 
 
 class FolderSource(Source[Watched]):
-    """One source folder and what is known of it."""
+    """One source folder and its known files."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         root = str(context.pipeline.dataset.source.path)
@@ -43,11 +43,11 @@ class FolderSource(Source[Watched]):
         self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
         self.asked_at = self.rest_s = 0.0
         self.is_looking = self.is_settling = False
-        self.found: dict[str, Watched] = {}  # by the look under way
+        self.found: dict[str, Watched] = {}  # by the present look
         self.watched: dict[str, Watched] = {}
-        self.settles: dict[str, float] = {}  # pending files that have not settled, and when they will have
+        self.settles: dict[str, float] = {}  # when each unsettled pending file will have settled
         self.last = Look({}, polling="")  # the last look that saw the folder, without its files
-        self.is_confirmed = False  # a look after the last hash found nothing new
+        self.is_confirmed = False  # whether a look after the last hash found no changes
         self.trouble = self.empty = ""
 
     @property
@@ -58,7 +58,7 @@ class FolderSource(Source[Watched]):
     # Listing
 
     def look(self) -> None:
-        """Keep a lister running, and ask it for a look when one is due and none is under way."""
+        """Keeps a lister running, and requests a look when due and none is in progress."""
         now = time.monotonic()
         if LISTER not in self.pool:
             if not self.state.retries.allows(LISTER):
@@ -88,7 +88,7 @@ class FolderSource(Source[Watched]):
                 seen = (FileSeen(sys.intern(path), *rest) for path, *rest in message["files"])
                 stage = self.pipeline.stage
                 self.found |= {file.path: Watched.first(file, settle_s=stage.settle, **at) for file in seen}
-            case "changed":  # a folder that changes all the time is not looked at all the time
+            case "changed":  # a constantly changing folder still gets a rest between looks
                 self.look_due = min(self.look_due, now + self.rest_s)
             case "looked":
                 self.is_looking, self.look_due = False, now + self.look_every_s
@@ -101,7 +101,7 @@ class FolderSource(Source[Watched]):
                 self.state.progress_at = time.time()
 
     def take_look(self, look: Look) -> None:
-        """A look is over: what changed, what vanished, what was refused."""
+        """Records a finished look: changed, vanished and refused files."""
         is_first, self.seen = not self.seen, True
         for path, reason in look.refused:
             self.effects.warn_once("source_refused", path, reason)
@@ -122,10 +122,10 @@ class FolderSource(Source[Watched]):
             self.tell_vanished(gone, "its receipt is kept")
 
     def take_files(self) -> None:
-        """Know again which files are to be hashed, and which of them settle."""
+        """Updates the files to hash, and which of them are settling."""
         files = first(self.watched, self.pipeline.dataset.limit.files)
         where = "" if self.last.unreadable else f"the source folder {self.shown}"
-        self.take_listing(files, files, where, held=self.watched)  # also what dataset.limit leaves out
+        self.take_listing(files, files, where, held=self.watched)  # including files beyond dataset.limit
         pending = self.state.work.pending.values()
         self.settles = settling(pending, time.monotonic(), self.settle_s)
 
@@ -157,7 +157,7 @@ class FolderSource(Source[Watched]):
     # Hashing
 
     def bring(self) -> None:
-        """Hash the files that stopped changing, as many at once as download.files_at_once."""
+        """Starts to hash stable files, at most download.files_at_once at once."""
         now = time.monotonic()
         if self.settles and min(self.settles.values()) <= now:
             self.settles = {path: due for path, due in self.settles.items() if due > now}
@@ -191,7 +191,7 @@ class FolderSource(Source[Watched]):
         wait_s = retries.failed(file.path)
         if self.context.once and retries.failures(file.path) >= HASH_TRIES_ONCE:
             self.state.given_up.add(file.path)
-        if result:  # changed or missing: it was not quiet after all
+        if result:  # changed or missing: the file was not stable
             self.watched[file.path] = Watched(file, time.monotonic())
             self.take_files()
             self.look_due = 0.0
@@ -201,7 +201,7 @@ class FolderSource(Source[Watched]):
         )
 
     def _lister_ended(self, ended: WorkerExit) -> None:
-        """Another starts later; ConfigError where it refuses the folder."""
+        """Schedules another lister; raises ConfigError if the lister refused the folder."""
         if ended.code == ConfigError.exit_code:
             raise ConfigError(ended.reason())
         self.state.retries.failed(LISTER)
@@ -211,7 +211,7 @@ class FolderSource(Source[Watched]):
                 f"the source folder {self.shown} cannot be looked at ({ended.reason()}); is its mount alive?"
             )
 
-    # What is asked
+    # Requests
 
     def released(self, path: str, unneeded: Unneeded) -> Change:
         return refused(f"{path}: the source is a folder, which is read in place and never written")
@@ -222,7 +222,7 @@ class FolderSource(Source[Watched]):
         receipt = self.state.receipts.get(path)
         return Change(answer={"receipt": "disputed"}) if receipt is None else looked_at_again(receipt, by)
 
-    # What is shown
+    # Status
 
     def counts(self) -> dict[str, int]:
         counts, disputed = self.state.work.counts, self.state.paths["disputed"]
@@ -241,7 +241,7 @@ class FolderSource(Source[Watched]):
         }
 
     def _waits(self, now: float) -> str:
-        """What the hashing waits for: a source that is empty, or files that settle."""
+        """Returns what the hashing waits for: an empty source, or files that settle."""
         was_settling, self.is_settling = self.is_settling, False
         if self.trouble or len(self.state.work.pending) > len(self.settles):
             return ""
@@ -257,21 +257,21 @@ class FolderSource(Source[Watched]):
         return text
 
     def next_due(self, now: float) -> float:
-        """The next look, or when a file has settled or may be tried again; none while no slot is free."""
+        """Returns when a look, a settled file or a retry is due; only the look while no slot is free."""
         look = max(self.look_due, self.state.retries.not_before.get(LISTER, 0.0))
         due = now + self.look_every_s if self.is_looking else look
         if len(self.state.transfers) >= self.pipeline.download.files_at_once:
             return due
         return min(due, self.state.next_retry(now), *self.settles.values())
 
-    # Ending
+    # End of --once
 
     def is_drained(self) -> bool:
-        """A last look found nothing new, too."""
+        """Also requires that a last look found no changes."""
         return super().is_drained() and self.is_confirmed
 
     def keep_listing(self) -> None:
-        if not self.trouble:  # a folder that cannot be seen changes nothing
+        if not self.trouble:  # an unreachable folder changes no state
             super().keep_listing()
 
     def summary(self) -> tuple[str, int]:

@@ -1,8 +1,8 @@
-"""The download watchdog: every source file is here and true, and a receipt says so.
+"""The download watchdog: keeps a verified receipt for every source file.
 
-It looks what the source holds (in a worker, so that a dead mount or a silent server hangs that and not us),
-brings what no receipt vouches for, and writes receipts and the listing. A folder is read in place and never
-written; what lies on a hub or at URLs is fetched into the landing.
+It lists the source in a worker, so that a dead mount or a silent server hangs only the worker, fetches files
+without a receipt, and writes receipts and the listing. A folder is read in place and never written; files of
+a hub or of URLs are fetched into the landing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ LONGEST_WAIT_S = 5.0
 
 
 def run(context: DaemonContext) -> int:
-    """Watch the source until asked to stop; with --once until every file has its receipt."""
+    """Watches the source until asked to stop; with --once until every file has its receipt."""
     return DownloadWatch(context).run()
 
 
 class DownloadWatch:
-    """The loop around one source."""
-
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.layout = context, context.layout
         pipeline = context.pipeline
@@ -52,25 +50,24 @@ class DownloadWatch:
         self.progress = ProgressTeller(context, download_parts)
         context.metrics.figures = FIGURES
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
-        self.reconciled = (Demand(), -1, False)  # the demand, and what of the source it was reconciled with
+        self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
 
     def run(self) -> int:
-        """The loop; returns the exit code."""
         unfinished = "not everything is here; start it again and it goes on"
         try:
             return repeat(self.context, self.pool, self.start, self.cycle, unfinished=unfinished)
-        finally:  # how far it came, and why no further, stays to be seen
+        finally:  # the last status and its reason stay visible
             self.show()
             self.context.log.footer.clear()
 
     def start(self) -> None:
-        """Watch what others write."""
+        """Subscribes to requests and the demand."""
         for folder in (self.layout.requests(DOWNLOAD_WATCHDOG), self.layout.demand.parent):
             self.context.waiter.watch(folder)
         self.context.ready(f"looking at {self.source.shown}")
 
     def cycle(self) -> int | None:
-        """Observe, act, show, wait, hear; returns the exit code where --once has nothing left to do."""
+        """Observes, acts, reports, waits, hears; returns the exit code when --once is finished."""
         self.requests.answer(self.handlers)
         self.reconcile()
         self.source.look()
@@ -88,7 +85,7 @@ class DownloadWatch:
         return None
 
     def answer(self, request: Request) -> Mapping[str, Any]:
-        """Do what a person asks about a path."""
+        """Carries out a request about a path; returns the answer."""
         path, by = str(request.args.get("path")), request.by
         sha256 = None if (given := request.args.get("sha256")) is None else str(given)
         source, receipt = self.source, self.source.state.receipts.get(path)
@@ -106,8 +103,10 @@ class DownloadWatch:
         return source.effects.apply(change)
 
     def reconcile(self) -> None:
-        """Remove from the landing what the stage-shard loop needs no more, bring back what it misses; nothing
-        while neither its demand nor a receipt is another."""
+        """Removes files that the stage-shard loop no longer needs, fetches again those it misses.
+
+        Skipped while neither its demand nor a receipt changed.
+        """
         source, demand = self.source, self.demand.read()
         before, changes, was_seen = self.reconciled
         if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
@@ -121,25 +120,24 @@ class DownloadWatch:
         self.reconciled = (demand, source.state.changes, source.seen)
 
     def apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
-        """Do what the loop wishes; a refusal is recorded once."""
+        """Applies a wish of the stage-shard loop; records a refusal once."""
         self.source.effects.apply(change)
-        # Before the source was listed nothing tells what can be fetched.
+        # Before the source is listed, Stoker cannot know which files can be fetched.
         if change.refusal and (verb == "release" or self.source.seen):
             self.source.effects.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
 
     def show(self) -> None:
-        """Show how the source stands."""
         status = status_of(self.source)
         self.progress.tell(status, self.source.trouble or ", ".join(download_parts(status)))
 
     def wait(self) -> None:
-        """Sleep until a worker, a request or a signal has something, or something falls due."""
+        """Sleeps until a worker, a request or a signal arrives, or a timer is due."""
         now = time.monotonic()
         due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.context.show_due)
         self.pool.wait(max(0.0, due - now))
 
     def end(self) -> int:
-        """Say what came of --once; returns its exit code."""
+        """Logs the summary of --once; returns its exit code."""
         self.source.keep_listing()
         self.context.log.footer.clear()
         text, code = self.source.summary()

@@ -41,18 +41,18 @@ from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
 SHOWN_FILES = 20
-LIST_TRIES_ONCE = 8  # of listings that fail for a reason that may pass: a minute or two
-FOLLOW_EVERY_S = 600.0  # between two questions for new commits
-REFUSED_EVERY_S = 600.0  # a gate may open, a token may be renewed
-LIST_SETTLES_S = 10.0  # a list of URLs is written in less
+LIST_TRIES_ONCE = 8  # tries with --once while listings fail for a transient reason: a minute or two
+FOLLOW_EVERY_S = 600.0  # between two checks for new commits
+REFUSED_EVERY_S = 600.0  # retry after a refusal: the owner may grant access or the operator renew a token
+LIST_SETTLES_S = 10.0  # writing a list of URLs takes less
 LIST_SILENT_S = 60.0
 STRETCH_EVERY_S = 2.0
 
 
 class RemoteSource(Source[RemoteFile]):
-    """What is listed, what of it is here, and the one worker that brings the rest.
+    """The listed files, their receipts, and the one worker that fetches missing files.
 
-    `pinned` is the commit to go on with, None to ask what the source's revision means.
+    `pinned` is the commit to use; None resolves the source's revision.
     """
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
@@ -63,10 +63,10 @@ class RemoteSource(Source[RemoteFile]):
         head = self.effects.listing
         self.origin, self.revision = origin_of(self.source), head.revision if head else ""
         self.pinned = head.revision or None if head and head.origin == self.origin else None
-        self.found: list[RemoteFile] = []  # by the listing under way
+        self.found: list[RemoteFile] = []  # by the present listing
         self.fetcher = Fetcher(context, pool, self.state)
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
-        # With a limit of rows or tokens, the files to have now, by what the stage-shard loop has counted.
+        # With a limit of rows or tokens: the files to have now, by the stage-shard loop's counts.
         self.is_bounded = bool(self.pipeline.dataset.limit.rows or self.pipeline.dataset.limit.tokens)
         self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
         self.stretch_due = 0.0
@@ -85,7 +85,7 @@ class RemoteSource(Source[RemoteFile]):
     # Listing
 
     def look(self) -> None:
-        """Have it listed when that is due and no listing is under way; see how far the slice was counted."""
+        """Starts a listing when due; updates how far the slice is counted."""
         if LISTER not in self.pool and time.monotonic() >= self._listing_due():
             self.found = []
             module, task = listing_task(
@@ -115,7 +115,7 @@ class RemoteSource(Source[RemoteFile]):
             self._take_listed(found)
 
     def _take_listed(self, listed: Listed) -> None:
-        """A listing came: what is new in it, what is gone."""
+        """Records a new listing: new and vanished files."""
         before, self.pinned = self.pinned, listed.revision
         told = {"source": self.shown, "revision": listed.revision}
         if before is None:
@@ -165,7 +165,7 @@ class RemoteSource(Source[RemoteFile]):
             raise (ConfigError if found.is_config else UnavailableError)(found.reason)
 
     def keep_listing(self) -> None:
-        """Before the source was listed again, a listing that was complete may no longer be."""
+        """Writes the listing; before the first one here, only checks if a complete listing still is."""
         if self.seen:
             super().keep_listing()
         elif self._kept != (0, self.state.changes) and self.effects.is_complete:
@@ -176,7 +176,7 @@ class RemoteSource(Source[RemoteFile]):
     # Bringing
 
     def bring(self) -> None:
-        """Finish what is being released, then fetch what is not here, as much as may be."""
+        """Finishes removals, then fetches missing files into the free slots."""
         self.fetcher.end_if_idle()
         state, now = self.state, time.monotonic()
         if due := state.paths["releasing"] - state.removing:
@@ -199,7 +199,7 @@ class RemoteSource(Source[RemoteFile]):
             else:
                 is_listed = receipt is None or wanted.path in state.work.listed
                 revision = self.revision if is_listed or receipt is None else receipt.revision
-                # A list of URLs has a revision, its files have none.
+                # A list of URLs has a revision, but its files have none.
                 at = wanted.at(self.repo, revision if self.repo else "", landed_before(receipt, wanted))
                 self.fetcher.fetch(at)
 
@@ -249,11 +249,11 @@ class RemoteSource(Source[RemoteFile]):
             asked.url,
         )
         if is_stale and message.cause not in LOCAL:
-            return  # another content is listed since
+            return  # another content has been listed since
         if self.failures.failed(message) and wanted is not None:
             self._change(receipt_changes.given_up, asked)
 
-    # What is asked
+    # Requests
 
     def released(self, path: str, unneeded: Unneeded) -> Change:
         def kept() -> str:
@@ -277,7 +277,7 @@ class RemoteSource(Source[RemoteFile]):
         wanted = listed or selection.wanted_again(receipt, self.repo)
         return receipt_changes.fetched_again(receipt, sha256, wanted, by)
 
-    # What is shown
+    # Status
 
     def counts(self) -> dict[str, int]:
         counts, in_hand = self.state.work.counts, self.state.transfers.in_hand()
@@ -313,14 +313,14 @@ class RemoteSource(Source[RemoteFile]):
         is_kept = self._kept == (self.listed, self.state.changes)
         return min(*due, math.inf if is_kept else max(now, self.listing_due))
 
-    # Ending
+    # End of --once
 
     def is_drained(self) -> bool:
-        """Everything to be removed is gone, too."""
+        """Also requires that every pending removal is done."""
         return super().is_drained() and not self.state.paths["releasing"]
 
     def summary(self) -> tuple[str, int]:
-        """1 where files were given up, each by its name."""
+        """Returns the summary and the exit code: 1 if files were given up, which it names."""
         self.effects.claim(self.root, self.fetcher.device, 0, at_once=True)
         counts, work, only = self.state.work.counts, self.state.work, self.state.only
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"

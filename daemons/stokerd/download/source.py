@@ -1,4 +1,4 @@
-"""What a folder and a source that is fetched have in common."""
+"""Base of the two kinds of source: a folder, and files that are fetched."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.state import Pauses, State
 
 L = TypeVar("L", bound=Listed)
-LISTING_EVERY_S = 5.0  # between two writings of a listing that is not complete
+LISTING_EVERY_S = 5.0  # between two writes of an incomplete listing
 VANISHED_SHOWN = 20
 
 
 class Source(Generic[L]):
-    """One source: the worker that lists it, those that bring its files, and what is known of it.
+    """A source: the worker that lists it, those that bring its files, and its state.
 
-    `shown` names it for people, without secrets. `seen`: it was listed since our start. `revision` is that of
-    the listing, `origin` what it is the revision of.
+    `shown` names it for people, without secrets. `seen`: it was listed since the daemon started. `revision`
+    is that of the listing, `origin` the thing revised.
     """
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:
@@ -36,39 +36,38 @@ class Source(Generic[L]):
         only = FilesList(context).names
         self.state = State(rules, read_receipts(context), Pauses(context.events), only)
         self.effects = Effects(context, self.state)
-        # Between two looks at a folder, or at a list of URLs.
+        # Between two looks at a folder or at a list of URLs.
         self.look_every_s = min(30.0, max(1.0, self.pipeline.stage.settle / 3))
         self.look_due = 0.0  # monotonic seconds
         self.seen = False
         self.revision = self.origin = ""
-        self.listed = 0  # how often it was listed
+        self.listed = 0  # number of listings
         self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
-        self._kept = (0, -1)  # the listing and the changes of receipts that the written listing is of
+        self._kept = (0, -1)  # `listed` and `changes` as of the written listing
         self._gone: set[str] = set()
         self._foreign: Sequence[str] = ()
         self.foreign_files = 0
 
-    # What each kind does its own way
+    # Defined by each kind
 
     @property
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether every file is vouched for."""
+        """Whether every file has a valid receipt."""
 
-    # What all have
+    # Common to both kinds
 
     def is_drained(self) -> bool:
-        """Whether --once has nothing left to do: every file was brought, or tried often enough."""
+        """Whether --once has no work left: every file was brought, or tried often enough."""
         state = self.state
         return self.seen and not (state.transfers or state.removing or state.is_left())
 
     def take_listing(
         self, listed: Mapping[str, L], selected: Mapping[str, L], where: str, held: Collection[str] = ()
     ) -> None:
-        """Go by another listing; refuse a --files-list of what `where` does not hold, unless that is empty.
-        It holds `held`, or what is listed.
+        """Replaces the listing; refuses names of --files-list that are neither in `held` nor listed.
 
-        While the daemon stays such files may yet come, so that they are named once.
+        An empty `where` skips that check. A running daemon only warns once, as the files may still come.
         """
         self.state.work.take(listed, selected)
         self.listed += 1
@@ -80,7 +79,7 @@ class Source(Generic[L]):
             self.effects.warn_once("files_list_unknown", self.shown, str(error))
 
     def tell_vanished(self, gone: Collection[str], reason: str) -> None:
-        """Name the files, not too many, that have a receipt and left the source; each once."""
+        """Records files with a receipt that left the source, each once, at most VANISHED_SHOWN."""
         new = sorted(set(gone) - self._gone)
         self._gone = set(gone)
         for path in new[:VANISHED_SHOWN]:
@@ -90,8 +89,8 @@ class Source(Generic[L]):
             self.events.record("source_vanished", level="warning", path="", reason=said)
 
     def keep_listing(self) -> None:
-        """Write the listing where it may be another: at once where its completeness or revision changes, or
-        nothing is left to do; else now and then."""
+        """Writes a changed listing: at once if complete or revision changes or is_drained(), else
+        every LISTING_EVERY_S."""
         if not self.seen or self._kept == (self.listed, self.state.changes):
             return
         now, head, complete = time.monotonic(), self.effects.listing, self.is_complete
@@ -102,21 +101,20 @@ class Source(Generic[L]):
             self.effects.write_listing(Listing(self.dataset, files, complete, self.revision, self.origin))
 
     def take_foreign(self, foreign: Sequence[str], count: int) -> None:
-        """Record some of the files that another client has not finished, and how many there are, where they
-        are others than before."""
+        """Records a changed set of another client's unfinished files: the first name and the number."""
         if foreign and foreign != self._foreign:
             reason = "another client's; left alone"
             self.events.record("foreign_files", count=count, first=foreign[0], reason=reason)
         self._foreign, self.foreign_files = foreign, count
 
     def sized(self, listed: Mapping[str, L]) -> Iterator[tuple[str, int]]:
-        """The paths and sizes of listed files; one whose size its server alone knows has its receipt's."""
+        """Yields the paths and sizes of listed files; a size missing in the listing is the receipt's."""
         for path, each in listed.items():
             receipt = self.state.receipts.get(path) if each.size is None else None
             yield path, each.size if each.size is not None else receipt.size if receipt else 0
 
 
 def some(paths: Collection[str], most: int = 20) -> str:
-    """Names for a sentence: not more than a reader takes in."""
+    """Returns up to `most` names as text, with the number of the rest."""
     shown = ", ".join(sorted(paths)[:most])
     return f"{shown} and {len(paths) - most} more" if len(paths) > most else shown

@@ -1,4 +1,4 @@
-"""What the download watchdog knows: the facts that its decisions are made from."""
+"""The download watchdog's state: the facts that its decisions are made from."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
 
 @dataclass(frozen=True)
 class Pause:
-    """`alert` is the event that was recorded, `about` tells apart alerts of one event that are recorded each;
-    `until`, the next try, is in monotonic seconds."""
+    """A reason to wait. `alert` is its event, `about` distinguishes alerts of one event; `until` is the next
+    try in monotonic seconds."""
 
     alert: str
     about: str
@@ -36,7 +36,7 @@ class Pause:
 
 
 class Pauses:
-    """The pauses of now, by subject; the event of one that lasts is repeated every five minutes."""
+    """The present pauses by subject; the event of a lasting pause is repeated every five minutes."""
 
     def __init__(self, events: Events) -> None:
         self._events, self._alerts = events, Alerts(events, REPEAT_S)
@@ -54,9 +54,9 @@ class Pauses:
         level: str = "warning",
         **fields: Any,
     ) -> None:
-        """Wait for that reason, from now on or still; without `until` for longer after each try."""
+        """Starts or extends a pause; without `until` each try waits longer."""
         if until is None:
-            if self.tries.allows(subject):  # of many files that fail together one is counted
+            if self.tries.allows(subject):  # many files that fail together count as one failure
                 self.tries.failed(subject)
             until = self.tries.not_before[subject]
         self._all[subject] = Pause(alert, about, reason, until)
@@ -66,7 +66,7 @@ class Pauses:
         self._alerts.raise_(alert, about, level=level, repeat=repeat, reason=reason, **fields)
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
-        """Record the event that tells of the end, if there was such a pause."""
+        """Ends a pause, if there is one, and records its end event."""
         self.tries.succeeded(subject)
         if (pause := self._all.pop(subject, None)) is not None:
             self._alerts.clear(pause.alert, pause.about)
@@ -74,16 +74,16 @@ class Pauses:
                 self._events.record(event, **fields)
 
     def hurry(self, subject: Subject) -> None:
-        """Try again now."""
+        """Makes the next try of a paused subject due now."""
         if subject in self._all:
             self._all[subject] = replace(self._all[subject], until=0.0)
 
     def reason(self, *subjects: Subject) -> str:
-        """Why the first of these that is paused is; empty where none is."""
+        """Returns the reason of the first of these subjects that is paused; empty without one."""
         return next((self._all[each].reason for each in subjects if each in self._all), "")
 
     def until(self, *subjects: Subject) -> float:
-        """When the last of these ends by itself, or is tried again, monotonic seconds."""
+        """Returns when the last of these pauses ends or is tried again, monotonic seconds."""
         return max((self._all[each].until for each in subjects if each in self._all), default=0.0)
 
 
@@ -91,11 +91,11 @@ L = TypeVar("L", bound=Listed)
 
 
 class State(Generic[L]):
-    """`receipts` by path and `paths` by receipt state; `verified_bytes` are those of the verified files.
+    """The watchdog's facts: `receipts` by path, `paths` by receipt state, `verified_bytes` of verified files.
 
     `work` are the files listed, selected and pending, `transfers` those with a worker, `removing` the paths
-    that it is to unlink. `only` are the paths to work on, None for all; `given_up` those that --once does not
-    try again. `changes` counts the receipts written, `failed_tries` attempts by cause, `counted` others;
+    it is to unlink. `only` are the paths to work on, None for all; `given_up` those that --once does not try
+    again. `changes` counts the receipts written, `failed_tries` attempts by cause, `counted` other events;
     `progress_at` is when a file was last read from (time.time).
     """
 
@@ -123,7 +123,7 @@ class State(Generic[L]):
             self._enter(receipt)
 
     def take(self, receipt: Receipt) -> None:
-        """Go by a receipt that is durable now."""
+        """Adopts a receipt that is durable now."""
         self._enter(receipt)
         self.changes += 1
         self.work.note(receipt.path)
@@ -137,12 +137,12 @@ class State(Generic[L]):
         self.verified_bytes += receipt.size if receipt.state == "verified" else 0
 
     def try_again(self, path: str) -> None:
-        """Forget how often a file failed."""
+        """Forgets a file's failures, so that it is tried again."""
         self.retries.succeeded(path)
         self.given_up.discard(path)
 
     def is_meant(self, path: str) -> bool:
-        """Whether to do something about the path at all."""
+        """Whether the watchdog works on the path at all."""
         return (self.only is None or path in self.only) and path not in self.given_up
 
     def may_begin(self, path: str, now: float) -> bool:
@@ -151,12 +151,11 @@ class State(Generic[L]):
         return is_free and self.is_meant(path) and now >= self.retries.not_before.get(path, now)
 
     def is_left(self) -> bool:
-        """Whether something is to be done about a file that is not given up."""
+        """Whether a pending file is left that is not given up."""
         return any(map(self.is_meant, self.work.pending))
 
     def next_retry(self, now: float) -> float:
-        """When, after now, a pending file or a worker of the daemon's own may be tried again, monotonic
-        seconds."""
+        """Returns the next retry after now of a pending file or a worker, monotonic seconds."""
         tried = self.retries.not_before.items()
         pending = self.work.pending
         due = (due for path, due in tried if due > now and (path in pending or path.startswith("/")))

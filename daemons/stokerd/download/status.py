@@ -1,4 +1,4 @@
-"""What the download watchdog shows of itself: status, metrics and a terminal's last line."""
+"""The download watchdog's status, metrics and terminal line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = (
     Figure("download_source_watched", "1 while changes in the source folder are told.", "watched"),
     Figure("download_source_available", "1 while the source can be seen.", "available"),
     Figure("download_complete", "1 when every file of the pinned listing is vouched for.", "complete"),
-    # Of a source that is fetched
+    # Only of a source that is fetched
     Figure("download_fetched_bytes_total", "Bytes that came over the network.", "fetched_bytes"),
     Figure("download_durable_bytes_total", "Fetched bytes made durable.", "durable_bytes"),
     Figure("download_refetched_bytes_total", "Fetched bytes that were dropped.", "counted.refetched_bytes"),
@@ -37,7 +37,7 @@ FIGURES = (
 
 
 def status_of(source: FolderSource | RemoteSource) -> dict[str, Any]:
-    """The source as it is now, for `stoker status` and the metrics."""
+    """Returns the source's state for `stoker status` and the metrics."""
     state, trouble = source.state, source.trouble
     return {
         "source": source.shown,

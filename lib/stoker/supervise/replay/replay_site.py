@@ -1,9 +1,9 @@
 """The directory in which a recorded run is trained again: copies of its history, and a run of its own.
 
-        replay.json         the recorded run, the last step, the checkpoint to compare with
-        run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's results
-        recorded/           training log, launch record, and the compute settings of one of its checkpoints
-        shards/             links to the run's shard sets on hot, or on warm
+    replay.json         the recorded run, the last step, the checkpoint to compare with
+    run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's results
+    recorded/           training log, launch record, and the compute settings of one of its checkpoints
+    shards/             links to the run's shard sets on hot, or on warm
 
 All copies are made at the beginning, so that the pipeline may train, roll back and prune meanwhile.
 
