@@ -25,7 +25,7 @@ COMMANDS = {
     "audit": ("stoker.cli.runs.audit", "audit", "Recount every document, token and step from the disk."),
     "rollback": ("stoker.cli.runs.rollback", "rollback", "Take the run back to a checkpoint."),
     "skip-set": ("stoker.cli.runs.rollback", "skip_set", "Give up a shard set that cannot be restored."),
-    "replay": ("stoker.cli.runs.replay", "replay", "Train a recorded run again and compare the results bit by bit."),
+    "replay": ("stoker.cli.runs.replay", "replay", "Train a recorded run again and compare it bit by bit."),
     "quarantine": ("stoker.cli.data.quarantine", "quarantine", "List, release or drop quarantined files."),
     "verify": ("stoker.cli.data.verify", "verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "plan": ("stoker.cli.runs.plan", "plan", "Show the order of the training data and the run's position."),
@@ -34,7 +34,11 @@ COMMANDS = {
     "generate": ("stoker.cli.runs.generate", "generate", "Continue a text with a checkpoint's model."),
     "export": ("stoker.cli.data.export", "export", "Write shard sets in other trainers' formats."),
     "import": ("stoker.cli.data.import_", "import_", "Import tokens that another tool made."),
-    "config": ("stoker.cli.pipeline.config", "config", "Check a pipeline file, or show the effective configuration."),
+    "config": (
+        "stoker.cli.pipeline.config",
+        "config",
+        "Check a pipeline file, or show the settings in force.",
+    ),
     "help": ("stoker.cli.main", "help_", "Show the help of a command."),
     "version": ("stoker.cli.main", "version", "Show the version of Stoker."),
 }

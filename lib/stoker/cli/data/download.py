@@ -35,7 +35,9 @@ Pile = list[int | None]  # the sizes of files of a kind, None where only the ser
 @click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
 @pipeline_file
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
-@click.option("--dry-run", is_flag=True, help="Only tell: what, how much is here, how long the rest takes.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only list the files, their sizes, and the time the rest takes."
+)
 def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
     """Run the download watchdog of FILE alone: fetch every file of its source, prove it, keep it true.
 

@@ -32,7 +32,7 @@ from stoker.store.layout import STAGE_SHARD
     "--tokenizer-sha256", metavar="HEX", help="Whose tokens they are, where their place does not say."
 )
 @click.option(
-    "--trust-tokenizer", is_flag=True, help="They are this pipeline's tokenizer's, whatever is said."
+    "--trust-tokenizer", is_flag=True, help="Take the tokens as this pipeline's tokenizer's, unproven."
 )
 @json_option
 def import_(

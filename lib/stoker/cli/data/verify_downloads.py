@@ -36,7 +36,7 @@ BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed`
 
 @click.command(epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute")
 @pipeline_file
-@click.option("--dispute", is_flag=True, help="Have the download watchdog bring again what is wrong.")
+@click.option("--dispute", is_flag=True, help="Ask the download watchdog to fetch wrong files again.")
 @click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
 def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     """Hash every source file of FILE that is on disk, and compare it with its receipt.

@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.25
 
 @click.command(epilog="Example: stoker events /etc/stoker/fineweb.yaml --since 2h --follow")
 @pipeline_file
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new events, until Ctrl-C.")
 @click.option("--since", metavar="WHEN", help="Only later ones: 90m, 2d, or 2026-11-20T12:00:00Z.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def events(pipeline: Pipeline, follow: bool, since: str | None, as_json: bool) -> None:
