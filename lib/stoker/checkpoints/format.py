@@ -1,7 +1,7 @@
-"""What a sealed checkpoint directory holds: its names, checkpoint.json and SHA256SUMS.
+"""The form of a sealed checkpoint directory: its names, checkpoint.json and SHA256SUMS.
 
-checkpoint.json lists every file but itself and SHA256SUMS, with size and sha256; SHA256SUMS, written last,
-has a line for every file but itself.
+checkpoint.json lists every file except itself and SHA256SUMS, with size and sha256; SHA256SUMS, written last,
+has a line for every file except itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUMS = "SHA256SUMS"
 PLAN_COPY = "plan.jsonl"
 TIMELINES_COPY = "timelines.jsonl"
 TEMPORARY = ".tmp-step-"  # being sealed: .tmp-step-<launch>-<step>
-PRUNED = ".tmp-pruned-"  # on its way out
+PRUNED = ".tmp-pruned-"  # being removed
 
 _NAME = re.compile(r"step-(\d{9,})")
 _MIRRORED = re.compile(r"step-\d{9,}-([0-9a-f]{8})")
@@ -30,7 +30,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file as checkpoint.json lists it."""
+    """A file's entry in checkpoint.json."""
 
     size: int
     sha256: str
@@ -38,41 +38,44 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class CheckpointBody:
-    """checkpoint.json; `raw` is all of it, `files` what it lists, `position` [entry, offset] of the plan."""
+    """The fields of checkpoint.json that Stoker reads."""
 
     step: int
     tokens: int
-    position: tuple[int, int]
+    position: tuple[int, int]  # (entry, offset) in the plan
     timeline: int
     plan_head: str
     files: Mapping[str, FileEntry]
-    raw: Mapping[str, Any] = field(compare=False)
+    raw: Mapping[str, Any] = field(compare=False)  # all fields
 
     @property
     def bytes(self) -> int:
-        """The size of the files that are listed."""
+        """The size of the listed files."""
         return sum(entry.size for entry in self.files.values())
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory name of a step's checkpoint."""
+    """Returns the directory name of a step's checkpoint."""
     return f"step-{step:09d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step a directory name speaks of (a mirrored copy's suffix is allowed), or None."""
+    """Returns the step in a directory name (a mirrored copy's suffix is allowed), or None."""
     match = _NAME.match(name)
     return int(match[1]) if match and name[match.end() :][:1] in ("", "-") else None
 
 
 def mark_of(name: str) -> str | None:
-    """The first hex of checkpoint.json's sha256 that a mirrored copy's name ends in; None in other names."""
+    """Returns the first hex digits of checkpoint.json's sha256 in a mirrored copy's name, or None."""
     match = _MIRRORED.fullmatch(name)
     return match[1] if match else None
 
 
 def write_body(body: Mapping[str, Any], files: Mapping[str, FileEntry]) -> bytes:
-    """The bytes of checkpoint.json; raises DataError when the body lacks what every reader needs."""
+    """Returns the bytes of checkpoint.json.
+
+    Raises DataError when the body lacks a field that readers need.
+    """
     listed = {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()}
     data = canonical_json({**body, "v": 1, "files": listed}) + b"\n"
     read_body(data)
@@ -80,9 +83,10 @@ def write_body(body: Mapping[str, Any], files: Mapping[str, FileEntry]) -> bytes
 
 
 def read_body(data: bytes, where: Path | str = BODY) -> CheckpointBody:
-    """checkpoint.json from its bytes; raises DataError saying what is wrong with it.
+    """Parses checkpoint.json; raises a DataError that describes the flaw.
 
-    Raises UnknownFormat naming `where` for another version: true only of bytes whose sum is right.
+    Raises UnknownFormat naming `where` for another version: the caller may trust that only if the file's
+    checksum is right.
     """
     try:
         raw = parse_json(data)
@@ -104,12 +108,15 @@ def read_body(data: bytes, where: Path | str = BODY) -> CheckpointBody:
 
 
 def write_sums(sums: Mapping[str, str]) -> bytes:
-    """SHA256SUMS as `sha256sum -c` reads it, by name."""
+    """Returns SHA256SUMS for `sha256sum -c`, sorted by name."""
     return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode()
 
 
 def read_sums(data: bytes) -> dict[str, str]:
-    """Name to sha256; DataError unless it is what `write_sums` writes: no flipped bit reads as the same."""
+    """Returns sha256 by name.
+
+    Raises DataError unless `write_sums` wrote the data, so every flipped bit shows.
+    """
     sums = {line[66:]: line[:64] for line in data.decode(errors="replace").split("\n") if line}
     if write_sums(sums) != data or not all(map(_HEX64.fullmatch, sums.values())):
         raise DataError(f"{SUMS} is not lines '<sha256>  <name>', sorted, each name once")

@@ -1,8 +1,9 @@
-"""The proof of a checkpoint: checkpoint.json and SHA256SUMS parse, agree line by line, and with what is read.
+"""Proves a checkpoint: checkpoint.json and SHA256SUMS parse, agree line by line, and match the files.
 
-Everything is read past the page cache. A conviction (`invalid`) needs two readings that agree; where a file
+Every file is read past the page cache. A conviction (`invalid`) needs two readings that agree; where a file
 system refuses O_DIRECT (tmpfs, overlays) these are two independent readings after dropping the cache, and the
-proof says `cached`. Whatever cannot be read now, or reads differently twice, is `unreadable`: stop and look.
+proof says `cached`. A file that cannot be read now, or reads differently twice, is `unreadable`: stop and
+look.
 """
 
 from __future__ import annotations
@@ -25,38 +26,32 @@ Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]
 
 QUICK_BYTES = 1 << 20  # files up to this size are hashed even without deep
-SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; no honest one is larger
+SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; no intact one is larger
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found; `reason` names file and figure unless proven.
-
-    `cached`: some of it could not be read past the cache. `extra`: what no list names; it was never opened.
-    `body` and `digest` (sha256 of checkpoint.json) are there when proven.
-    """
+    """The verdict on a checkpoint."""
 
     verdict: Verdict
-    reason: str
-    cached: bool
-    body: CheckpointBody | None = None
-    digest: str | None = None
-    extra: tuple[str, ...] = ()
+    reason: str  # names file and figure; empty when proven
+    cached: bool  # some file could not be read past the cache
+    body: CheckpointBody | None = None  # when proven
+    digest: str | None = None  # sha256 of checkpoint.json, when proven
+    extra: tuple[str, ...] = ()  # files that no list names; never opened
 
 
 def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None = None) -> Proof:
-    """Prove the checkpoint in a directory; a bad or unreadable one is a verdict, never an exception.
+    """Proves the checkpoint in a directory; a bad or unreadable one is a verdict, never an exception.
 
-    Only a format version that is not known here is one: UnknownFormat, which is no doubt and no conviction.
-
-    With deep=False the big files are only looked at (present, plain, of the right size), the small ones read
-    too. `progress` is told,
-    from several threads, how far in bytes each file is read.
+    Only an unknown format version raises: UnknownFormat, which neither convicts nor proves. With deep=False
+    the big files are only checked to be regular files of the right size; the small files are read too.
+    `progress` is called from several threads with the bytes read of each file.
     """
     examination = _Examination(path, progress)
     try:
         return examination.prove(deep)
-    except DataError as finding:  # the disk says so: the checkpoint is not whole
+    except DataError as finding:  # evidence from the disk: the checkpoint is not whole
         return Proof("invalid", str(finding), examination.cached)
     except OSError as error:
         detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
@@ -64,7 +59,7 @@ def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None
 
 
 class _Examination:
-    """One proof; DataError says what is wrong, OSError that it cannot be known now."""
+    """One proof; a DataError describes a flaw, an OSError means that there is no verdict now."""
 
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.path = path
@@ -78,12 +73,12 @@ class _Examination:
             return self._prove(deep)
 
     def _prove(self, deep: bool) -> Proof:
-        with os.scandir(self.path) as entries:  # names are looked up here only, so none can point outside
+        with os.scandir(self.path) as entries:  # the only lookup of names, so no name can point outside
             found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
         sums = read_sums(self._small(SUMS, found))
         data = self._small(BODY, found)
         digest = hashlib.sha256(data).hexdigest()
-        if sums.get(BODY) != digest:  # first: what is not as it was written says nothing of its version
+        if sums.get(BODY) != digest:  # checked first: the version in a damaged file is no evidence
             raise DataError(f"{BODY} and {SUMS} disagree on {BODY}")
         body = read_body(data, self.path / BODY)
         self._agree(sums, body, digest)
@@ -97,7 +92,7 @@ class _Examination:
         return Proof("proven", "", self.cached, body, digest, tuple(extra))
 
     def _small(self, name: str, found: Mapping[str, os.stat_result]) -> bytes:
-        """A small file's bytes, known to be those on disk."""
+        """Returns a small file's bytes, after checking that the disk holds the same."""
         size = _plain(name, found).st_size
         if size > SMALL_BYTES:
             raise DataError(f"{name} has {size} bytes; no checkpoint's is that large")
@@ -125,10 +120,10 @@ class _Examination:
         try:
             list(pool.map(self._hash, expected.keys(), expected.values()))
         finally:
-            pool.shutdown(cancel_futures=True)  # the first finding ends it: files not begun are not read
+            pool.shutdown(cancel_futures=True)  # after the first finding no further file is read
 
     def _hash(self, name: str, expected: str) -> None:
-        """Compare a file's sha256 with the expected one; two readings that agree convict."""
+        """Compares a file's sha256 with the expected one; two readings that agree convict."""
         first = hash_file(self.path / name, progress=self._progress)
         self.cached |= first.cached
         if first.sha256 == expected:
@@ -139,7 +134,7 @@ class _Examination:
 
 
 def _plain(name: str, found: Mapping[str, os.stat_result]) -> os.stat_result:
-    """The stat of a listed file; it must be there and be a regular file."""
+    """Returns the stat of a listed file; raises DataError unless it is an existing regular file."""
     if name not in found:
         raise DataError(f"{name} is missing")
     if not stat.S_ISREG(found[name].st_mode):

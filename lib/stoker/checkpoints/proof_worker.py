@@ -1,7 +1,7 @@
-"""Worker: proves a checkpoint away from the daemon.
+"""Worker that proves a checkpoint for the daemon.
 
-Task: {"checkpoint": path}. Result: {"verdict", "reason", "digest", "body"}, the body where it is proven.
-A message {"kind": "progress"} every few seconds keeps quiet deadlines away.
+Task: {"checkpoint": path}. Result: {"verdict", "reason", "digest", "body"}; the body when proven.
+A message {"kind": "progress"} every few seconds shows that the worker is alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def as_message(proof: Proof) -> dict[str, Any]:
-    """A proof as JSON."""
+    """Returns a proof as JSON values."""
     body = None if proof.body is None else dict(proof.body.raw)
     return {"verdict": proof.verdict, "reason": proof.reason, "digest": proof.digest, "body": body}
 

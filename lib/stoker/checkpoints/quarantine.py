@@ -1,4 +1,4 @@
-"""Bad checkpoints are moved, not deleted, and the place they are moved to keeps within a budget."""
+"""The quarantine of bad checkpoints: they are moved, not deleted, and kept within a budget."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PREFIX, REASON = "checkpoint-", "reason.json"
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Where the checkpoint went, and which older places were dropped for it (each worth an event)."""
+    """The result of a quarantine."""
 
-    place: Path
-    dropped: tuple[str, ...]
+    place: Path  # where the checkpoint is now
+    dropped: tuple[str, ...]  # names of older places that were removed for it; each deserves an event
 
 
 def quarantine_checkpoint(
     quarantine: Path, checkpoint: Path, reason: str, *, keep: int, keep_bytes: int
 ) -> Quarantined:
-    """Move a checkpoint into `<quarantine>/checkpoint-<name>-<time>/` with a reason.json beside it.
+    """Moves a checkpoint into `<quarantine>/checkpoint-<name>-<time>/`, beside a reason.json.
 
-    Then places go until at most `keep` of `keep_bytes` in sum are left, as drop_over_budget has it. Both
+    Then drop_over_budget removes places until at most `keep` places and `keep_bytes` bytes are left. Both
     directories must be on one file system.
     """
     place = quarantine / f"{PREFIX}{checkpoint.name}-{new_id()}"
     make_dir(place)
-    # The reason first: a crash in between leaves the checkpoint in place, to be convicted again, and a note.
+    # The reason comes first: after a crash the checkpoint is in place, to be convicted again, beside a note.
     why = {"v": 1, "kind": "checkpoint", "path": str(checkpoint), "reason": reason, "time": utc_now()}
     write_record(place / REASON, why)
     move_durably(checkpoint, place / checkpoint.name)
@@ -42,18 +42,18 @@ def quarantine_checkpoint(
 
 
 def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[str, ...]:
-    """Remove places until both limits hold, the newest checkpoint's last; returns their names.
+    """Removes places until both limits hold, the newest checkpoint's last; returns their names.
 
-    That one stays whatever its size, unless `keep` is 0.
+    The newest stays whatever its size, unless `keep` is 0.
     """
     places = _newest_last(quarantined(quarantine))
     return tuple(place.name for place in drop_first(places, keep=keep, keep_bytes=keep_bytes))
 
 
 def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
-    """Remove the first of some directories until both limits hold; returns the removed ones.
+    """Removes directories from the front of the list until both limits hold; returns the removed ones.
 
-    The last one stays whatever its size, unless `keep` is 0.
+    The last stays whatever its size, unless `keep` is 0.
     """
     left, sizes = list(places), {place: _tree_bytes(place) for place in places}
     while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
@@ -62,20 +62,21 @@ def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Pa
 
 
 def quarantined(quarantine: Path) -> list[Path]:
-    """The places of quarantined checkpoints, oldest first by the time in their names."""
+    """Returns the places of quarantined checkpoints, oldest first by the time in their names."""
     try:
         names = [entry.name for entry in os.scandir(quarantine) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
     ours = [quarantine / name for name in names if name.startswith(PREFIX)]
-    # Names know seconds, and a restart convicts several in one.
+    # The names have whole seconds, and a restart may convict several checkpoints in one second.
     return sorted(ours, key=lambda place: (place.name.rsplit("-", 2)[1], place.stat().st_mtime_ns))
 
 
 def _newest_last(places: Sequence[Path]) -> list[Path]:
-    """The run that a checkpoint was convicted of last comes last, and in each run the highest step.
+    """Sorts places: the run with the latest conviction last, and each run by step.
 
-    Where all of a run's are bad the newest is convicted first: when that was says nothing of its worth.
+    Where all of a run's checkpoints are bad, the newest is convicted first: the time of a conviction is no
+    measure of a checkpoint's worth.
     """
     runs = [_run_of(place) for place in places]
     convicted = {run: number for number, run in enumerate(runs)}
@@ -90,7 +91,7 @@ def _run_of(place: Path) -> str:
     try:
         return str(Path(read_record(place / REASON)["path"]).parent)
     except (OSError, DataError, KeyError):
-        return ""  # whatever it was of, it is held against its like
+        return ""  # places without a readable reason form one group
 
 
 def _tree_bytes(path: Path) -> int:

@@ -1,7 +1,7 @@
-"""Which checkpoint a run resumes from, which may go, and a removal that leaves no half checkpoint.
+"""Chooses the checkpoint to resume from and those to remove; removes without leaving half a checkpoint.
 
 A run resumes from the newest proven checkpoint on the current timeline's ancestry. A reader holds a shared
-flock on the directory; a removal looks for one.
+flock on the directory; a removal checks for that lock.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from stoker.store.files import move_durably, opened, remove_tree
 
 @dataclass(frozen=True)
 class Kept:
-    """A proven checkpoint; `read` while someone reads it."""
+    """A proven checkpoint."""
 
     step: int
     val_loss: float | None = None
-    read: bool = False
+    read: bool = False  # a reader holds it now
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """The last N, every K steps, the milestones, and the best N by held-out loss are kept."""
+    """Keeps the last N, every K steps, the milestones, and the best N by held-out loss."""
 
     keep_last: int = 3
     keep_every: int | None = None
@@ -48,7 +48,7 @@ class RetentionPolicy:
 
 
 def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
-    """Steps to remove of proven checkpoints, oldest first: never the newest, and none that is being read."""
+    """Returns the steps to remove, oldest first: never the newest, and none that a reader holds."""
     proven = sorted(checkpoints, key=lambda one: one.step)
     kept = {one.step for one in proven[-max(1, policy.keep_last) :]}
     measured = sorted((one for one in proven if one.val_loss is not None), key=_best_first)
@@ -58,9 +58,9 @@ def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
 
 
 def remove_checkpoint(path: Path) -> bool:
-    """Take a checkpoint's name away by one rename, then its files; a crash leaves a sweepable rest.
+    """Removes a checkpoint's name by one rename, then its files; a crash leaves a rest that a sweep finds.
 
-    False, with nothing done, while somebody reads it.
+    Returns False and changes nothing while a reader holds the checkpoint.
     """
     condemned = path.parent / f"{PRUNED}{path.name}"
     with storage_errors("open", path), unread(path) as free:
@@ -73,7 +73,7 @@ def remove_checkpoint(path: Path) -> bool:
 
 
 def sweep_leftovers(checkpoints_dir: Path) -> list[str]:
-    """Remove what interrupted seals and removals left; only for the owner of the run's trainer lock."""
+    """Removes leftovers of interrupted seals and removals; only for the owner of the run's trainer lock."""
     try:
         names = sorted(entry.name for entry in os.scandir(checkpoints_dir))
     except FileNotFoundError:
@@ -94,12 +94,14 @@ _GONE = "{} was moved away while it was being opened"
 
 @contextlib.contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """Keep a checkpoint from being pruned while the block reads it; raises OSError where it cannot be opened.
+    """Keeps a checkpoint from being pruned while the block reads it.
 
-    On a file system without locks the block reads all the same: what it finds is proven by its hashes.
+    Raises OSError where it cannot be opened.
+
+    On a file system without locks the block reads all the same: the hashes prove the bytes.
     """
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        _lock(descriptor, fcntl.LOCK_SH)  # whoever holds it alone does so for one rename
+        _lock(descriptor, fcntl.LOCK_SH)  # an exclusive lock lasts for one rename only
         if not still_named(directory, descriptor):
             raise FileNotFoundError(errno.ENOENT, _GONE.format(directory), str(directory))
         yield
@@ -107,7 +109,7 @@ def reading(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unread(directory: Path) -> Iterator[bool]:
-    """Whether nobody reads a checkpoint now; if so nobody can begin to for the length of the block."""
+    """Yields whether a checkpoint has no reader now; if so, no reader can begin during the block."""
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         try:
             _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,12 +129,13 @@ def _lock(descriptor: int, how: int) -> None:
             raise
 
 
-History = Sequence[tuple[int, int | None]]  # (timeline, last step of it that counts or None), newest first
+# (timeline, its last step that counts, or None for all), newest first
+History = Sequence[tuple[int, int | None]]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint directory before any proof; `body` is None where checkpoint.json is no help."""
+    """A checkpoint directory before any proof; `body` is None where checkpoint.json is unreadable."""
 
     path: Path
     step: int
@@ -144,7 +147,7 @@ class Found:
 
 
 def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
-    """Directories with a checkpoint's name, in no order; a missing directory has none."""
+    """Returns the directories with a checkpoint's name, in no order; none where the directory is missing."""
     try:
         names = [entry.name for entry in os.scandir(checkpoints_dir) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
@@ -158,16 +161,16 @@ def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
 
 
 def candidates(found: Iterable[Found], history: History) -> list[Found]:
-    """Those to prove, newest first, until one is proven; one whose timeline cannot be told is among them.
+    """Returns the checkpoints to prove in turn, newest first, including those of an unknown timeline.
 
-    What a candidate's proof says of its timeline is decided by `counts`.
+    After the proof `counts` decides on the timeline that the proof found.
     """
     usable = [one for one in found if one.timeline is None or counts(one.timeline, one.step, history)]
     return sorted(usable, key=lambda one: -one.step)
 
 
 def abandoned(found: Iterable[Found], history: History) -> list[Found]:
-    """Those that lie past a fork: a rollback that was interrupted has yet to move them away."""
+    """Returns the checkpoints past a fork: an interrupted rollback has yet to move them away."""
     return [one for one in found if one.timeline is not None and not counts(one.timeline, one.step, history)]
 
 
@@ -180,4 +183,4 @@ def _body(path: Path) -> CheckpointBody | None:
     try:
         return read_body((path / BODY).read_bytes())
     except (OSError, DataError, UnknownFormat):
-        return None  # its proof will say what is wrong
+        return None  # the proof will name the flaw

@@ -1,7 +1,7 @@
-"""Sealing: a checkpoint is written under a temporary name and gets its own by one rename when it is durable.
+"""Seals a checkpoint: it is written under a temporary name and gets its own by one rename when durable.
 
 Order on disk: the files, checkpoint.json, SHA256SUMS, the directory, the rename, the parent directory. A
-crash leaves no checkpoint or a whole one, and a temporary directory that the owner of trainer.lock sweeps.
+crash leaves a whole checkpoint or none, and a temporary directory that the owner of trainer.lock sweeps.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 class CheckpointWriter:
     """Writes one checkpoint; as a context manager it removes its temporary directory on an error.
 
-    Every file's sha256 is that of the bytes handed to write(2), so a disk that stores something else is found
-    by the first proof. StorageError (disk full, I/O) leaves nothing behind.
+    Every file's sha256 is that of the bytes handed to write(2), so the first proof finds a disk that stored
+    other bytes. A StorageError (disk full, I/O) leaves no files behind.
     """
 
     def __init__(self, checkpoints_dir: Path, step: int, launch: str) -> None:
@@ -47,27 +47,31 @@ class CheckpointWriter:
         self.target = checkpoints_dir / checkpoint_name(step)
         self._temporary = checkpoints_dir / f"{TEMPORARY}{launch}-{step:09d}"
         self._files: dict[str, FileEntry] = {}
-        remove_tree(self._temporary)  # of an attempt of this launch that failed
+        remove_tree(self._temporary)  # of a failed attempt of this launch
         make_dir(self._temporary)
 
     def add(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        """Write one file, durably; `name` is plain, without directories."""
+        """Writes one file durably; `name` is plain, without directories."""
         if name in self._files or name in (BODY, SUMS) or not _FILE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be a file of a checkpoint, or is one already")
         self._files[name] = self._write(name, chunks)
         return self._files[name]
 
     def add_tensors(self, stem: str, tensors: Iterable[tuple[str, str, Sequence[int], memoryview]]) -> None:
-        """Write tensors (name, dtype such as F32, shape, contiguous bytes) as `<stem>-00001.safetensors` and
-        on, at most FILE_BYTES each; a larger tensor has a file to itself."""
+        """Writes tensors as `<stem>-00001.safetensors` and following files, at most FILE_BYTES each.
+
+        A tensor is (name, dtype such as F32, shape, contiguous bytes). A larger tensor has its own file.
+        """
         named = [Tensor(name, dtype, tuple(shape), data) for name, dtype, shape, data in tensors]
         for number, group in enumerate(split(named), start=1):
             self.add(f"{stem}-{number:05d}.safetensors", file_chunks(group, {"format": "pt"}))
 
     def seal(self, body: Mapping[str, Any]) -> Path:
-        """Write checkpoint.json and SHA256SUMS and give the checkpoint its name; returns its path.
+        """Writes checkpoint.json and SHA256SUMS and renames the checkpoint to its final name.
 
-        Where the name is taken: by the same checkpoint, proven, ours is dropped; else DataError.
+        Returns its path.
+
+        If a proven equal checkpoint has the name, the new one is dropped; any other raises DataError.
         """
         if body.get("step") != self.step:
             raise ValueError(
@@ -93,7 +97,7 @@ class CheckpointWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            with contextlib.suppress(OSError):  # swept by the next owner; the error says more
+            with contextlib.suppress(OSError):  # the next owner sweeps; the first error says more
                 remove_tree(self._temporary)
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
@@ -110,7 +114,7 @@ class CheckpointWriter:
 
 
 def _require_equal(target: Path, ours: CheckpointBody) -> None:
-    """Raise DataError unless the checkpoint that has our name is proven and says what ours says."""
+    """Raises DataError unless the checkpoint that has our name is proven and has the same body."""
     proof = prove_checkpoint(target)
     if proof.body == ours:
         return

@@ -1,4 +1,4 @@
-"""The safetensors format, written by hand: nothing heavy is needed and every byte is hashed on its way.
+"""Writes the safetensors format without a library: no heavy import, and every byte is hashed on its way.
 
 8 bytes little-endian: length of the header; the header, JSON, padded with spaces to a multiple of 8; the
 tensors' bytes end to end (https://github.com/huggingface/safetensors, format description in its README).
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-FILE_BYTES = 1 << 30  # files are split here, so that they can be hashed in parallel
+FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
 
 
 class Tensor(NamedTuple):
@@ -24,7 +24,7 @@ class Tensor(NamedTuple):
 
 
 def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """Yields the bytes of one file. Wide items come first, so that each tensor is aligned to its own item."""
+    """Yields the bytes of one file; tensors with wide items come first, so that each tensor is aligned."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.data.nbytes // max(1, math.prod(tensor.shape)))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -45,7 +45,7 @@ def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Itera
 
 
 def split(tensors: Sequence[Tensor], limit: int = FILE_BYTES) -> list[list[Tensor]]:
-    """Tensors in order, in groups of at most `limit` bytes; a larger tensor stands alone."""
+    """Returns the tensors in order, in groups of at most `limit` bytes; a larger tensor is its own group."""
     groups: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
-"""Checkpoints brought to the mirror and back, and given up there; a kill at any moment does no harm.
+"""Copies checkpoints to the mirror and back, and removes copies; a kill at any moment does no harm.
 
-A copy is written under a temporary name, each file durable, and read back past the cache; only when it is
-proven it gets its name by one rename. What an interrupted copy to the mirror finished file by file is used.
+A copy is written under a temporary name, each file durable, and read back past the cache; only a proven copy
+gets its name, by one rename. The next try uses the files that an interrupted copy finished.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from stoker.store.names import inside, new_id
 
 
 class SourceBad(DataError):
-    """What was to be copied is not what it should be."""
+    """Raised where the file or checkpoint to copy is not the expected one."""
 
 
 def copy_checkpoint(source: Path, target: Path, digest: str, trash: Path, tell: Progress) -> str | None:
-    """Copy a proven checkpoint to its place in a run's mirror; returns where a wrong copy was moved.
+    """Copies a proven checkpoint into a run's mirror; returns the path of a wrong copy that was moved aside.
 
-    `digest` is its checkpoint.json's sha256. A target that is there and proven is enough; a wrong one is
-    moved into the trash and replaced. Raises SourceBad when the source is not what was proven, StorageError
-    (warm full or failing, the copy reads differently) and DataError when another checkpoint bears its name.
+    `digest` is its checkpoint.json's sha256. A proven copy at the target is enough; a wrong copy is moved
+    into the trash and replaced. Raises SourceBad when the source is not the proven checkpoint, StorageError
+    (warm full or failing, the copy reads differently) and DataError when another checkpoint has the copy's
+    name.
     """
     mirror = target.parent.parent
-    temporary = target.parent / f".tmp-{target.name}"  # a name of its own: the next try finds it
+    temporary = target.parent / f".tmp-{target.name}"  # a fixed name: the next try finds it
     set_aside = None
     with reading(source):
         sweep(mirror, trash, sparing=temporary)
@@ -58,11 +59,10 @@ def copy_checkpoint(source: Path, target: Path, digest: str, trash: Path, tell: 
 
 
 def fetch_checkpoint(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
-    """Bring a mirrored checkpoint back into `checkpoints` under the name of its step; returns its proof.
+    """Copies a mirrored checkpoint back into `checkpoints` under the name of its step; returns its proof.
 
-    A step that is there already and is the same checkpoint is enough. Raises SourceBad for a copy that is
-    wrong, StorageError where either disk cannot be read or written now, DataError when another checkpoint has
-    the step's name.
+    The same checkpoint at the target is enough. Raises SourceBad for a wrong copy, StorageError where either
+    disk cannot be read or written now, DataError when another checkpoint has the step's name.
     """
     step, mark = step_of(copied.name), mark_of(copied.name)
     assert step is not None and mark is not None, copied
@@ -87,10 +87,10 @@ def fetch_checkpoint(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
 
 
 def _proven_copy(source: Path, into: Path, digest: str, tell: Progress) -> Proof:
-    """Copy a checkpoint's files into a directory, and prove them; `digest` may be its first digits only.
+    """Copies a checkpoint's files into a directory, and proves them; `digest` may be its first digits only.
 
-    What does not prove is removed. Then the source is proven: SourceBad where that is wrong, else
-    StorageError, and the whole is tried again.
+    An invalid copy is removed. After a failure the source is proven: SourceBad where the source is wrong,
+    else StorageError, and the caller tries again.
     """
     make_dir(into)
     try:
@@ -110,7 +110,7 @@ def _proven_copy(source: Path, into: Path, digest: str, tell: Progress) -> Proof
 
 
 def _copy_files(source: Path, into: Path, tell: Progress) -> None:
-    """Copy every listed file that is not there in full length; a proof will say what became durable."""
+    """Copies every listed file that is missing or not full length; the proof shows which became durable."""
     with storage_errors(f"copy {source} to", into):
         names = [*sorted(read_body((source / BODY).read_bytes(), source / BODY).files), BODY, SUMS]
         sizes = {name: inside(source, name).stat().st_size for name in names}
@@ -123,7 +123,7 @@ def _copy_files(source: Path, into: Path, tell: Progress) -> None:
 
 
 def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> bool:
-    """Make `target` a copy of a file as it is now, read back where its hash is given; False without a source.
+    """Copies a file as it is now, and reads the copy back where its hash is given; False without a source.
 
     Raises SourceBad where the source has another hash, StorageError where either disk fails.
     """
@@ -146,7 +146,7 @@ def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> b
 
 
 def move_aside(copied: Path, trash: Path) -> Path:
-    """Take a copy's name away by one rename; what is in the trash is removed by `sweep`."""
+    """Renames a copy into the trash, which `sweep` empties."""
     make_dir(trash)
     place = trash / f"{_trash_prefix(copied.parent.parent)}{copied.parent.name}-{copied.name}-{new_id()}"
     move_durably(copied, place)
@@ -154,7 +154,7 @@ def move_aside(copied: Path, trash: Path) -> Path:
 
 
 def give_up(mirror: Path, names: list[str], trash: Path) -> list[str]:
-    """Remove copies that nobody reads; returns the names that went. Raises StorageError."""
+    """Removes copies without readers; returns the names that are gone. Raises StorageError."""
     gone = []
     for name in names:
         copied = inside(mirror, name)
@@ -170,7 +170,7 @@ def give_up(mirror: Path, names: list[str], trash: Path) -> list[str]:
 
 
 def sweep(mirror: Path, trash: Path, sparing: Path | None = None) -> None:
-    """Remove what interrupted copies and removals of this run left; `sparing` is the copy to go on with."""
+    """Removes leftovers of this run's interrupted copies and removals; `sparing` is the copy to continue."""
     for path in (*mirror.glob(f"t*/{TEMPORARY}*"), *trash.glob(f"{_trash_prefix(mirror)}t*")):
         if path != sparing:
             remove_tree(path)
@@ -187,7 +187,7 @@ def _is(proof: Proof, digest: str) -> bool:
 
 
 def _judged(path: Path, tell: Progress) -> Proof:
-    """The proof of what bears a name; StorageError where it cannot be known now."""
+    """Returns the proof of a checkpoint; raises StorageError where there is no verdict now."""
     proof = prove_checkpoint(path, progress=tell)
     if proof.verdict == "unreadable":
         raise StorageError(f"{path}: {proof.reason}", errno.EIO)

@@ -1,11 +1,11 @@
-"""The mirror of a run's checkpoints on the warm disk: its names, a cheap look at it, and what to do next.
+"""The mirror of a run's checkpoints on the warm disk: its names, a cheap look at it, and the next steps.
 
     <warm>/checkpoints/<run>/t<timeline>/step-000001000-<first 8 hex of checkpoint.json's sha256>/
     <warm>/checkpoints/<run>/heldout-<first 8 hex of its sha256>.bin
     <warm>/checkpoints/<run>/{metrics,launches}-<run id>.jsonl
 
-Two incarnations of one step, on another timeline or with another content, have two names. Whatever bears a
-name was proven past the cache before it got it.
+Two versions of one step, on another timeline or with another content, have two names. A copy was proven past
+the cache before it got its name.
 """
 
 from __future__ import annotations
@@ -29,21 +29,17 @@ _NAME = re.compile(r"t(0|[1-9]\d*)/step-(\d{9}|[1-9]\d{9,})-([0-9a-f]{8})")
 
 @dataclass(frozen=True)
 class Mirrored:
-    """A copy as one look finds it: what its name says, and what its checkpoint.json says without a proof.
-
-    `mark` is the first 8 hex of checkpoint.json's sha256. `run_id` is None where that file is no help; the
-    copy's proof will say what is wrong.
-    """
+    """A copy as a look finds it: from its name and from its unproven checkpoint.json."""
 
     timeline: int
     step: int
-    mark: str
-    run_id: str | None = None
+    mark: str  # first 8 hex of checkpoint.json's sha256
+    run_id: str | None = None  # None where checkpoint.json is unreadable: the copy's proof will name the flaw
     val_loss: float | None = None
 
     @staticmethod
     def of(raw: Mapping[str, Any], digest: str) -> Mirrored:
-        """The copy of a checkpoint, from its checkpoint.json and the sha256 of that."""
+        """Returns the copy of a checkpoint, from its checkpoint.json and that file's sha256."""
         loss = raw.get("val_loss")
         return Mirrored(
             raw["timeline"],
@@ -55,7 +51,7 @@ class Mirrored:
 
     @staticmethod
     def parse(body: Mapping[str, Any]) -> Mirrored:
-        """A copy as mirror.json or the worker's answer has it."""
+        """Parses a copy in mirror.json or in the worker's answer."""
         return Mirrored(body["timeline"], body["step"], body["mark"], body["run_id"], body["val_loss"])
 
     @property
@@ -65,19 +61,19 @@ class Mirrored:
 
 
 def heldout_name(sha256: str) -> str:
-    """The name of the held-out windows' copy in the run's mirror."""
+    """Returns the name of the held-out windows' copy in the run's mirror."""
     return f"heldout-{sha256[:MARK_HEX]}.bin"
 
 
 def log_name(log: Path, run_id: str) -> str:
-    """The name of the copy of one of the run's logs in its mirror."""
+    """Returns the name of the copy of one of the run's logs in its mirror."""
     return f"{log.stem}-{run_id}{log.suffix}"
 
 
 def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) -> None:
-    """UnavailableError unless warm is there and ours: an unmounted disk leaves an empty folder.
+    """Raises UnavailableError unless warm is mounted and ours: an unmounted disk leaves an empty folder.
 
-    `owner` is the pipeline's name; `expected`: something was mirrored before.
+    `owner` is the pipeline's name; `expected`: the mirror had files before.
     """
     with storage_errors("look at", warm.root):
         if not warm.root.is_dir():
@@ -96,7 +92,7 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
 
 
 def list_mirror(root: Path) -> list[Mirrored]:
-    """Every copy in a run's mirror, in no order; a missing mirror has none. Raises OSError."""
+    """Returns every copy in a run's mirror, in no order; none where it is missing. Raises OSError."""
     try:
         folders = [folder.name for folder in os.scandir(root) if folder.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
@@ -109,9 +105,9 @@ def list_mirror(root: Path) -> list[Mirrored]:
 def waiting(
     local: Iterable[Mirrored], there: Collection[Mirrored], history: History, policy: RetentionPolicy
 ) -> list[Mirrored]:
-    """The copies of proven checkpoints of this history still to be made, newest first.
+    """Returns the missing copies of proven checkpoints of this history, newest first.
 
-    One that the mirror's retention would give up at once is not worth the way.
+    A checkpoint that the mirror's retention would remove at once is not copied.
     """
     have = {one.name for one in there if one.run_id is not None}
     wanted = [one for one in local if counts(one.timeline, one.step, history) and one.name not in have]
@@ -123,10 +119,12 @@ def waiting(
 def superfluous(
     there: Collection[Mirrored], history: History, policy: RetentionPolicy, newest: Mirrored
 ) -> list[Mirrored]:
-    """What may leave the mirror now that `newest` was proven in it: nothing unless it is the newest there.
+    """Returns the copies that may leave after `newest` was proven.
 
-    Of this history what retention does not keep. Of timelines left behind what lies past the fork, once one
-    of a later timeline is there: until then the rollback may still be regretted.
+    None unless it is the newest in the mirror.
+
+    Of this history: those that retention does not keep. Of abandoned timelines: those past the fork, once the
+    mirror has a copy of a later timeline; until then an operator may still undo the rollback.
     """
     on = _on_history(there, history)
     if newest.step != max(on, default=None) or not counts(newest.timeline, newest.step, history):
@@ -141,13 +139,16 @@ def superfluous(
 
 
 def fallback(there: Iterable[Mirrored], history: History, above: int) -> list[Mirrored]:
-    """The copies of this history newer than step `above`, newest first: to be tried in this order."""
+    """Returns the copies of this history newer than step `above`, newest first: to be tried in this order."""
     usable = [one for one in there if one.step > above and counts(one.timeline, one.step, history)]
     return sorted(usable, key=lambda one: (-one.step, -one.timeline, one.mark))
 
 
 def _on_history(there: Iterable[Mirrored], history: History) -> dict[int, float | None]:
-    """Step to loss of what is there; a copy without a readable checkpoint.json neither counts nor goes."""
+    """Returns loss by step of the copies.
+
+    One without a readable checkpoint.json neither counts nor leaves.
+    """
     usable = (one for one in there if one.run_id is not None and counts(one.timeline, one.step, history))
     return {one.step: one.val_loss for one in usable}
 

@@ -1,20 +1,20 @@
-"""Worker: everything the train supervisor has done on warm for the mirror of its checkpoints.
+"""Worker: performs all work on warm for the train supervisor's mirror of checkpoints.
 
-Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected": something was mirrored
+Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected": the mirror had files
 before, so that an empty folder in warm's place is no mirror. By verb:
 
 list   {"run_id": str or null}
        -> {"copies": [{"timeline", "step", "mark", "run_id", "val_loss"}, ...], "foreign": [run ids],
-           "timelines": the newest copy of timelines.jsonl, small files proven, or null}
+           "timelines": the newest copy of timelines.jsonl, from proven small files, or null}
 copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
        -> {"set_aside"}, or {"source_bad": reason}
-fetch  {"name", "checkpoints", "logs": paths, brought where nothing is in them, "heldout": path}
-       -> {"state": "fetched", "proof": as the proof worker has it, "logs": those that were brought,
+fetch  {"name", "checkpoints", "logs": paths, copied back where they are missing or empty, "heldout": path}
+       -> {"state": "fetched", "proof": the proof worker's result, "logs": the paths copied back,
            "heldout": "there" (already), "brought", "missing", "bad" or null},
           or {"state": "gone" | "bad", "reason", "set_aside"}
 prune  {"names": [...]}     -> {"gone": [...]}
 
-{"kind": "progress"} every few seconds keeps quiet deadlines away. Ends with 69 when warm is not there
+{"kind": "progress"} every few seconds shows that the worker is alive. Exits 69 when warm is not mounted
 or is another pipeline's, 74 when it cannot be read or written now.
 """
 
@@ -47,7 +47,7 @@ from stoker.store.layout import WarmLayout
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Do what the task's verb says."""
+    """Performs the task's verb."""
     report("phase", phase=task["verb"])
     warm = WarmLayout(Path(task["warm"]))
     mirror = warm.checkpoints(task["run"])
@@ -77,7 +77,7 @@ def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
 
 
 def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
-    """The copy of timelines.jsonl in a checkpoint of the latest timeline; it has every line there is."""
+    """Returns timelines.jsonl from a checkpoint of the latest timeline, which has every line so far."""
     for one in sorted(copies, key=lambda one: (-one.timeline, -one.step)):
         proof = prove_checkpoint(mirror / one.name, deep=False)
         if proof.body is not None and TIMELINES_COPY in proof.body.files:
@@ -87,13 +87,13 @@ def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
 
 def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
     make_dir(mirror)
-    # Before the checkpoint: where its copy is, there is all that goes with it.
+    # Logs and held-out windows come before the checkpoint: a mirrored checkpoint has its files beside it.
     for path in map(Path, task["logs"]["paths"]):
         copy_file(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
     if (held := task["heldout"]) is not None:
         target = mirror / heldout_name(held["sha256"])
         if not target.exists() or hash_file(target).sha256 != held["sha256"]:
-            with contextlib.suppress(SourceBad):  # the launch that reads it says so
+            with contextlib.suppress(SourceBad):  # the launch that reads the file reports it
                 copy_file(Path(held["path"]), target, tell, held["sha256"])
     try:
         source, target = Path(task["source"]), mirror / task["name"]

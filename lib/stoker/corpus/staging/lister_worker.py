@@ -4,17 +4,17 @@ It keeps its daemon apart from a file system that may be dead: only this process
 system.
 
 task: {"role": "folder", "root", "include": [...], "exclude": [...], "state", "owner"}
-      or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: the worker then also holds the
-      owner lock there for its life; `expected` is how many sources have files there by the records. `owner`
-      is the text of this pipeline's owner locks
+   or {"role": "hot" | "warm", "root", "dataset", "owner", "expected"}: the worker then also holds the owner
+       lock there for its life; `expected` is how many sources have files there by the records.
+       `owner` is the text of this pipeline's owner locks
 input, a line for each look: {"look": n}; for a disk also {"measure": n}
 messages: {"kind": "ready"} once, first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n,
         "files": [[path, size, mtime_ns, inode, ctime_ns]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
-                "foreign": [path] of some unfinished files of other clients, "foreign_in_all": their number,
-                "polling": why the worker sees changes only by a look, empty where the kernel announces them};
-                {"kind": "changed"} once after a look, when another look may find something new;
+        "foreign": [path] of some unfinished files of other clients, "foreign_in_all": their number,
+        "polling": why the worker cannot announce changes between looks, empty where it can};
+        {"kind": "changed"} once after a look, when another look may find a change;
     for a disk {"kind": "seen", "look": n, and the fields of Seen}, and after it, as to every
         measure, {"kind": "measured", "number": n, "disk": {device, total_bytes, free_bytes}, "writable",
         "owner": {path, device, inode}}

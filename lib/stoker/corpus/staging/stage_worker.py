@@ -1,15 +1,15 @@
 """Worker: brings one source file to hot, hashes it and checks its footer.
 
 task: {"root", "home", "file", "size", "sha256", "target", "text_column", "columns": {name: kind}, "floor",
-        "decode"}; `file` is below `root`, the source folder or the landing; `home` is the folder itself or
-        the directory that holds the landing, and is empty only while its disk is not mounted
+    "decode"}; `file` is below `root`, the source folder or the landing; `home` is the folder itself or the
+    directory that holds the landing, and is empty only while its disk is not mounted
 messages: {"kind": "copied" | "hashed", "bytes"}, then {"kind": "preflight"}, then
     {"kind": "progress", "row_groups"}
 result: {"status": "staged", "how": "link" | "copy" | "kept", "sha256", "cached", "resumed", "xxh3"},
-                {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be
-                built, {"status": "mismatch", "sha256"}: other content than the receipt's; the target does not
-                exist, {"status": "missing"}: the source file does not exist, {"status": "unavailable",
-                "reason"}: the whole source folder is not reachable
+        {"status": "bad", "reason", "row_group", "column", "detail"}: at the target, but not to be built,
+        {"status": "mismatch", "sha256"}: other content than the receipt's; the target does not exist,
+        {"status": "missing"}: the source file does not exist,
+        {"status": "unavailable", "reason"}: the whole source folder cannot be read
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Worker: hashes and wholly decodes a quarantined source file again, both past the page cache.
 
 task: {"home": a directory that is empty only where the source's disk is not mounted,
-       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its place on hot,
-              "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its path on
-              hot, "size", "sha256", "text_column", "columns": {name: kind}, "floor",
+       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its path on hot,
+       "size", "sha256", "text_column", "columns": {name: kind}, "floor",
        "decode": false to hash only, "disks": [the marks of the disks it may write to]}
-result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy whose
-        result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy without
-        its origin is copied to the target too. {"status": "bad", "reason", "row_group", "column", "detail"}:
-        the same content, and still bad {"status": "changed", "sha256"}: the source's file is not the file
-        that was quarantined
+messages: {"kind": "progress"}
+result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy without its
+        origin is copied to the target too.
+        {"status": "bad", "reason", "row_group", "column", "detail"}: the same content, and still bad
+        {"status": "changed", "sha256"}: the source's file is not the file that was quarantined
+        {"status": "gone"}: neither the source's file nor a copy of it exists
 """
 
 from __future__ import annotations
