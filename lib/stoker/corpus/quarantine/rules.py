@@ -1,4 +1,4 @@
-"""Pure rules of the quarantine: what is dropped, what is checked again, what may be released."""
+"""Pure rules of the quarantine: which findings are dropped, checked again, or may be released."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drops(
     keep_bytes: int,
     busy: Collection[str] = (),
 ) -> Iterator[tuple[Kept, str]]:
-    """Yields what to drop and why: settled releases, and the oldest findings over their kind's budget.
+    """Yields the findings to drop, and why: settled releases, and the oldest findings over their kind's budget.
 
     `things` is sorted newest first; the newest of a kind stays whatever its size, unless keep_files is 0.
     `busy` are the paths of sources with a worker at their quarantine folder.
@@ -73,7 +73,7 @@ def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every:
     finding's last look is on disk. A time in the future comes from a wrong clock: that finding is due.
     """
     known = findings(things)
-    # Others have no file to look at, or leave no doubt: another try would only fill the disk again.
+    # The other sources have no file to look at, or leave no doubt: another try would only fill the disk.
     doubtful = [one for one in sources if not one.never_came and one.reason != EXCEEDS_DISK]
     standing = [known[content] for one in doubtful if (content := (one.path, one.sha256)) in known]
     found = [

@@ -1,4 +1,4 @@
-"""`dataset.limit`: which files of a listing a bounded slice takes, whatever order they were built in.
+"""`dataset.limit`: which files of a listing a bounded slice takes, independent of the order of builds.
 
 A slice takes whole files in listing order until their rows or their tokens reach the limit. The counts of a
 file are known when its source reaches a terminal state, so the slice is settled file by file from the front

@@ -1,4 +1,4 @@
-"""What happens to a build that needs more room on hot than it claimed: a pure decision.
+"""Decides on a build that needs more room on hot than it claimed; pure.
 
 A claim is an estimate from the file's size. Repetitive text can take a thousand times more, so a build stops
 at its claim and asks.

@@ -1,4 +1,4 @@
-"""What the stage-shard loop demands of the fetched files: a pure decision.
+"""Decides which fetched files the stage-shard loop no longer needs, and which it misses; pure.
 
 A fetched file leaves the landing once its shard set replaces it; it is fetched again when the set was lost.
 Only the download watchdog touches the landing; it reads the demand.

@@ -1,4 +1,4 @@
-"""What the end of a worker proves about its file: judged by evidence, never by a log's text."""
+"""Judges the end of a worker, and whether its file is to blame: by evidence, never by a log's text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FINISHED: Mapping[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the machine shows about the time of a worker; None for an unknown value."""
+    """The state of the machine while a worker ran; None for an unknown value."""
 
     oom_killed: bool = False  # the kernel killed a process for lack of memory since the worker began
     headroom_bytes: int | None = None  # memory to spare when it ended

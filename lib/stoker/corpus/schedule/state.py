@@ -54,7 +54,7 @@ class Room:
 
 @dataclass(frozen=True)
 class WarmContents:
-    """What is on warm and wanted from there: the input of the moves."""
+    """The sets on warm, and those wanted from there: the input of the moves."""
 
     published: Set[str] = frozenset()  # first 16 digits of the keys of the sets on warm
     answers: bool = False
@@ -85,7 +85,7 @@ class Situation:
     uncertain: bool = False  # the contents of warm are not known now
     not_before: Mapping[str, float] = field(default_factory=dict)
     paused_until: Mapping[str, float] = field(default_factory=dict)
-    outgrown: Collection[str] = ()  # paths whose build was set back for lack of room: built after all others
+    outgrown: Collection[str] = ()  # paths whose build was set back for lack of room: built last
     warm: WarmContents = field(default_factory=WarmContents)
     rooms: Mapping[str, Room] = field(default_factory=dict)  # for the kinds of jobs that take room on a disk
 

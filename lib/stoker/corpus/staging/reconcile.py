@@ -19,7 +19,7 @@ def parquet_name(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Findings:
-    """The differences between a disk and the records, and what to do about them."""
+    """The differences between a disk and the records."""
 
     renew: tuple[tuple[str, str], ...] = ()  # (path, reason) of sources to start over
     remove: tuple[str, ...] = ()  # files that no record needs there
