@@ -64,7 +64,7 @@ def _keep(thing: Path, folder: Path, progress: Progress) -> None:
     for file in sorted(each for each in thing.rglob("*") if each.is_file()) if is_folder else (thing,):
         target = folder / file.relative_to(thing.parent)
         make_dir(target.parent)
-        # a file under its name is whole: an earlier try only failed to remove the source
+        # A file under its name is whole: an earlier try only failed to remove the source.
         if not target.exists():
             move(file, target, progress)
     remove_durably(thing)

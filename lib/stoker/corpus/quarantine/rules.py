@@ -32,7 +32,7 @@ def drops(
     keep_bytes: int,
     busy: Collection[str] = (),
 ) -> Iterator[tuple[Kept, str]]:
-    """Yields the findings to drop, and why: settled releases, and the oldest findings over their kind's budget.
+    """Yields findings to drop, and why: settled releases, and the oldest over the budget of their kind.
 
     `things` is sorted newest first; the newest of a kind stays whatever its size, unless keep_files is 0.
     `busy` are the paths of sources with a worker at their quarantine folder.

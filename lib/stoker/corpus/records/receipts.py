@@ -31,7 +31,7 @@ class Receipt:
     revision: str  # shows, with `etag`, a later change of the origin; empty for a folder
     etag: str  # for a folder "<size>-<mtime_ns>-<inode>"
     state: ReceiptState
-    # while a folder's file is rotten: its sha256 now, with size, time and inode of the receipt
+    # While a folder's file is rotten: its sha256 now, with size, time and inode of the receipt
     found: str = ""
 
     @property

@@ -38,7 +38,7 @@ class Sums:
     hot: Amount = field(default_factory=Amount)
     warm: Amount = field(default_factory=Amount)  # the sets with a proven copy on warm
     evicted: Amount = field(default_factory=Amount)  # the sets on warm only
-    # the sets that show the ratio of set bytes to file bytes
+    # The sets that show the ratio of set bytes to file bytes.
     measured: Amount = field(default_factory=Amount)
     imported: int = 0
     undocumented: int = 0  # imported sets whose number of documents is not known

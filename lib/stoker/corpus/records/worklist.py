@@ -52,7 +52,7 @@ class Worklist(Generic[L]):
         self.reasked: dict[str, L] = {}  # files that are no longer listed and have to be fetched again
         self.pending: dict[str, L] = {}  # the files with work to do
         self.counts = Counter(dict.fromkeys(rules.states, 0))  # listed files by state
-        # of the selected files; of the pending files that are still to arrive
+        # Of the selected files; of the pending files that are still to arrive.
         self.bytes = self.bytes_left = 0
         self._states: dict[str, str] = {}
         self._left: dict[str, int] = {}

@@ -91,7 +91,7 @@ def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> t
     """Returns why a worker did not finish, and the evidence to add to its own words."""
     spare, free, number = evidence.headroom_bytes, evidence.free_bytes, error.get("errno")
     match ended.kind:
-        # a dead mount can hang a worker as well as a bad file
+        # A dead mount can hang a worker as well as a bad file.
         case "over_memory" | "stalled" | "silent" as kind:
             return kind, ""
         case "killed" if ended.signal == signal.SIGKILL and evidence.oom_killed:

@@ -80,7 +80,7 @@ class Situation:
     wanted: frozenset[str] = frozenset()  # paths that the tokenizer is to be trained on
     shelved: frozenset[str] = frozenset()  # paths that the loop no longer works on
     beyond: Container[str] = frozenset()  # paths that the configured slice of the source leaves out
-    # the only paths whose receipt and record may disagree; None: check all
+    # The only paths whose receipt and record may disagree; None: check all.
     differing: Collection[str] | None = None
     uncertain: bool = False  # the contents of warm are not known now
     not_before: Mapping[str, float] = field(default_factory=dict)

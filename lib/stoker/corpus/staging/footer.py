@@ -25,8 +25,8 @@ _SMALLEST = 12  # both magics and the footer's length
 _SIGNATURE_BYTES = 28  # behind the footer of a file with encrypted columns: a nonce and a tag
 
 # A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. A
-# malicious footer needs three bytes for a list entry, and Arrow about a kilobyte for each: so lists and the
-# total memory are bounded.
+# malicious footer needs three bytes for a column chunk, and Arrow about a kilobyte: so the length of lists
+# and the memory for all are bounded.
 FOOTER_BYTES = 64 << 20
 FOOTER_MEMORY_BYTES = 768 << 20
 THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_limit": 16 << 20}

@@ -173,8 +173,8 @@ def _listing_findings(layout: StateLayout, pin: DatasetPin, records: Records) ->
 def _due(pin: DatasetPin, records: Records) -> list[str]:
     """Returns the paths that a complete pin must list: all terminal files, or the limit's slice."""
     sources = records.sources.items()
-    # An import is not in the listing, is outside its limit, and may be only seconds old; so may a file's
-    # former content.
+    # An import comes behind the listed files, is outside the limit, and may be only seconds old; the same
+    # holds for a file's former content.
     ended = [path for path, source in sources if source.state in TERMINAL and source.has_file]
     if not pin.limit or records.listing is None:
         return ended

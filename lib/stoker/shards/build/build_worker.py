@@ -41,7 +41,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     insist_on(task)
     wanted = BuildTask.from_mapping(task)
     make_dir(wanted.building)
-    # a build makes no cycles, and a search for them with every batch costs a hundredth of the time
+    # A build makes no cycles, and a search for them with every batch costs a hundredth of the time
     gc.disable()
     try:
         # An earlier worker may still be stuck in a hung write.

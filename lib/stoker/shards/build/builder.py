@@ -33,7 +33,7 @@ P = ParamSpec("P")
 
 SOFT_BYTES = 320 << 20  # default of a task
 ROWS_BYTES = 2 * OFFSET_BYTES  # a document's end and its row number
-# encoded in one call: the tokens of a batch of long documents would take too much memory
+# Encoded in one call: the tokens of a whole batch of long documents would take too much memory.
 PORTION_CHARS = 4 << 20
 
 

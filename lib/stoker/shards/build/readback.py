@@ -99,7 +99,7 @@ class Trail:
                 file.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 file.reader = DirectReader(file.descriptor)
             if file.reader.cached and end is not None:
-                # read all at the end: reading now would evict pages that the build reads next
+                # The whole file is read at the end: a read now would evict pages that the build reads next.
                 return file.reader
             for chunk in file.reader.chunks(self._buffer, end):
                 if self._sha256:
