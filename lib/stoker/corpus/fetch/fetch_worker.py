@@ -1,25 +1,25 @@
-"""Worker that stays: fetches files over HTTP into the landing, several at once. It brings an HTTP client.
+"""Worker that stays: fetches files over HTTP into the landing, several at once. Loads an HTTP client.
 
 task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", "window_s", "connect_s",
        "read_s", "head_s", "commit_s", "backoff": [first_s, most_s], "attempts", "floor",
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
-       "owner": whose the landing is, null where nobody asks}
-input, a line a wish: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give it up and forget its bytes;
-    {"remove": path}: unlink a whole file
+       "owner": the landing's owner, null without a check}
+input, one request per line: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give the file up and forget
+    its bytes; {"remove": path}: unlink a whole file
 messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; foreign are other clients'
     partial files, left alone, device is the landing's st_dev; then, each with its "path",
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
-    {"kind": "hashing", "bytes"}: what lies there already is read
-    {"kind": "retry", "class", "reason", "status", "wait_s"}: it is tried again after that
-    {"kind": "anew", "dropped", "reason"}: the content is another than before, or than what was written
+    {"kind": "hashing", "bytes"}: a file already there is being read
+    {"kind": "retry", "class", "reason", "status", "wait_s"}: the next try is after wait_s
+    {"kind": "anew", "dropped", "reason"}: the content differs from before, or from the written bytes
     {"kind": "mismatch", "expected", "found", "count", "evidence", "landed"}: wrong content was set aside
     {"kind": "done", "how", "size", "sha256", "cached", "unproven", "fetched"} or
     {"kind": "failed", "class", "reason", "status"}: the end of a file
     {"kind": "dropped"}, {"kind": "removed"}, {"kind": "not_removed", "reason"}
-    and, without a path, {"kind": "alive"} while nothing is in hand: all wait for their next try
-`received` and `fetched` count what came over the network for that file, twice what came twice.
-result: {"status": "ended"} once its input is closed and nothing is left.
-TERM: what came is made durable, exit 75. Exits 69 when the landing is not the directory it was, or another's.
+    and, without a path, {"kind": "alive"} while no file is in work: all wait for their next try
+`received` and `fetched` count a file's bytes over the network, repeated bytes twice.
+result: {"status": "ended"} once its input is closed and no file is left.
+TERM: received bytes are made durable, exit 75. Exits 69 when the landing was replaced or has another owner.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HASHING_EVERY_S = 1.0
 
 
 class Queue:
-    """The files given and not ended, some of them in hand. Thread-safe; `clock` gives monotonic seconds."""
+    """The files given and not ended, some being worked on. Thread-safe; `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,13 +62,13 @@ class Queue:
         self.ended = False
 
     def add(self, file: FileFetch) -> None:
-        """Take a file in, unless its path is here already."""
+        """Adds a file, unless its path is queued already."""
         with self._changed:
             self._files.setdefault(file.file.path, file)
             self._changed.notify()
 
     def take(self) -> FileFetch | None:
-        """The next file to try, waiting for one; None when there will be no more."""
+        """Waits for the next file to try and returns it; None when the queue has ended."""
         with self._changed:
             while not self.ended:
                 waiting = [(self._due(file), file) for file in self._files.values() if not file.in_hand]
@@ -80,7 +80,7 @@ class Queue:
             return None
 
     def put_back(self, file: FileFetch, wait_s: float, *, everywhere: bool) -> None:
-        """Try it again after wait_s; everywhere: and nothing else of its server before that."""
+        """Schedules another try after wait_s; `everywhere` delays all files of its server as well."""
         with self._changed:
             file.in_hand, file.not_before = False, self._clock() + wait_s
             if everywhere:
@@ -89,12 +89,11 @@ class Queue:
             self._changed.notify_all()
 
     def remove(self, path: str) -> None:
-        """The file is done with."""
         with self._changed:
             self._files.pop(path, None)
 
     def drop(self, path: str) -> bool:
-        """Forget a file; False when it is in hand, where it ends soon and stays until removed."""
+        """Forgets a file; False while a thread works on it, which ends soon and stays until removed."""
         with self._changed:
             file = self._files.get(path)
             if file is not None and file.in_hand:
@@ -105,13 +104,13 @@ class Queue:
             return True
 
     def end(self) -> None:
-        """No file is taken any more."""
+        """Ends the queue: no more files are taken."""
         with self._changed:
             self.ended = True
             self._changed.notify_all()
 
     def in_hand(self) -> list[FileFetch]:
-        """The files that are being worked on."""
+        """Returns the files that threads are working on."""
         with self._changed:
             return [file for file in self._files.values() if file.in_hand]
 
@@ -123,12 +122,12 @@ class Queue:
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Fetch what is asked for until the daemon closes the pipe or asks to stop."""
+    """Fetches requested files until the daemon closes the pipe or asks to stop."""
     return FetchWorker(task, report).run()
 
 
 class FetchWorker:
-    """The threads that fetch, the one that commits, and the main thread, which hears the daemon."""
+    """The fetching threads, the committing thread, and the main thread, which reads the daemon's requests."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._task, self._report = task, report
@@ -146,7 +145,7 @@ class FetchWorker:
         self._callers = [Caller(manners) for _ in range(task["files_at_once"])]
 
     def run(self) -> dict[str, Any]:
-        """Hear wishes until the input closes, then finish; say now and then that we live."""
+        """Reads requests until the input closes, then finishes; reports regularly."""
         self._landing.sweep()
         device = self._landing.root.stat().st_dev
         self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
@@ -192,15 +191,15 @@ class FetchWorker:
                     self._gone = str(error)
                 self._report("not_removed", path=wish["remove"], reason=str(error))
 
-    # What the other threads do
+    # Work of the other threads
 
     def _fetch(self, caller: Caller) -> None:
         while (file := self._queue.take()) is not None:
             try:
                 self._try(file, caller)
-            except FetchFailed as failure:  # while clearing up after a failure
+            except FetchFailed as failure:  # during the clean-up after a failure
                 self._give_up(file, failure)
-            except Exception as error:  # noqa: BLE001 - told as this file's end; the other files go on
+            except Exception as error:  # noqa: BLE001 - reported as this file's end; the other files continue
                 traceback.print_exception(error)
                 self._give_up(file, FetchFailed("bug", f"{type(error).__name__}: {error}"))
 
@@ -209,7 +208,7 @@ class FetchWorker:
             done = file.attempt(caller)
         except (Stopped, FetchFailed) as failure:
             if self._report.stopping:
-                return  # the main thread made durable what came
+                return  # the main thread makes the bytes durable
             if file.dropped or isinstance(failure, Stopped):
                 file.forget()
                 self._end(file, "dropped")
@@ -224,10 +223,10 @@ class FetchWorker:
             self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **_told(failure))
             self._queue.put_back(file, wait_s, everywhere=failure.kind == "throttled")
             return
-        if failure.kind == "gone":  # what this process holds open is the directory of before
+        if failure.kind == "gone":  # this process holds the former directory open
             self._gone = failure.reason
         if failure.kind in COUNTED:
-            file.forget()  # its counts too: whoever asks again means it
+            file.forget()  # with its counts: a new request starts afresh
         self._give_up(file, failure)
 
     def _give_up(self, file: FileFetch, failure: FetchFailed) -> None:
@@ -245,7 +244,7 @@ class FetchWorker:
                 file.commit()
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        """Pass on what a file says of itself."""
+        """Passes on a file's report."""
         if kind == "hashing":
             self._hashing(fields)
         else:

@@ -1,4 +1,4 @@
-"""Where fetched files land: whole under their own name, unfinished ones beside them in one hidden folder.
+"""The landing of fetched files: whole files under their own names, unfinished files in one hidden folder.
 
     <landing>/<path>                      whole, and its sum is right
     <landing>/.parts/<name>.part          the bytes that came so far
@@ -32,10 +32,11 @@ PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
 
 @dataclass(frozen=True, kw_only=True)
 class PartRecord(Kept):
-    """What is durable of an unfinished file: `offset` bytes, whose sha256 is `prefix`.
+    """The durable part of an unfinished file: `offset` bytes with the sha256 `prefix`.
 
-    `validator` and `total` are the answer's that they came from; `sums` is what the listing wanted then, and
-    `mismatches` how often the whole had another sum. Further bytes of the part are written and not claimed.
+    `validator` and `total` are of the answer that sent them; `sums` is the listing's sum at that time, and
+    `mismatches` how often the whole file had another sum. Later bytes of the part are written but not
+    claimed.
     """
 
     dataset: str
@@ -46,7 +47,7 @@ class PartRecord(Kept):
 
     @classmethod
     def read(cls, file: Path) -> PartRecord | None:
-        """The record in that file; None where there is none, or none that can be believed."""
+        """Returns the record in that file; None for a missing or damaged record."""
         try:
             record = read_record(file)
             return cls(**values_of(cls, record))
@@ -55,12 +56,12 @@ class PartRecord(Kept):
 
 
 class Landing:
-    """The landing of one dataset. Raises UnavailableError when it is not the directory it was."""
+    """The landing of one dataset. Raises UnavailableError when the directory at its path was replaced."""
 
     def __init__(self, root: Path, dataset: str, *, expected: bool) -> None:
-        """`expected`: files landed here before, so no directory means an unmounted disk, not a new one."""
+        """`expected`: files landed here before, so a missing directory means an unmounted disk."""
         self.root, self.dataset = root, dataset
-        self._naming = threading.Lock()  # folders are made and removed by one thread at a time
+        self._naming = threading.Lock()  # one thread at a time makes and removes folders
         if expected and not (root / PARTS).is_dir():
             raise UnavailableError(
                 f"{root} is not there although files landed in it; mount the disk, or, if what it held is "
@@ -72,8 +73,10 @@ class Landing:
         self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def own(self, pipeline: str) -> Lock:
-        """Hold the landing for a pipeline, "pipeline NAME (state DIRECTORY)"; two pipelines in one landing
-        would take each other's files for wrong content. UnavailableError where it is another's, or held.
+        """Locks the landing for a pipeline, named as "pipeline NAME (state DIRECTORY)".
+
+        Two pipelines in one landing would take each other's files for wrong content. Raises UnavailableError
+        when another pipeline owns or locks the landing.
         """
         file = self.root / LANDING_LOCK
         owner = read_contents(file).purpose
@@ -88,7 +91,7 @@ class Landing:
             raise UnavailableError(str(error)) from error
 
     def insist(self) -> None:
-        """Raise UnavailableError when another directory, or none, is at the root's path now."""
+        """Raises UnavailableError when the root's path no longer names the opened directory."""
         try:
             same = os.path.samestat(os.fstat(self._descriptor), self.root.stat())
         except OSError as error:
@@ -99,38 +102,38 @@ class Landing:
     # Unfinished files
 
     def part(self, path: str) -> Path:
-        """The bytes of an unfinished file."""
+        """Returns the path of an unfinished file's bytes."""
         return self.root / PARTS / f"{record_name(self.dataset, path)}.part"
 
     def record(self, path: str) -> Path:
-        """The record of an unfinished file."""
+        """Returns the path of an unfinished file's record."""
         return self.root / PARTS / f"{record_name(self.dataset, path)}.json"
 
     def write_part(self, record: PartRecord) -> None:
-        """Claim bytes; they must be durable already. UnavailableError when the directory is not there."""
+        """Writes a claim of durable bytes. Raises UnavailableError when the directory is missing."""
         self.insist()
         write_record(self.record(record.path), {"v": 1, **asdict(record)})
 
     def sweep(self) -> None:
-        """Remove what no record speaks of, as nothing can continue it."""
+        """Removes files without a record, which no worker can continue."""
         for file in list((self.root / PARTS).iterdir()):
             record = PartRecord.read(file.with_suffix(".json"))
             if record is None or self.part(record.path).stem != file.stem:
                 unlink_durably(file)
 
     def forget(self, path: str) -> None:
-        """Drop what is unfinished of a file: the bytes first, as a claim without bytes starts from 0."""
+        """Removes an unfinished file: first the bytes, since a claim without bytes starts from 0."""
         unlink_durably(self.part(path))
         unlink_durably(self.record(path))
 
     # Whole files
 
     def target(self, path: str) -> Path:
-        """A whole file's place."""
+        """Returns the path of a whole file."""
         return inside(self.root, path)
 
     def publish(self, path: str) -> None:
-        """Give a whole, durable and proven part its name. FileExistsError when the name is taken."""
+        """Renames a proven part to its file name; raises FileExistsError when the name is taken."""
         target = self.target(path)
         self.insist()
         with self._naming:
@@ -139,21 +142,21 @@ class Landing:
         unlink_durably(self.record(path))
 
     def remove(self, path: str) -> None:
-        """Unlink a whole file, and the folders that it leaves empty."""
+        """Unlinks a whole file, and the folders it leaves empty."""
         self.insist()
         target = self.target(path)
         with self._naming:
-            with contextlib.suppress(FileNotFoundError):  # its folder is gone with it: as asked
+            with contextlib.suppress(FileNotFoundError):  # its folder is missing too
                 unlink_durably(target)
-            with contextlib.suppress(OSError):  # a folder is not empty, mostly
+            with contextlib.suppress(OSError):  # usually because a folder is not empty
                 for folder in target.relative_to(self.root).parents:
                     if folder.parts:
                         (self.root / folder).rmdir()
 
-    # Files that are not ours, or not right
+    # Foreign files and wrong content
 
     def foreign(self, most: int) -> list[str]:
-        """Partial files of other clients, at most so many: theirs, and never touched."""
+        """Returns partial files of other clients, at most so many; Stoker never changes them."""
         found = (each.relative_to(self.root) for each in self.root.rglob("*"))
         foreign = (
             str(each)
@@ -165,8 +168,10 @@ class Landing:
     def keep_evidence(
         self, bad: Path, path: str, reason: Mapping[str, Any], *, most_files: int, most_bytes: int
     ) -> str:
-        """Move wrong content into the evidence, whose oldest gives way to stay within its budget; returns
-        the new place, "" where none is kept."""
+        """Moves wrong content into the evidence, removing the oldest to stay within its budget.
+
+        Returns the new path, "" if the content was not kept.
+        """
         size = part_bytes(bad)
         if not most_files or size > most_bytes:
             unlink_durably(bad)
@@ -174,7 +179,7 @@ class Landing:
         folder = self.root / EVIDENCE
         with self._naming:
             make_dir(folder)
-            kept = sorted(folder.iterdir(), reverse=True)  # the newest first
+            kept = sorted(folder.iterdir(), reverse=True)  # newest first
             for number, place in enumerate(kept, 2):
                 size += sum(part_bytes(file) for file in place.iterdir())
                 if number > most_files or size > most_bytes:
@@ -188,7 +193,7 @@ class Landing:
 
 
 def part_bytes(path: Path) -> int:
-    """How long a part is; 0 where there is none."""
+    """Returns the length of a part; 0 if it is missing."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,5 +1,4 @@
-"""What passes between the fetch worker and its daemon: the task, what the worker says, and the files under
-way by that."""
+"""Messages between the fetch worker and its daemon: the task, the worker's reports, and the transfers."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ FILE_OVER_S, ALL_OVER_S = 30.0, 60.0
 
 
 def fetch_task(pipeline: Pipeline, *, expected: bool) -> dict[str, Any]:
-    """The worker's task; `expected`: files landed before, so that their directory must be there."""
+    """Returns the worker's task; `expected`: files landed before, so the landing's directory must exist."""
     download, quarantine = pipeline.download, pipeline.quarantine
     third_s = min(60.0, download.stall / 3)
     return {
@@ -42,7 +41,7 @@ def fetch_task(pipeline: Pipeline, *, expected: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Said:
-    """One message; a kind has the fields that the worker's module names, `cause` for its class."""
+    """One message; each kind has the fields in the worker's module docstring, with `cause` for its class."""
 
     kind: str
     path: str = ""
@@ -74,7 +73,7 @@ class Said:
 
 
 def parse(message: Mapping[str, Any]) -> Said:
-    """The message of a worker's line; TypeError for a field that it never has."""
+    """Returns the message of a worker's line; raises TypeError for an unknown field."""
     fields = {"cause" if name == "class" else name: value for name, value in message.items()}
     return Said(**{**fields, "foreign": tuple(message.get("foreign", ()))})
 
@@ -83,8 +82,8 @@ def parse(message: Mapping[str, Any]) -> Said:
 class Transfer:
     """One file with a worker: `bytes` of it are done, `received` came over the network so far.
 
-    `wish` is what was asked for, None for a file of a folder. `in_hand`: it is being worked on. `why`: what
-    the last try met, empty unless it waits for the next one, at `due_at` (monotonic seconds).
+    `wish` is the request, None for a file of a folder. `in_hand`: a thread works on it. `why`: the failure of
+    the last try while it waits for the next one at `due_at` (monotonic seconds), else empty.
     """
 
     path: str
@@ -99,7 +98,7 @@ class Transfer:
 
 
 class Transfers(dict[str, Transfer]):
-    """Those under way by path; the totals go on over many workers."""
+    """The transfers in progress by path; the totals continue across workers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,11 +106,10 @@ class Transfers(dict[str, Transfer]):
         self._pace = Rate(ALL_OVER_S)
 
     def add(self, path: str, size: int | None, wish: RemoteFile | None) -> None:
-        """A file was given to a worker."""
         self[path] = Transfer(path, size, wish)
 
     def hear(self, said: Said, now: float) -> None:
-        """What the fetch worker says of a file."""
+        """Updates a transfer by the fetch worker's message."""
         file = self.get(said.path)
         if file is None:
             return
@@ -130,35 +128,37 @@ class Transfers(dict[str, Transfer]):
             file.pace.note(file.bytes, now)
 
     def moved(self, path: str, done: int, received: int) -> None:
-        """So many bytes of a file are done, so many of them came over the network."""
+        """Records a file's done bytes, and how many of them came over the network."""
         file = self[path]
         self.durable += max(0, done - file.bytes)
         self.received += max(0, received - file.received)
         file.bytes, file.received, file.in_hand = done, received, True
 
     def end(self, path: str) -> RemoteFile | None:
-        """The worker has done with a file; what was asked for, None where nothing was."""
+        """Removes a finished transfer; returns its request, None without one."""
         file = self.pop(path, None)
         return None if file is None else file.wish
 
     def to_come_bytes(self) -> int:
-        """What the files that are being worked on still need, as far as their sizes are known."""
+        """Returns the bytes that files in work still need, as far as their sizes are known."""
         return sum(max(0, (file.size or 0) - file.bytes) for file in self.values() if file.in_hand)
 
     def in_hand(self) -> int:
-        """How many files are being worked on."""
+        """Returns the number of files in work."""
         return sum(1 for file in self.values() if file.in_hand)
 
     def held_up(self) -> Transfer | None:
-        """The file that is tried first where all wait for their next try; None while one is worked on."""
+        """Returns the file with the earliest next try when all wait for one; None while a file is in work."""
         waiting = [file for file in self.values() if file.why]
         if not waiting or self.in_hand():
             return None
         return min(waiting, key=lambda file: file.due_at)
 
     def how_far(self, whole: int, left: int, now: float) -> Mapping[str, Any]:
-        """For the status: of `whole` bytes so many are done, `left` of which some are under way; the rate
-        over the last minute, and the time left."""
+        """Returns the progress for the status: done bytes of `whole`, rate over a minute, time left.
+
+        `left` are the bytes still missing, including those of files in progress.
+        """
         self._pace.note(self.durable, now)
         left = max(0, left - sum(file.bytes for file in self.values()))
         left_s = self._pace.left_s(left) if self else None
@@ -170,7 +170,7 @@ class Transfers(dict[str, Transfer]):
         }
 
     def shown(self, most: int) -> list[dict[str, Any]]:
-        """For the status: at most so many files, those in hand."""
+        """Returns at most so many files in work for the status."""
         return [
             {
                 "path": path,

@@ -1,4 +1,4 @@
-"""The bytes of one file as they come: written, summed, made durable, claimed, named in the end."""
+"""The bytes of one file being fetched: writes, hashes, commits and claims them; renames the file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.hashing import FileHash, hash_file
 
 _READ = 1 << 20
-# Written when so much is pending or so long after the last write: a kill takes what is not written.
+# A chunk is written at this size or after this time; a kill loses unwritten bytes.
 _CHUNK, _WRITE_S = 1 << 20, 0.02
-# A claim of no bytes keeps what is written without a commit; for a smaller file it is not worth its sync.
+# A claim of no bytes keeps bytes that were written without a commit; for smaller files it costs too much.
 _WORTH_CLAIMING = 1 << 20
 
 Tick = Callable[[int], None]
 
 
 class Content:
-    """The running sums of a file's bytes: sha256, and git's blob name where the size is known."""
+    """The running hashes of a file's bytes: sha256, and git's blob name where the size is known."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.size = 0
@@ -39,7 +39,7 @@ class Content:
             self.git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
     def add(self, data: bytes | bytearray) -> None:
-        """Take the next bytes; hashing releases the interpreter for other threads."""
+        """Hashes the next bytes; hashing releases the interpreter for other threads."""
         self._sha256.update(data)
         if self.git is not None:
             self.git.update(data)
@@ -47,11 +47,11 @@ class Content:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes so far."""
+        """The sha256 of the bytes so far."""
         return self._sha256.copy().hexdigest()
 
     def mismatch(self) -> tuple[str, str] | None:
-        """(expected, found) of the first sum that differs from the listing's; None when all agree."""
+        """Returns (expected, found) of the first sum that differs from the listing's; None when all agree."""
         git = self.git.hexdigest() if self.git else None
         for expected, found in ((self._file.sha256, self.sha256), (self._file.git, git)):
             if expected is not None and found is not None and found != expected:
@@ -59,7 +59,7 @@ class Content:
         return None
 
     def read_on(self, descriptor: int, size: int, tick: Tick) -> None:
-        """Take an open file's next bytes up to `size`, or to its end. Raises OSError."""
+        """Hashes an open file's next bytes up to `size`, or to its end. Raises OSError."""
         while self.size < size and (data := os.pread(descriptor, min(_READ, size - self.size), self.size)):
             self.add(data)
             tick(self.size)
@@ -68,18 +68,18 @@ class Content:
 class Part:
     """One unfinished file. A commit may come from another thread while bytes are received.
 
-    Every method raises OSError or UnavailableError as the disk has it; close() and open() may alternate.
+    Every method may raise the disk's OSError or UnavailableError; close() and open() may alternate.
     """
 
     def __init__(self, file: RemoteFile, landing: Landing) -> None:
         self._file, self._landing = file, landing
-        self._committing = threading.Lock()  # one commit in flight; taken before the other
-        self._lock = threading.Lock()  # descriptor and content as one
+        self._committing = threading.Lock()  # one commit at a time; taken before `_lock`
+        self._lock = threading.Lock()  # keeps descriptor and content consistent
         self._descriptor: int | None = None
         self._content = Content(file)
-        self._pending = bytearray()  # received, and not yet a chunk worth writing; a commit writes it
+        self._pending = bytearray()  # received but less than a chunk; a commit writes it
         self._wrote_at = 0.0
-        self._trouble: Exception | None = None  # what a write or a commit met; nothing is received after it
+        self._trouble: Exception | None = None  # error of a write or commit, after which receive() raises it
         self._durable = 0
         self.record = self._blank()
 
@@ -94,18 +94,18 @@ class Part:
 
     @property
     def kept(self) -> Kept:
-        """What the next bytes must fit to."""
+        """The content that the next bytes must continue."""
         return replace(self.record, offset=self.size)
 
     @property
     def total(self) -> int | None:
-        """The whole file's size, where the listing or an answer told it."""
+        """The whole file's size, from the listing or an answer; None while unknown."""
         return self._file.size if self._file.size is not None else self.record.total
 
     def open(self, tick: Tick) -> int:
-        """Take up what is durable of it, and what else was written where its sum will prove it, read back.
+        """Opens the part and reads it back: its durable bytes, and later bytes if its sum will prove them.
 
-        Returns the bytes that were claimed and are not what was made durable.
+        Returns the number of claimed bytes that differ from what was made durable.
         """
         path = self._landing.part(self._file.path)
         claim = PartRecord.read(self._landing.record(self._file.path))
@@ -123,7 +123,7 @@ class Part:
                 content.read_on(descriptor, end, tick)
             rotten = 0
             if not is_right or content.size != end:
-                # What the disk gives back is not what was made durable: none of it can be believed.
+                # The disk returns other bytes than were made durable: none of them can be trusted.
                 os.ftruncate(descriptor, 0)
                 content, offset, rotten = Content(self._file), 0, offset
         except BaseException:
@@ -134,19 +134,19 @@ class Part:
         self.record = replace(record, offset=offset)
         is_worth_it = self._file.size is None or self._file.size >= _WORTH_CLAIMING
         if is_worth_it if claim is None else claim.offset > offset:
-            # Before other bytes grow under the old claim, or under none: a kill would leave them so.
+            # Before new bytes follow: after a kill the old claim, or none, would cover them.
             self._write_claim(prefix="", validator="", total=None)
         self.commit()
         return rotten
 
     def note(self, answer: Answer, total: int | None) -> None:
-        """Whose bytes come now."""
+        """Records which answer the next bytes come from."""
         with self._committing:
             self._trouble = None
             self.record = replace(self.record, validator=answer.validator, total=total)
 
     def receive(self, chunk: bytes, total: int | None) -> None:
-        """Take the next bytes; raises FetchFailed when they are more than there should be."""
+        """Adds the next bytes; raises FetchFailed when the file becomes longer than its size."""
         with self._lock:
             if self._trouble is not None:
                 raise self._trouble
@@ -157,12 +157,12 @@ class Part:
                 self._write_pending()
 
     def write_pending(self) -> None:
-        """File and sums take what was received."""
+        """Writes and hashes the received bytes."""
         with self._lock:
             self._write_pending()
 
     def commit(self) -> int | None:
-        """Make what came durable, then claim it; the bytes durable now, None where nothing new is."""
+        """Makes the bytes durable, then claims them; returns their number, None without new bytes."""
         with self._committing:
             with self._lock:
                 self._write_pending()
@@ -179,7 +179,7 @@ class Part:
             return size
 
     def restart(self) -> int:
-        """Drop what came, durably, before other content is taken; returns how much that was."""
+        """Drops all bytes, durably, before other content is received; returns their number."""
         with self._committing:
             with self._lock:
                 dropped = self._content.size
@@ -190,28 +190,28 @@ class Part:
         return dropped
 
     def mismatch(self) -> tuple[str, str] | None:
-        """(expected, found) where the whole has another sum than the listing's."""
+        """Returns (expected, found) where the whole file's sum differs from the listing's."""
         return self._content.mismatch()
 
     def start_over(self, mismatches: int) -> None:
-        """Close and claim nothing but that count; the bytes are evidence by now."""
+        """Closes the part and claims only the count of mismatches; its bytes are evidence now."""
         self.close()
         self.record = self._blank()
         self._write_claim(mismatches=mismatches)
 
     def publish(self) -> tuple[int, str]:
-        """Give the whole its name; returns its size and sha256."""
+        """Renames the whole file to its own name; returns its size and sha256."""
         assert self._descriptor is not None
         size, sha256 = self._content.size, self._content.sha256
         with self._committing:
             os.fdatasync(self._descriptor)
-            self._durable = size  # no commit after this: it would claim a part that has left
+            self._durable = size  # prevents a later commit, which would claim a part that was renamed
             self._landing.publish(self._file.path)
         self.close()
         return size, sha256
 
     def close(self) -> None:
-        """Let go of the bytes; nothing is made durable by that."""
+        """Closes the file without making its bytes durable."""
         with self._committing, self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -219,7 +219,7 @@ class Part:
             self._pending = bytearray()
 
     def _write_pending(self) -> None:
-        """What a full disk does not take is dropped, to be asked for again."""
+        """Writes pending bytes; those that a full disk refuses are dropped and requested again."""
         data, self._pending = self._pending, bytearray()
         if self._descriptor is not None and data:
             self._wrote_at = time.monotonic()
@@ -239,7 +239,7 @@ class Part:
 
 
 def write_at(descriptor: int, data: bytes | bytearray, at: int) -> None:
-    """Write every byte at that place. Raises OSError."""
+    """Writes all bytes at that offset. Raises OSError."""
     view = memoryview(data)
     while view:
         wrote = os.pwrite(descriptor, view, at)
@@ -249,16 +249,16 @@ def write_at(descriptor: int, data: bytes | bytearray, at: int) -> None:
 def look_at_landed(
     file: RemoteFile, path: Path, tick: Tick = lambda _: None
 ) -> tuple[FileHash, tuple[str, str] | None] | None:
-    """Hash what lies there, past the cache where that goes; None where nothing does. Raises StorageError.
+    """Hashes a file in the landing, past the page cache where possible; None if it is missing.
 
-    The second are (expected, found) of a sum or size that the listing says otherwise; of another size no sum
-    is taken.
+    Returns the hash and (expected, found) of a sum or size that differs from the listing's; a file of another
+    size is not hashed. Raises StorageError.
     """
     try:
         about = os.lstat(path)
-        if not stat.S_ISREG(about.st_mode):  # a link's target, or a fifo, is nothing that we put there
+        if not stat.S_ISREG(about.st_mode):  # the watchdog writes no links or fifos here
             raise StorageError(f"{path} is not a regular file; move it out of the landing")
-        if file.size is not None and about.st_size != file.size:  # no need to read what others broke off
+        if file.size is not None and about.st_size != file.size:  # a partial file: no need to read
             sizes = f"{file.size} bytes", f"{about.st_size} bytes"
             return FileHash("", about.st_size, cached=False), sizes
         git = Content(file).git

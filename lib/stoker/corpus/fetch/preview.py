@@ -1,4 +1,4 @@
-"""A source's first rows as one parquet file, for a command. Heavy (pyarrow)."""
+"""Writes a source's first rows into one parquet file, for a command. Heavy (pyarrow)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TRIES, WRONG_TRIES, LONGEST_WAIT_S = 6, 2, 60.0
 
 
 class Preview:
-    """The parquet file `out` that is written, by the first file's schema, until `left` is 0.
+    """Writes the parquet file `out` in the first file's schema, until `left` rows are written.
 
-    `landing` is an empty directory for files that have to be fetched; `tell` is called when a file was read.
+    `landing` is an empty directory for files to fetch; `tell` is called after each file.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Preview:
         self._writer: pq.ParquetWriter | None = None
 
     def take(self, path: Path) -> None:
-        """Write rows of one more file; raises BadParquet."""
+        """Writes rows of one more file; raises BadParquet."""
         self.files += 1
         with open_parquet(path) as file:
             for batch in self._batches(file):
@@ -54,8 +54,8 @@ class Preview:
             self._tell()
 
     def take_remote(self, remote: RemoteFile) -> None:
-        """Fetch a file whole, held against its sum and size, take and remove it; raises FetchFailed too."""
-        assert self._caller is not None  # only what lies here is taken without manners
+        """Fetches and checks a whole file, writes its rows, removes it; raises FetchFailed."""
+        assert self._caller is not None  # set whenever the source is fetched
         landing = Landing(self._landing, "preview", expected=False)
         terms = Terms(landing, Bandwidth(None), lambda *_, **__: None, 0.0, READ_S, 0, 0, 0)
         file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
@@ -73,14 +73,14 @@ class Preview:
         unlink_durably(landing.target(remote.path))
 
     def close(self) -> None:
-        """Make what was written durable."""
+        """Closes the file and makes it durable."""
         if self._writer is not None:
             self._writer.close()
             with opened(self._out, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
 
     def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        """At most as many rows as are wanted, in pieces of bounded size."""
+        """Yields at most the missing rows, in batches of bounded size."""
         for group in range(file.num_row_groups):
             about = file.metadata.row_group(group)
             row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
@@ -92,7 +92,7 @@ class Preview:
                         return
 
     def _fitting(self, table: pa.Table) -> pa.Table:
-        """In the shape of the first file, which the first call gives to what is written."""
+        """Returns the table in the schema of the first file, which the first call sets."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._out, table.schema, write_page_checksum=True)
             return table

@@ -1,4 +1,4 @@
-"""What becomes of a file's receipt, and what is told of it: pure decisions of the download watchdog."""
+"""Decides a file's receipt and the event to record: pure functions of the download watchdog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.corpus.source.folder import FileSeen
 
 @dataclass(frozen=True)
 class Change:
-    """A receipt to write, the event to record once it is durable, and the answer to the request for it."""
+    """A receipt to write, the event to record once it is durable, and the answer to its request."""
 
     receipt: Receipt | None = None
     event: str = ""
@@ -28,7 +28,7 @@ class Change:
 
     @property
     def refusal(self) -> str:
-        """Why nothing may be done; empty where it may."""
+        """Why the request is refused; empty if it is not."""
         return str(self.answer.get("refused", ""))
 
 
@@ -40,13 +40,13 @@ def _as_it_is(receipt: Receipt) -> Change:
     return Change(answer={"receipt": receipt.state, "sha256": receipt.sha256})
 
 
-# What workers found
+# Results of workers
 
 
 def hashed(
     before: Receipt | None, dataset: str, place: str, file: FileSeen, sha256: str, *, cached: bool
 ) -> Change:
-    """After a folder's file at `place` was hashed."""
+    """Returns the change after a folder's file at `place` was hashed."""
     told: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": sha256, "cached": cached}
     if before is not None and is_rot(before, file, sha256):
         reason = (
@@ -64,7 +64,7 @@ def hashed(
 
 
 def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
-    """After a file came, or was found whole, at `place` in the landing."""
+    """Returns the change after a file was fetched, or found whole, at `place` in the landing."""
     state: ReceiptState = "unproven" if done.unproven else "verified"
     identity, revision = wanted.identity, wanted.revision
     receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, identity, state)
@@ -78,7 +78,7 @@ def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile
 
 
 def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile) -> Change:
-    """After a file could not be brought."""
+    """Returns the change after a file could not be fetched."""
     if before is not None and before.state == "given_up" and speaks_of(before, wanted):
         return Change()
     size, sha256, revision = wanted.size or 0, wanted.sha256 or "", wanted.revision
@@ -86,33 +86,33 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 
 
 def listed_otherwise(receipt: Receipt) -> Change:
-    """Another content is listed: this one goes first."""
+    """Returns the change that removes a file because other content is listed for it."""
     told = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
     return Change(replace(receipt, state="releasing"), "source_changed", told)
 
 
 def removed(receipt: Receipt | None) -> Change:
-    """After a file was unlinked."""
+    """Returns the change after a file was unlinked."""
     if receipt is None or receipt.state != "releasing":
         return Change()
     told = {"path": receipt.path, "size": receipt.size}
     return Change(replace(receipt, state="released"), "file_released", told)
 
 
-# What others ask
+# Requests
 
 
 def disputed(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
-    """This content was found wrong: look at the file again."""
+    """Returns the change for content that was found wrong: the file is checked again."""
     if receipt is None:
         return refused(f"no receipt for {path}")
     if receipt.sha256 != sha256 or not (receipt.usable or receipt.state == "disputed"):
-        return _as_it_is(receipt)  # looked at again since, or not here
+        return _as_it_is(receipt)  # already checked since, or not in the landing
     return looked_at_again(receipt, by)
 
 
 def looked_at_again(receipt: Receipt, by: str) -> Change:
-    """Have a file hashed again, and brought again where it is not what its receipt says."""
+    """Returns the change that has a file hashed again, and fetched again if it differs from its receipt."""
     answer = {"receipt": "disputed"}
     if receipt.state == "disputed" and not receipt.found:
         return Change(answer=answer)
@@ -121,7 +121,7 @@ def looked_at_again(receipt: Receipt, by: str) -> Change:
 
 
 def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
-    """Somebody takes a rotten file as it is."""
+    """Returns the change by which an operator accepts a rotten file as it is."""
     if receipt is None or not receipt.rotten or receipt.found != sha256:
         return refused(f"{path} is not rotten with that content")
     told = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
@@ -130,7 +130,7 @@ def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) ->
 
 
 def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Callable[[], str]) -> Change:
-    """Remove a file that the stage-shard loop needs no more: the intent, before the unlink."""
+    """Returns the intent to remove a file that the stage-shard loop no longer needs, before the unlink."""
     if receipt is None:
         return refused(f"no receipt for {path}")
     if not receipt.usable or receipt.sha256 != sha256:
@@ -143,7 +143,7 @@ def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Call
 def still_needed(
     path: str, unneeded: Unneeded, source_of: Callable[[str], Source | None], *, release: str, has_warm: bool
 ) -> str:
-    """Why a file may not go, by the loop's records of it and of its content's owner; empty when it may."""
+    """Returns why a file must stay, by the loop's records of it and of its content's owner; else empty."""
     if release == "never":
         return "shard.release is never"
     safe = {"synced", "released"} if has_warm else {"proven", "released"}
@@ -158,7 +158,7 @@ def still_needed(
 
 
 def fetched_again(receipt: Receipt, sha256: str | None, wanted: RemoteFile | None, by: str) -> Change:
-    """Bring a file again that was removed; `sha256` is the content meant, None for any."""
+    """Returns the change that fetches a removed file again; `sha256` is the content meant, None for any."""
     if receipt.state == "given_up":
         return Change(answer={"receipt": "given_up"})
     if sha256 is not None and receipt.sha256 != sha256:

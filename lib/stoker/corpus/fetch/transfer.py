@@ -1,4 +1,4 @@
-"""One file on its way: attempt after attempt, from where the last one's bytes are durable to its own name."""
+"""One file's transfer: attempts that continue from the last durable byte until the file is whole."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for every file: the landing, whom to tell, the rates, the bytes that stay free, and how many
-    files and bytes of evidence are kept."""
+    """Settings of every transfer: the landing, the report function, the rates, the bytes that stay free, and
+    the files and bytes of evidence to keep."""
 
     landing: Landing
     bandwidth: Bandwidth
@@ -40,14 +40,14 @@ class Terms:
     floor: int
     keep_files: int
     keep_bytes: int
-    background: Background = field(default_factory=Background)  # for what others fetched: it may be much
+    background: Background = field(default_factory=Background)  # for hashing existing files, maybe many bytes
 
 
 @dataclass(frozen=True)
 class Done:
-    """A file is here, under its own name and true; `how` is "fetched" or "kept" (it lay there already).
+    """A whole, checked file under its own name; `how` is "fetched" or "kept" (it was in the landing already).
 
-    `unproven`: neither a sum nor a length told that it is whole.
+    `unproven`: neither a sum nor a length could prove it whole.
     """
 
     how: str
@@ -62,20 +62,20 @@ class Stopped(Exception):
 
 
 class FileFetch:
-    """The fetching of one file. attempt() belongs to one thread at a time; commit() may come from another."""
+    """One file's transfer. attempt() belongs to one thread at a time; commit() may come from another."""
 
     def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
-        self.failures: Counter[str] = Counter()  # by kind; only those that are counted matter
+        self.failures: Counter[str] = Counter()  # by kind; only those in COUNTED matter
         self.dropped = self.in_hand = False
         self.not_before = 0.0  # when the next attempt may begin, monotonic seconds
-        self.received = 0  # bytes that came over the network, again fetched ones included
+        self.received = 0  # bytes over the network, including repeated ones
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
         self._part = Part(file, terms.landing)
-        self._wake = threading.Event()  # set when the attempt under way shall end
+        self._wake = threading.Event()  # set to end the present attempt
 
     def attempt(self, caller: Caller) -> Done:
-        """Bring the file here from where it stands. Raises FetchFailed or Stopped."""
+        """Fetches the file from its last durable byte. Raises FetchFailed or Stopped."""
         self._stop_if_asked()
         before = self._part.size
         try:
@@ -90,22 +90,22 @@ class FileFetch:
             raise
 
     def stop(self, *, dropped: bool = False) -> None:
-        """End the attempt under way soon, for good; what came stays, unless the file is dropped."""
+        """Ends the present attempt soon, for good; its bytes stay, unless the file is dropped."""
         self.dropped = self.dropped or dropped
         self._wake.set()
 
     def commit(self) -> None:
-        """Make what came durable, then claim it; a failure ends the attempt under way."""
+        """Makes received bytes durable, then claims them; a failure ends the present attempt."""
         with contextlib.suppress(FetchFailed), _disk_failures(self.file.path):
             if (durable := self._part.commit()) is not None:
                 self._tell("progress", path=self.file.path, bytes=durable, received=self.received)
 
     def close(self) -> None:
-        """Let go of the bytes; the next attempt reads them again."""
+        """Closes the part; the next attempt reads it again."""
         self._part.close()
 
     def forget(self) -> None:
-        """Close, and drop what is unfinished of the file. Raises FetchFailed."""
+        """Closes and removes the unfinished file. Raises FetchFailed."""
         self.close()
         with _disk_failures(self.file.path):
             self._landing.forget(self.file.path)
@@ -155,7 +155,7 @@ class FileFetch:
                 if failure.kind == "anew":
                     self._restart(failure.reason)
                     if not kept.offset:
-                        failure.kind = "broken"  # there was nothing to drop: only a pause can help
+                        failure.kind = "broken"  # no bytes could be dropped: only a pause can help
                 raise
             if kept.offset and answer.status != 206:
                 self._restart(f"{answer.where} sends it from the start")
@@ -191,19 +191,19 @@ class FileFetch:
         size, sha256 = self._part.publish()
         return Done("fetched", size, sha256, cached=False, unproven=unproven)
 
-    # Parts of it
+    # Parts of an attempt
 
     def _restart(self, reason: str) -> None:
         if dropped := self._part.restart():
             self._tell("anew", path=self.file.path, dropped=dropped, reason=reason)
 
     def _set_aside(self, bad: Path, differs: tuple[str, str], count: int, *, landed: bool) -> None:
-        """Keep wrong content as evidence, and tell of it."""
+        """Keeps wrong content as evidence, and reports it."""
         told = {"expected": differs[0], "found": differs[1], "landed": landed}
         most = {"most_files": self._terms.keep_files, "most_bytes": self._terms.keep_bytes}
         place = self._landing.keep_evidence(bad, self.file.path, {"reason": "mismatch", **told}, **most)
         if not landed:
-            self._part.start_over(count)  # the count is durable before it is told
+            self._part.start_over(count)  # the count is durable before the report
         self._tell("mismatch", path=self.file.path, evidence=place, count=count, **told)
 
     def _insist_on_room(self) -> None:
@@ -227,7 +227,7 @@ class FileFetch:
 
 @contextlib.contextmanager
 def _disk_failures(path: str) -> Iterator[None]:
-    """Turn what the disk says into FetchFailed."""
+    """Turns errors of the disk into FetchFailed."""
     try:
         yield
     except UnavailableError as error:

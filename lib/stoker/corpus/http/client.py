@@ -1,7 +1,7 @@
-"""Asking for a file over HTTP: redirects by hand, the token to the hub alone, a limit to waiting for a head.
+"""Requests a file over HTTP: follows redirects itself, sends the token to the hub alone, limits each wait.
 
-Proxies come from the environment (HTTPS_PROXY and its kin), certificates from the system. One caller belongs
-to one thread, but hang_up() may come from any.
+Proxies come from the environment (HTTPS_PROXY and its kin), certificates from the system. A caller belongs to
+one thread, but any thread may call hang_up().
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """How to ask: the seconds for a connection, between two bytes, and for an answer's whole head; the hub,
-    and the token for it alone."""
+    """Settings of requests: the seconds for a connection, between two bytes, and for an answer's whole head;
+    the hub, and the token for the hub alone."""
 
     connect_s: float
     read_s: float
@@ -45,7 +45,7 @@ class Manners:
 
 
 class Caller:
-    """Opens answers for one thread, over connections of its own that are kept alive between requests.
+    """Opens answers for one thread, over its own connections, which stay alive between requests.
 
     Raises UnavailableError where the environment's proxies or certificates cannot be used.
     """
@@ -68,10 +68,10 @@ class Caller:
     def open(
         self, url: str, offset: int = 0, validator: str = ""
     ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
-        """Ask for the bytes from `offset` on, if they are still of the content with that validator: an
-        answer's head, and the bytes as they come, undecoded.
+        """Requests the bytes from `offset` on, if the content still has that validator.
 
-        Raises FetchFailed when there is no answer with a body in the end, or the bytes stop before it.
+        Yields the answer's head, and the bytes as they arrive, undecoded. Raises FetchFailed without an
+        answer with a body, or when the bytes end early.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         if offset and validator:
@@ -94,7 +94,7 @@ class Caller:
                 url = _next(url, answer, redirects)
 
     def hang_up(self) -> None:
-        """End every connection at once: whoever waits on one wakes with an error."""
+        """Ends every connection at once: threads that wait on one wake with an error."""
         for each in list(self._sockets):
             with contextlib.suppress(OSError, ValueError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -118,7 +118,7 @@ class Caller:
                 response.close()
 
     def _drain(self, response: httpx2.Response) -> None:
-        # A short body is read to its end, or the connection could not be used again.
+        # A short body is read to its end; otherwise the connection could not be used again.
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= _SHORT_BODY:
             with self._limited(), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
@@ -126,7 +126,7 @@ class Caller:
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        # The client's own timeouts are between two bytes: against a head that drips only the socket helps.
+        # The client's own timeouts are between two bytes; only closing the socket ends a head that drips.
         timer = threading.Timer(self._manners.head_s, self.hang_up)
         timer.daemon = True
         timer.start()
@@ -173,8 +173,8 @@ def _next(url: str, answer: Answer, redirects: int) -> str:
     return str(target)
 
 
-# What the client raises, the kind that it is (None: the caller's own), and what to say of it; the first that
-# fits counts.
+# The client's exceptions, the kind of failure (None: the caller's own), and its text; the first match
+# counts.
 _FAILURES: tuple[tuple[tuple[type[Exception], ...], str | None, str], ...] = (
     ((httpx2.ConnectTimeout, httpx2.PoolTimeout), "connect", ": no connection in time"),
     ((httpx2.TimeoutException,), "stalled", " sends nothing"),
@@ -188,7 +188,7 @@ _FAILURES: tuple[tuple[tuple[type[Exception], ...], str | None, str], ...] = (
 
 @contextlib.contextmanager
 def _failures(where: str, otherwise: str) -> Iterator[None]:
-    """Turn what the client raises into FetchFailed; `otherwise` is the kind of all that has none here."""
+    """Turns exceptions of the client into FetchFailed; `otherwise` is the kind of those without their own."""
     try:
         yield
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
@@ -198,7 +198,7 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
 
 
 def client_does_not_start(error: Exception) -> UnavailableError:
-    """For an HTTP client that does not like its environment."""
+    """Returns the error for an HTTP client that rejects its environment."""
     said = str(error).split(". Make sure", maxsplit=1)[0]
     return UnavailableError(
         f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
@@ -206,7 +206,7 @@ def client_does_not_start(error: Exception) -> UnavailableError:
 
 
 def advice(error: Exception, url: str) -> str:
-    """What to look at after a failed connection to that address, to be put behind it; mostly nothing."""
+    """Returns advice to append to the error of a failed connection to that address; usually empty."""
     text = ""
     if proxy := proxy_of(url):
         text = f" (through the proxy {proxy})"
@@ -216,7 +216,7 @@ def advice(error: Exception, url: str) -> str:
 
 
 def proxy_of(url: str) -> str:
-    """The proxy that the environment names for that address, without its password; empty for none."""
+    """Returns the proxy that the environment sets for that address, without password; empty for none."""
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
     if not proxy or proxy_bypass(parts.hostname or ""):

@@ -1,4 +1,4 @@
-"""A repository on a hub: its addresses, its access token, and what a refusal means for the operator."""
+"""A repository on a hub: its addresses, its access token, and the operator's advice for a refusal."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class HubRepo:
 
     @property
     def page(self) -> str:
-        """What a person visits."""
+        """The address of the repository's page for people."""
         return f"{self.endpoint}/{_FOLDERS[self.repo_type]}{self.repo}"
 
     def file_url(self, commit: str, path: str) -> str:
-        """Where a file of a commit is asked for; the answer is mostly a redirect elsewhere."""
+        """Returns the address of a file at a commit; its answer is usually a redirect."""
         return f"{self.page}/resolve/{quote(commit, safe='')}/{quote(path)}"
 
 
 def endpoint_of(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The hub to ask: dataset.source.endpoint, else HF_ENDPOINT, else the public one.
+    """Returns the hub's address: dataset.source.endpoint, else HF_ENDPOINT, else the public hub.
 
     ConfigError where HF_ENDPOINT is no address, or holds a password.
     """
@@ -49,20 +49,21 @@ def endpoint_of(configured: str | None, environ: Mapping[str, str] = os.environ)
 
 
 def is_commit(revision: str) -> bool:
-    """Whether a revision is a commit's own name, which can never mean anything else later."""
+    """Whether a revision is a commit's own name, which never changes its meaning."""
     return _COMMIT.fullmatch(revision) is not None
 
 
 def origin(url: str) -> tuple[str, str, int | None]:
-    """(scheme, host, port): a token for one origin is never sent to another."""
+    """Returns (scheme, host, port): a token for one origin is never sent to another."""
     parts = urlsplit(url)
     return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme)
 
 
 def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The access token: from dataset.source.token_file, else the systemd credential hub-token, else HF_TOKEN.
+    """Returns the token of dataset.source.token_file, the systemd credential hub-token, or HF_TOKEN.
 
-    Never put it into a message, a log or an argument list. UnavailableError when the named file has none.
+    The first that is set counts. Never put it into a message, a log or an argument list. UnavailableError
+    when the named file has none.
     """
     credentials = environ.get("CREDENTIALS_DIRECTORY")
     file = None if token_file is None else Path(token_file)
@@ -89,9 +90,9 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
 def explain(
     status: int, code: str, repo: HubRepo, *, token: bool, revision: str = "", pinned: bool = False
 ) -> tuple[str, str]:
-    """(kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token` whether we sent one.
+    """Returns (kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token` whether one was sent.
 
-    `revision` is what was asked for, `pinned` whether it is a commit that was there once. Kinds: gated,
+    `revision` is the requested one, `pinned` whether it is a commit that existed before. Kinds: gated,
     unauthorized, forbidden, missing, vanished (the pinned commit), refused.
     """
     with_token = "" if token else "; no token was sent: set dataset.source.token_file or HF_TOKEN"

@@ -1,4 +1,4 @@
-"""How fast a transfer may and must be: one bandwidth for all files, and a least rate for each."""
+"""Rate limits of transfers: one bandwidth for all files, and a least rate for each."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 
 class Bandwidth:
-    """A bucket that fills with `rate` bytes a second, up to a second's worth; None is without limit.
+    """A bucket that fills with `rate` bytes per second, up to a second's worth; None is without limit.
 
-    take() books bytes that have come already and says how long to pause: whoever reads no further is sent no
-    more, for TCP's window closes. Thread-safe; the debt of all readers is one.
+    take() books bytes that have arrived and returns how long to pause: while a reader pauses, TCP's window
+    closes and the server sends no more. Thread-safe; all readers share one debt.
     """
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._rate = rate
-        self._full_at = clock()  # when the bucket will be level again
+        self._full_at = clock()  # when the bucket will be full again
 
     def take(self, size: int) -> float:
-        """Book `size` bytes; the seconds to pause before reading on."""
+        """Books `size` bytes; returns the seconds to pause before reading on."""
         with self._lock:
             if self._rate is None:
                 return 0.0
@@ -30,10 +30,10 @@ class Bandwidth:
 
 
 class RateWatch:
-    """Whether a server sends too slowly: fewer than `least` bytes a second over `window_s` seconds.
+    """Detects a server that sends too slowly: fewer than `least` bytes per second over `window_s` seconds.
 
-    Only the seconds spent waiting for the network count, so our own limit, a slow disk or a pause of this
-    process is never held against the server.
+    Only the seconds spent waiting for the network count, so Stoker's own limit, a slow disk or a pause of
+    this process is never blamed on the server.
     """
 
     def __init__(self, least: float, window_s: float) -> None:
@@ -41,7 +41,7 @@ class RateWatch:
         self._waited_s = self._bytes = 0.0
 
     def add(self, waited_s: float, size: int) -> bool:
-        """Note a read that waited so long for so many bytes; True when the server is too slow."""
+        """Records a read that waited so long for so many bytes; True when the server is too slow."""
         self._waited_s += waited_s
         self._bytes += size
         if self._waited_s < self._window_s:

@@ -1,4 +1,4 @@
-"""A file that lies elsewhere: its path in the dataset, where to get it, and what it must hash to."""
+"""A remote file: its path in the dataset, its address, and its expected hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.config.origins import without_secrets
 from stoker.corpus.http.hub import HubRepo
 
 _NAME_BYTES, _PATH_BYTES = 255, 1024
-# Of the parameters of signed addresses: S3, Google, CloudFront, Azure, and the plain ones.
+# Parameters of signed addresses: S3, Google, CloudFront, Azure, and the plain ones.
 _SIGNATURE = re.compile(
     r"(?i:X-(Amz|Goog)-.*|GoogleAccessId|AWSAccessKeyId|Signature|Expires|Policy|Key-Pair-Id"
     r"|s(ig|e|p|v|r|t|pr|ks|ke|kt|koid|ktid|kv)|token)\Z"
@@ -22,13 +22,13 @@ _STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a source that is fetched. `size` in bytes is None where only the server knows it.
+    """A file of a source that is fetched. `size` in bytes is None where only the server knows it.
 
-    `identity` is what makes two listings of one path speak of the same content: "sha256:<hex>" of the
+    `identity` is equal in two listings of one path when they name the same content: "sha256:<hex>" of the
     content, or "git:<hex>", the name that git gives a blob of that content (sha1 over "blob <size>\\0" and
-    the bytes), where the listing has a sum, else "url:<hex>". `url` is empty where path and commit tell it.
-    `revision` is the commit that it is asked for at, and `landed` the sha256 of what was put into the landing
-    for it before; None where that is not known.
+    the bytes), where the listing has a sum, else "url:<hex>". `url` is empty where path and commit give it.
+    `revision` is the commit it is requested at, and `landed` the sha256 of the bytes put into the landing for
+    it before; None where that is not known.
     """
 
     path: str
@@ -42,7 +42,7 @@ class RemoteFile:
     def listed(
         cls, path: str, size: int | None, sha256: str | None, git: str | None, url: str = ""
     ) -> RemoteFile:
-        """From what a listing says of it."""
+        """Returns the file of a listing's entry."""
         if sha256 is not None:
             return cls(path, size, f"sha256:{sha256}", url)
         if git is not None:
@@ -50,23 +50,23 @@ class RemoteFile:
         return cls(path, size, "url:" + hashlib.sha256(lasting(url).encode()).hexdigest(), url)
 
     def at(self, repo: HubRepo | None, revision: str, landed: str | None = None) -> RemoteFile:
-        """The wish for it, with the address that it has at that revision."""
+        """Returns the request for the file, with its address at that revision."""
         url = self.url or (repo.file_url(revision, self.path) if repo else "")
         return replace(self, url=url, revision=revision, landed=landed)
 
     @property
     def sha256(self) -> str | None:
-        """What its content must hash to, where that is known."""
+        """The expected sha256 of its content, None if unknown."""
         return self._digest("sha256:")
 
     @property
     def git(self) -> str | None:
-        """The name that git must give to its content, where that is known."""
+        """The expected git blob name of its content, None if unknown."""
         return self._digest("git:")
 
     @property
     def sum(self) -> str:
-        """Either of the two; empty where the source has no sum."""
+        """The sha256 or git sum; empty where the source has none."""
         return self.sha256 or self.git or ""
 
     def _digest(self, kind: str) -> str | None:
@@ -74,7 +74,7 @@ class RemoteFile:
 
 
 def unsafe(path: str) -> str:
-    """Why a path that somebody else wrote cannot be a place below the landing; empty when it can."""
+    """Returns why a foreign path cannot be a place below the landing; empty when it can."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -92,13 +92,13 @@ def unsafe(path: str) -> str:
 
 
 def printable(path: str) -> str:
-    """A path that somebody else wrote, for a terminal: what would steer it stands there as its number."""
+    """Returns a foreign path for a terminal, with control characters as their numbers."""
     text = path.encode(errors="backslashreplace").decode()
     return _STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def clashes(paths: list[str]) -> dict[str, str]:
-    """The paths that cannot lie beside the others, with the reason: listed twice, or a file and a folder."""
+    """Returns the paths that clash with others, with the reason: duplicate, or a file and a folder."""
     files: set[str] = set()
     folders = {path[:at] for path in paths for at in range(len(path)) if path[at] == "/"}
     found = {}
@@ -112,17 +112,17 @@ def clashes(paths: list[str]) -> dict[str, str]:
 
 
 def shown(url: str) -> str:
-    """A URL as it may stand in a log: without user, password, query and fragment, which may be secrets."""
+    """Returns a URL for logs: without user, password, query and fragment, which may be secrets."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # it may hold a password all the same
+    except ValueError:  # an unparsable URL may hold a password too
         return without_secrets(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def lasting(url: str) -> str:
-    """What of a URL names the content: a renewed signature or another password makes it no other one."""
+    """Returns the parts of a URL that name the content: not its signature and password, which are renewed."""
     parts = urlsplit(url)
     kept = [each for each in parts.query.split("&") if not _SIGNATURE.match(each.partition("=")[0])]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="&".join(kept)))

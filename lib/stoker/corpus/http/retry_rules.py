@@ -1,6 +1,6 @@
-"""What to do after each answer and failure of a transfer: pure decisions of the fetch worker.
+"""Decides the next step after each answer and failure of a transfer: pure functions of the fetch worker.
 
-Nothing here touches the network or a disk. Seconds throughout; the wall clock only where servers give dates.
+No network and no disk. Seconds throughout; the wall clock only where servers give dates.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 
 from stoker.corpus.http.remote_file import RemoteFile
 
-# Tried again for as long as it takes: they say nothing about the file.
+# Tried again without limit: they say nothing about the file.
 TRANSIENT = ("connect", "stalled", "slow", "broken", "short", "throttled", "server", "anew")
-# Tried again `attempts` times, then given up; of these only "expired" is forgotten after progress.
+# Tried again `attempts` times, then given up; only "expired" is forgotten after progress.
 COUNTED = ("mismatch", "length", "redirects", "expired")
-# Nothing that a second try would change; gated, unauthorized and vanished say what the operator must do.
+# A second try would change nothing; gated, unauthorized and vanished need the operator.
 REFUSALS = ("gated", "unauthorized", "forbidden", "missing", "vanished", "refused", "encoded", "offline")
-# Of this machine: whoever gave the task tries again when the disk is well.
+# Of this machine: the daemon tries again when the disk works.
 LOCAL = ("disk_full", "gone", "storage")
-OURS = ("storage", "bug")  # a place that cannot be written, or a mistake in the worker: met by one file
+OURS = ("storage", "bug")  # an unwritable place, or a bug in the worker: affects a single file
 OF_THE_SOURCE = ("gated", "unauthorized", "forbidden", "vanished")  # of a repository: for all its files
 
 LONGEST_RETRY_AFTER_S = 86_400.0
-PROGRESS_BYTES = 1 << 16  # an attempt that brought fewer resets no backoff: a server may drip and break off
+PROGRESS_BYTES = 1 << 16  # fewer bytes reset no backoff: a server may send a few and break off
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\b.*?\bt\s*=\s*(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 _UNTOLD = "does not say whether it has the same content as before"
 
 
 class FetchFailed(Exception):
-    """One attempt at a file ended without it; `kind` is one of the names above."""
+    """An attempt failed; `kind` is a name above."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FetchFailed(Exception):
         self.retry_after_s = retry_after_s
 
     def result(self) -> dict[str, Any]:
-        """What a worker returns that ends with it."""
+        """Returns the result of a worker that ends with this failure."""
         told = {"class": self.kind, "reason": self.reason, "retry_after_s": self.retry_after_s}
         return {"status": "failed", **told}
 
@@ -55,23 +55,23 @@ class FetchFailed(Exception):
 def next_pause(
     failure: FetchFailed, counted: Mapping[str, int], attempts: int, backoff_s: float
 ) -> float | None:
-    """The seconds to wait before another try; None to give the file up, as after any kind that is not known.
+    """Returns the seconds to wait before another try; None to give the file up, as after an unknown kind.
 
-    `counted` are the file's failures by kind, this one among them; `backoff_s` is the backoff's own pause.
+    `counted` are the file's failures by kind, including this failure; `backoff_s` is the backoff's own pause.
     """
     if failure.kind not in (*COUNTED, *TRANSIENT):
         return None
     if failure.kind in COUNTED and counted[failure.kind] >= attempts:
         return None
     if failure.kind == "anew" or (failure.kind == "expired" and counted["expired"] == 1):
-        return 0.0  # a new address, or a start from 0: nothing that a pause would better
+        return 0.0  # a new address, or a start from 0: a pause would not help
     return max(backoff_s, failure.retry_after_s or 0.0)
 
 
 def retry_after(headers: Mapping[str, str], wall_now: float) -> float | None:
-    """The seconds a server asks to wait, from Retry-After (seconds or a date) or its rate limit's reset.
+    """Returns the seconds a server asks to wait, by Retry-After (seconds or date) or its rate limit's reset.
 
-    None where it asks for nothing we can read; never more than a day.
+    None without a readable request; never more than a day.
     """
     value = headers.get("retry-after", "").strip()
     seconds: float | None = None
@@ -86,7 +86,7 @@ def retry_after(headers: Mapping[str, str], wall_now: float) -> float | None:
 
 
 def _moment(date: str) -> float | None:
-    """The Unix time of an HTTP date."""
+    """Returns the Unix time of an HTTP date."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError, OverflowError):
@@ -95,7 +95,7 @@ def _moment(date: str) -> float | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer's head. `at_hub`: from the hub itself; `redirected`: from where another answer sent us."""
+    """An answer's head. `at_hub`: from the hub; `redirected`: reached by a redirect."""
 
     status: int
     headers: Mapping[str, str]
@@ -105,12 +105,12 @@ class Answer:
 
     @property
     def etag(self) -> str:
-        """The entity tag as it stands, quotes and all; empty where there is none."""
+        """The entity tag as sent, with quotes; empty without one."""
         return self.headers.get("etag", "").strip()
 
     @property
     def validator(self) -> str:
-        """What If-Range may carry: a strong entity tag, else the date of the last change, else nothing."""
+        """The value for If-Range: a strong entity tag, else the date of the last change, else empty."""
         if self.etag and not self.etag.startswith("W/"):
             return self.etag
         return "" if self.etag else self.headers.get("last-modified", "").strip()
@@ -118,7 +118,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an earlier attempt left durable: `offset` bytes of content with this validator and total size."""
+    """The durable bytes of earlier attempts: `offset` bytes of content with this validator and size."""
 
     offset: int = 0
     validator: str = ""
@@ -126,24 +126,25 @@ class Kept:
 
 
 def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
-    """From which byte to go on: what is kept, or 0 where it cannot be trusted to be the same content.
+    """Returns the byte to continue from: the kept offset, or 0 if the content may be another.
 
-    part_bytes is what the partial file holds now: fewer than claimed and it is not what was made durable.
+    part_bytes is the partial file's length: if shorter than claimed, it is not the file that was made
+    durable.
     """
     if part_bytes < kept.offset:
         return 0
     if file.size is not None and (kept.offset > file.size or kept.total not in (None, file.size)):
         return 0
     if not kept.validator and not file.sum:
-        return 0  # neither the server nor the listing could tell that the file changed meanwhile
+        return 0  # neither the server nor the listing could show that the file changed meanwhile
     return kept.offset
 
 
 def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> int:
-    """Up to where a partial file may be believed that a process wrote.
+    """Returns the end of the bytes in a partial file that a process wrote.
 
-    A kill takes nothing that was written, only a loss of power may. Beyond `offset` nothing is proven all the
-    same, so that only a file whose sum is known is continued there: its end tells.
+    A kill loses no written bytes, only a loss of power may. Bytes beyond `offset` are still unproven, so they
+    are used only in a file whose sum is known: the sum of the whole file proves them.
     """
     total = kept.total if file.size is None else file.size
     if not file.sum or offset != kept.offset or (total is not None and part_bytes > total):
@@ -152,10 +153,10 @@ def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> i
 
 
 def judge(answer: Answer, kept: Kept, file: RemoteFile) -> int | None:
-    """The whole file's size by an answer to a request from kept.offset on, None where it tells none; raises
-    FetchFailed where it is not what was asked for.
+    """Returns the whole file's size by an answer to a request from kept.offset on, None if not given.
 
-    200 to a ranged request is a server without ranges, or another content since: the file is taken from 0.
+    Raises FetchFailed for an answer to another request. 200 to a ranged request means a server without
+    ranges, or changed content: the file is then read from 0.
     """
     encoding = answer.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -165,7 +166,7 @@ def judge(answer: Answer, kept: Kept, file: RemoteFile) -> int | None:
         if found is None or int(found[1]) != kept.offset:
             raise FetchFailed("anew", f"{answer.where} answers with another range than asked for")
         total = None if found[3] == "*" else int(found[3])
-        known = answer.validator or not file.sum  # without a sum nothing else would tell another content
+        known = answer.validator or not file.sum  # without a sum only the validator shows other content
         if kept.validator and known and answer.validator != kept.validator:
             said = f"has another content than before ({answer.etag})" if answer.validator else _UNTOLD
             raise FetchFailed("anew", f"{answer.where} {said}")
@@ -192,8 +193,8 @@ _REFUSALS = {
 
 
 def refusal(answer: Answer, wall_now: float) -> FetchFailed:
-    """What an answer that is neither 200, 206 nor a redirect means; hub.explain() explains the hub's own 401
-    to 404."""
+    """Returns the failure for an answer that is neither 200, 206 nor a redirect; hub.explain() explains the
+    hub's own 401 to 404."""
     status = answer.status
     kind, said = _REFUSALS.get(status, ("server" if status >= 500 else "refused", ""))
     if status in (401, 403) and answer.redirected and not answer.at_hub:

@@ -1,4 +1,4 @@
-"""The list of a `urls` source: a line a file, "URL [sha256]"; empty lines and those after a # are none."""
+"""Reads the list of a `urls` source: lines of "URL [sha256]"; empty lines and lines after # are skipped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_BYTES = 64 << 20
 
 
 def read_urls(text: str, name: str) -> list[RemoteFile]:
-    """Every file that the text names, in its order; ConfigError tells each wrong line by `name` and number.
+    """Returns the listed files in order; ConfigError names each wrong line by `name` and number.
 
-    A file's path is the URL's own, percent-decoded, without what all URLs have in common: host first, then
-    leading folders. So equal names on two hosts stay apart, and a list from one folder gives plain names.
+    A file's path is its URL, percent-decoded, without the parts that all URLs share: first the host, then
+    leading folders. So equal names on two hosts differ, and a list from one folder gives plain names.
     """
-    lines = list(_lines(text.removeprefix("\ufeff")))  # what some editors put first
+    lines = list(_lines(text.removeprefix("\ufeff")))  # the byte order mark that some editors write
     faults = [f"{name}:{number}: {fault}" for number, _, _, fault in lines if fault]
     good = [(number, url, digest) for number, url, digest, fault in lines if not fault]
     places = _shortened([_place(url) for _, url, _ in good])
@@ -46,7 +46,7 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, str | None, str]]:
-    """(number, URL, sha256, what is wrong) of each line that says something."""
+    """Yields (number, URL, sha256, fault) of each line that is not empty."""
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if not words or words[0].startswith("#"):

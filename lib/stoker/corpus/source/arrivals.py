@@ -1,4 +1,4 @@
-"""What to do about the files a look found: pure decisions of the download watchdog."""
+"""Decides how to treat the files that a look found: pure functions of the download watchdog."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stoker.corpus.source.folder import FileSeen
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at the source folder found; pairs are (path, reason), an empty path the folder itself.
+    """The result of one look at the source folder; pairs are (path, reason), an empty path is the folder.
 
-    `foreign` are some of other clients' unfinished files, of `foreign_in_all`. `polling` says why nobody
-    tells of changes until the next look; empty where inotify does.
+    `foreign` are some of other clients' unfinished files, of `foreign_in_all`. `polling` is the reason why
+    only looks find changes; empty where inotify reports them.
     """
 
     files: Mapping[str, Watched]
@@ -29,24 +29,24 @@ class Look:
 
     @classmethod
     def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> Look:
-        """From the lister's last message of a look, and the files that it named before."""
+        """Returns a look from the lister's last message and the files that it named before."""
         return cls(files, **{each.name: message[each.name] for each in fields(cls) if each.name != "files"})
 
     def trouble(self, root: str, receipts: int) -> str:
-        """Why this look says nothing about the files, in a sentence; empty when it does."""
+        """Returns why this look says nothing about the files, in a sentence; empty when it does."""
         if self.missing:
             return f"the source folder {root} is not there; mount it, or correct dataset.source.path"
         if reason := dict(self.unreadable).get(""):
             return f"the source folder {root} cannot be read: {reason}"
         if receipts and not self.files:
-            # An unmounted mount point is an empty folder: that is no reason to think the files deleted.
+            # An unmounted mount point is an empty folder, which does not mean that the files were deleted.
             return f"the source folder {root} is empty but {receipts} files came from it; mount it"
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A file and since when (monotonic seconds) it has looked as it does."""
+    """A file, and since when (monotonic seconds) it is unchanged."""
 
     file: FileSeen
     since: float
@@ -61,9 +61,10 @@ class Watched:
 
     @classmethod
     def first(cls, file: FileSeen, *, now: float, wall_ns: int, settle_s: float) -> Watched:
-        """A file at first sight: quiet since its ctime, which nobody can set back; one to come counts as now.
+        """Returns a new file, unchanged since its ctime, which no program can set; a future ctime means now.
 
-        `since` is no earlier than settling asks for and in tenths of a second: few are to be told apart.
+        `since` is limited to the settling time and rounded up to tenths of a second, to keep few distinct
+        values.
         """
         age_s = max(0.0, (wall_ns - file.ctime_ns) / 1e9)
         if age_s >= settle_s:
@@ -72,25 +73,25 @@ class Watched:
 
 
 def watch(before: Mapping[str, Watched], found: Iterable[Watched], now: float) -> dict[str, Watched]:
-    """The watched files after another look: one seen to change begins its quiet time again, by our clock."""
+    """Returns the watched files after another look: a changed file starts its quiet time again."""
     known = ((new, before.get(new.file.path, new)) for new in sorted(found, key=lambda new: new.file.path))
     return {new.file.path: old if old.file == new.file else Watched(new.file, now) for new, old in known}
 
 
 def file_of(root: str, path: str) -> str:
-    """Where a receipt says that a file of the source folder lies."""
+    """Returns a source file's path as its receipt records it."""
     return f"{root.rstrip('/')}/{path}"
 
 
 def settling(files: Iterable[Watched], now: float, settle_s: float) -> dict[str, float]:
-    """When each of the files that have not settled yet will have, monotonic seconds by path."""
+    """Returns when each file that has not settled will have, monotonic seconds by path."""
     return {each.path: each.since + settle_s for each in files if now < each.since + settle_s}
 
 
 class FolderRules:
-    """What is to be done about the files of a source folder: hash those that no receipt vouches for.
+    """The rules for a source folder: files without a valid receipt are hashed.
 
-    A receipt of a file elsewhere, from before the folder was moved, does not count.
+    A receipt for another folder path, from before the folder was moved, does not count.
     """
 
     states = ("settling", "waiting", "hashing", "verified", "disputed", "rotten")
@@ -99,7 +100,7 @@ class FolderRules:
         self._root = root
 
     def state_of(self, file: Watched, receipt: Receipt | None) -> tuple[str, bool]:
-        """As Rules have it."""
+        """Implements Rules."""
         if receipt is None:
             return "waiting", True
         is_open = receipt.state == "disputed" and not receipt.rotten
@@ -108,10 +109,10 @@ class FolderRules:
         return "rotten" if receipt.rotten else "verified", False
 
     def wanted_again(self, receipt: Receipt) -> Watched | None:
-        """Nothing comes that is not in the folder."""
+        """Returns None: a folder's files cannot be fetched."""
         return None
 
 
 def is_rot(receipt: Receipt | None, file: FileSeen, sha256: str) -> bool:
-    """Whether the file's content differs from its receipt's although nobody wrote to it: that is no edit."""
+    """Whether the content differs from its receipt although the file was not written to: rot, not an edit."""
     return receipt is not None and receipt.etag == file.etag and receipt.sha256 != sha256

@@ -1,4 +1,4 @@
-"""Looking through a folder of source files: what counts, what is refused, what could not be read."""
+"""Lists a folder of source files: matching files, refused entries, unreadable places."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stoker.store.beneath import Linked, folder_beneath
 from stoker.store.layout import OWNER_LOCKS
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
-FOREIGN_SUFFIXES = (".incomplete", ".aria2", ".crdownload")  # of what other clients have not finished
-_FOREIGN_FOLDERS = (".cache", ".cache/huggingface", ".cache/huggingface/download")  # the hub's own client's
+FOREIGN_SUFFIXES = (".incomplete", ".aria2", ".crdownload")  # unfinished files of other clients
+_FOREIGN_FOLDERS = (".cache", ".cache/huggingface", ".cache/huggingface/download")  # of the hub's client
 DEFAULT_INCLUDE = ("*.parquet",)
 LINK = "it is a symbolic link; give the folder it points to, or move the file here"
 
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """A regular file as one look found it: `path` is relative to the folder, with forward slashes.
+    """A regular file as seen by a look: `path` is relative to the folder, with forward slashes.
 
-    A new `ctime_ns` alone makes it no other file: a hard link to it, as staging makes one, changes that.
+    A new `ctime_ns` alone does not make it another file: making a hard link, as staging does, changes that.
     """
 
     path: str
@@ -36,22 +36,22 @@ class FileSeen:
 
     @property
     def etag(self) -> str:
-        """What tells a later change of the file, without reading it."""
+        """A value that changes when the file does, computed without reading its content."""
         return f"{self.size}-{self.mtime_ns}-{self.inode}"
 
     def hash_task(self, root: str) -> dict[str, Any]:
-        """The task of the worker that hashes it, where it is still as it was seen."""
+        """Returns the task of the worker that hashes the file if it is unchanged."""
         about = {"size": self.size, "mtime_ns": self.mtime_ns, "inode": self.inode}
         return {"root": root, "path": self.path, **about}
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """What is no file of the dataset, although its name might be one's.
+    """An entry that is no file of the dataset, although its name might match.
 
     `refused` is never read: a link, a device, a name that is not text, or a folder ("." for the root) that a
-    pipeline owns by its `lock`. `unreadable` is a place the look could not see into, so that what it found is
-    not the whole folder. `foreign` is what another client has not finished.
+    pipeline owns by its `lock`. `unreadable` is a place the look could not read, so its result is not the
+    whole folder. `foreign` is an unfinished file of another client.
     """
 
     kind: Literal["refused", "unreadable", "foreign"]
@@ -64,12 +64,12 @@ Found = FileSeen | PassedOver
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of something hidden or still being written, which no dataset ever holds."""
+    """Whether a name is of a hidden file or a file being written, which no dataset holds."""
     return name.startswith(".") or name.endswith(IGNORED_SUFFIXES)
 
 
 class Selection:
-    """The include and exclude globs of one source; no include means every *.parquet."""
+    """The include and exclude globs of a source; no include means every *.parquet."""
 
     def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         self._include = [compile_glob(pattern) for pattern in include or DEFAULT_INCLUDE]
@@ -87,11 +87,10 @@ class Selection:
 def look_through(
     root: Path, selection: Selection, tick: Callable[[], None] = lambda: None
 ) -> Iterator[Found]:
-    """Every matching file below root, and other clients' unfinished ones, in no particular order; `tick` is
-    called for each folder entered.
+    """Yields every matching file below root, and other clients' unfinished files, in no particular order.
 
-    Links are refused, never followed, so nothing outside root is ever named. Raises OSError when root
-    itself cannot be listed; a folder below it that cannot is unreadable.
+    `tick` is called for each folder entered. Links are refused, never followed, so no path outside root is
+    named. Raises OSError when root itself cannot be listed; an unlistable folder below it is unreadable.
     """
     folders = [""]
     while folders:
@@ -101,7 +100,7 @@ def look_through(
                 tick()
                 with os.scandir(opened) as entries:
                     found, below = _sort_out(entries, folder, selection)
-        except Linked:  # it was a folder when the one above it was listed
+        except Linked:  # a folder when its parent was listed
             yield PassedOver("refused", folder, LINK)
         except OSError as error:
             if not folder:
@@ -115,7 +114,7 @@ def look_through(
 def _sort_out(
     entries: Iterable[os.DirEntry[str]], folder: str, selection: Selection
 ) -> tuple[list[Found], list[str]]:
-    """What was found in a folder, and the folders in it."""
+    """Returns the matching entries of a folder, and its subfolders."""
     found: list[Found] = []
     below: list[str] = []
     for entry in entries:

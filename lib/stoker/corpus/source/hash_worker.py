@@ -1,6 +1,6 @@
-"""Worker: the sha256 of source files, one after the other, each only if it stayed as it was looked at.
+"""Worker: the sha256 of source files, one after the other, each only if it is unchanged since its look.
 
-It gives way to others, on the CPUs and on the disk.
+It gives way to other processes, on the CPUs and on the disk.
 
 task: {"root", "path", "size", "mtime_ns", "inode"}; messages: {"kind": "hashed", "bytes"}
 result: {"status": "hashed", "sha256", "size", "cached"}, {"status": "changed"} or {"status": "missing"}
@@ -22,32 +22,32 @@ from stoker.store.hashing import hash_opened
 
 
 class _GrownError(Exception):
-    """There is more of the file than was looked at."""
+    """The file is longer than at its look."""
 
 
 class Hasher:
-    """Does one task after the other."""
+    """Runs tasks one after the other."""
 
     def __init__(self) -> None:
         give_way()
         self._background = Background()
 
     def __call__(self, task: dict[str, Any], report: Report) -> dict[str, Any]:
-        """Look, hash, look again."""
+        """Hashes a file between two looks."""
         return hash_unchanged(task, report, self._background)
 
 
 def hash_unchanged(
     task: dict[str, Any], report: Callable[..., None], background: Background
 ) -> dict[str, Any]:
-    """Hash one file: a worker's task and result, as above."""
+    """Hashes one file: a worker's task and result, as above."""
     root, path = Path(task["root"]), task["path"]
     looked_at = (task["size"], task["mtime_ns"], task["inode"])
     tell = paced(lambda what, done: report(what, bytes=done))
 
     def progress(done: int) -> None:
         tell("hashed", done)
-        if done > task["size"]:  # somebody is appending: reading on might never end
+        if done > task["size"]:  # a program is appending: reading on might never end
             raise _GrownError
 
     try:
@@ -55,7 +55,7 @@ def hash_unchanged(
             if _look(file) != looked_at:
                 return {"status": "changed"}
             found = hash_opened(file, progress=background.following(progress))
-            # What was read is still what it was, and still what goes by that name.
+            # The bytes read are still the file's content, and the file still has that name.
             with file_beneath(root, path) as again:
                 if not _look(file) == _look(again) == looked_at or found.size != task["size"]:
                     return {"status": "changed"}

@@ -1,4 +1,4 @@
-"""Worker: what a hub's repository holds at a commit. It imports huggingface_hub, without telemetry and xet.
+"""Worker: lists a hub's repository at a commit. It imports huggingface_hub, without telemetry and xet.
 
 task: {"hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision", "include": [...], "exclude": [...],
        "pinned": the commit to list, or null for what `revision` means now,
@@ -10,7 +10,7 @@ result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "
     {"status": "failed", "class", "reason", "retry_after_s"}: class is one of gated,
     unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change) and
     throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
-It asks once: pauses are the daemon's. A hub that does not answer is told by this worker's silence.
+Each request is sent once: the daemon makes the pauses. This worker is silent while a hub does not answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Row = tuple[str, int, str | None, str | None]
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Pin, list, tell."""
+    """Pins, lists and reports."""
     try:
         return _list(task, report, _Asked(HubRepo(**task["hub"]), hub_token(task["token_file"])))
     except FetchFailed as failure:
@@ -59,16 +59,16 @@ def _list(task: dict[str, Any], report: Report, asked: _Asked) -> dict[str, Any]
 def _counted(rows: Iterator[Row], report: Report) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         if number % FILES_A_MESSAGE == 0:
-            report("reading", files=number)  # a long listing is no hang
+            report("reading", files=number)  # so that a long listing does not look like a hang
         yield row
 
 
 def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[list[str]]]:
-    """What is chosen and can have a place below the landing, and the rest of the chosen with reasons."""
+    """Returns the selected files with a possible place below the landing, and the others with reasons."""
     good, refused = [], []
     for row in rows:
         if reason := unsafe(row[0]):
-            # Not asked whether it is chosen: a name that is meant to deceive is told whatever it matches.
+            # Reported even if not selected: a name made to deceive may match or not.
             refused.append([printable(row[0]), reason])
         elif selection.takes(row[0]):
             good.append(row)
@@ -78,16 +78,16 @@ def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[li
 
 
 class _Asked:
-    """The hub's client, made to tell every refusal at once instead of retrying it in silence."""
+    """The hub's client, changed to report each refusal at once instead of retrying silently."""
 
     def __init__(self, hub: HubRepo, token: str | None) -> None:
         self._hub, self._token = hub, token
-        self._revision, self._pinned = "", False  # what is asked for, and whether it is a commit
+        self._revision, self._pinned = "", False  # the requested revision, and whether it is a commit
         self._answered: set[str] = set()
         self._api = self._client()
 
     def commit(self, revision: str) -> str:
-        """The commit that the revision means now."""
+        """Returns the commit that the revision means now."""
         self._revision = revision
         with _failures(self._hub.page):
             found = self._api.repo_info(
@@ -99,7 +99,7 @@ class _Asked:
         return commit
 
     def files(self, commit: str) -> Iterator[Row]:
-        """Every file of the commit, page by page."""
+        """Yields every file of the commit, page by page."""
         self._revision, self._pinned = commit, True
         with _failures(self._hub.page):
             for entry in self._api.list_repo_tree(
@@ -128,7 +128,7 @@ class _Asked:
         )
 
     def _before(self, request: Any) -> None:
-        # The client gives some requests no time limit, and follows the next page wherever it points to.
+        # The client gives some requests no time limit, and follows the next page to any address.
         request.extensions = {
             **request.extensions,
             "timeout": {"connect": _CONNECT_S, "read": _READ_S, "write": _READ_S, "pool": _CONNECT_S},
@@ -139,7 +139,7 @@ class _Asked:
             raise FetchFailed("broken", f"{self._hub.page}: the pages of its listing lead in a circle")
 
     def _after(self, response: Any) -> None:
-        # Raised from here the client cannot retry it by itself, for minutes and without a word.
+        # An exception raised here prevents the client's own silent retries, which last minutes.
         status = response.status_code
         if status < 400:
             self._answered.add(str(response.request.url))
@@ -155,7 +155,7 @@ class _Asked:
 
 @contextlib.contextmanager
 def _failures(where: str) -> Iterator[None]:
-    """Turn what the hub's client raises into FetchFailed."""
+    """Turns exceptions of the hub's client into FetchFailed."""
     try:
         yield
     except FetchFailed:

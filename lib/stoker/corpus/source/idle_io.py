@@ -1,8 +1,8 @@
-"""Reading that others must not feel: hashing what lies there already comes after training's own reads.
+"""Reads in the background: hashing existing files must not slow down training's reads.
 
-A process that only hashes gives way on the CPUs (nice) and on the disk (I/O class idle, where the disk's
-scheduler knows it). And since not every scheduler does, all such readers of the machine hold still together
-for a moment every four seconds: who waits for the disk then are others, and then they stay still.
+A process that only hashes gives way on the CPUs (nice) and on the disk (I/O class idle, if the disk's
+scheduler supports it). Not every scheduler does, so all such readers of the machine also pause together for a
+moment every four seconds: if the disk is waited for then, other processes need it, and readers stay paused.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 
 from stoker.observe.pressure import Pressure, PressureGauge
 
-NICE = 10  # a tenth of what training gets on a CPU that both want
+NICE = 10  # a tenth of training's share of a contended CPU
 EVERY_S = 4.0
-GRACE_S, LOOK_S = 0.1, 0.1  # of a moment: until the last reads are over, and while others are looked for
-LITTLE = 64 << 20  # bytes that nobody feels
-MUCH = 0.3  # of the time somebody waits for the disk
-MOST_TURNS = 3  # in a row that it stays still; then it reads for a while all the same
+GRACE_S, LOOK_S = 0.1, 0.1  # of a pause: until the last reads end, and while other readers are detected
+LITTLE = 64 << 20  # bytes too few to disturb other processes
+MUCH = 0.3  # the share of time that other processes wait for the disk
+MOST_TURNS = 3  # pauses in a row, after which the reader reads for a while in any case
 ALIVE_S = 0.5
 # ioprio_set(2) and ioprio_get(2) have no functions in the C library.
 _IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}
@@ -31,10 +31,10 @@ _SET, _GET, _WHO_PROCESS, _IDLE = 0, 1, 1, 3 << _CLASS_SHIFT
 
 
 class Background:
-    """The courtesy of one process's readers; step() is called between reads, by any thread.
+    """The pauses of one process's readers; any thread calls step() between reads.
 
-    `look` tells how much was waited for the disk since it was called last; `moment` is a clock that all
-    readers of the machine share, so that they hold still at the same time.
+    `look` returns how much time was spent waiting for the disk since its last call; `moment` is a clock that
+    all readers of the machine share, so that they pause at the same time.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Background:
         self._look = look or PressureGauge().look
         self._moment, self._pause = moment, pause
         self._next = _after(moment())
-        self._read = 0  # bytes since it held still
+        self._read = 0  # bytes since the last pause
         self._still = threading.Lock()
 
     def step(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
-        """So many bytes were read: hold still when it is time, and for as long as others wait.
+        """Records a read; pauses when due, and for as long as other processes wait for the disk.
 
         `alive` is called meanwhile.
         """
-        with self._still:  # while one thread holds still the others do
+        with self._still:  # while one thread pauses, the other threads do
             self._read += size
             if self._read < LITTLE or self._moment() < self._next:
                 return
@@ -65,7 +65,7 @@ class Background:
             self._read, self._next = 0, _after(self._moment())
 
     def following(self, tell: Callable[[int], None]) -> Callable[[int], None]:
-        """A callback for how far a file was read, that passes it on to `tell` and holds still in between."""
+        """Returns a progress callback that passes a file's read bytes on to `tell` and pauses in between."""
         before = 0
 
         def progress(done: int) -> None:
@@ -79,7 +79,7 @@ class Background:
     def _others_wait(self, alive: Callable[[], None]) -> bool:
         now = self._moment()
         begin = now // EVERY_S * EVERY_S
-        if now > begin + GRACE_S:  # a long read: the others read on by now
+        if now > begin + GRACE_S:  # after a long read the other readers' pause is over
             begin = _after(now)
         self._still_until(begin + GRACE_S, alive)
         self._look()
@@ -99,7 +99,7 @@ def _after(now: float) -> float:
 
 
 def give_way() -> None:
-    """Have this process come after others from now on, for good."""
+    """Lowers this process's CPU and disk priority for good."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     _io_call(_SET, _IDLE)
@@ -107,7 +107,7 @@ def give_way() -> None:
 
 @contextlib.contextmanager
 def giving_way_on_disk() -> Iterator[None]:
-    """Have this thread's reads come after others' within the block."""
+    """Lowers the disk priority of this thread within the block."""
     before = _io_call(_GET)
     _io_call(_SET, _IDLE)
     try:
@@ -120,7 +120,7 @@ def giving_way_on_disk() -> Iterator[None]:
 
 
 def _io_call(which: int, *priority: int) -> int:
-    """Get or set the I/O priority of the calling thread, and of what it starts; -1 where there is none."""
+    """Gets or sets the I/O priority of the calling thread and its later children; -1 if unsupported."""
     numbers = _IOPRIO.get(platform.machine())
     if numbers is None:
         return -1

@@ -1,4 +1,4 @@
-"""How the workers that list a source tell the daemon what they found."""
+"""Reports of the workers that list a source."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from stoker.kit.workers.child import Report
 
-FILES_A_MESSAGE = 500  # well below a message's limit, whatever the length of the names
+FILES_A_MESSAGE = 500  # well below a message's size limit, whatever the length of the names
 _REFUSED_SHOWN = 100
 
 
 def tell_files(
     report: Report, revision: str, files: Sequence[Sequence[Any]], refused: Sequence[list[str]] = ()
 ) -> dict[str, Any]:
-    """Report the files, some at a time; returns the worker's result."""
+    """Reports the files in batches; returns the worker's result."""
     for start in range(0, len(files), FILES_A_MESSAGE):
         report("files", files=files[start : start + FILES_A_MESSAGE])
     return {

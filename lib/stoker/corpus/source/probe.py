@@ -1,4 +1,4 @@
-"""How fast a source sends, by reading the first files for a while and keeping nothing."""
+"""Measures how fast a source sends: reads its first files for a while and keeps no bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.corpus.http.retry_rules import FetchFailed, Kept, judge
 
 @dataclass(frozen=True)
 class Probed:
-    """What came in how many seconds, the sizes that the server told, and the first failure."""
+    """The bytes and seconds of a probe, the sizes reported by the server, and the first failure."""
 
     bytes: int
     seconds: float
@@ -23,7 +23,7 @@ class Probed:
 
 
 def probe(files: Sequence[RemoteFile], seconds: float, manners: Manners) -> Probed:
-    """Read every file at once until the time is up, each at most to its end."""
+    """Reads every file at once until the time is up, each at most to its end."""
     readers = [_Reader(Caller(manners), file) for file in files]
     began = time.monotonic()
     for reader in readers:

@@ -1,4 +1,4 @@
-"""How a source that is fetched is listed: which worker, with which task; which commit; what came of it."""
+"""Listing of a fetched source: its worker and task, its commit, and the result."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ HUB_WORKER, URLS_WORKER = "stoker.corpus.source.hub_worker", "stoker.corpus.sour
 
 
 def repo_of(source: Source) -> HubRepo | None:
-    """The repository on a hub; None for any other kind of source."""
+    """Returns the repository on a hub; None for any other kind of source."""
     if source.kind != "hub" or source.repo is None:
         return None
     return HubRepo(source.repo, source.repo_type, endpoint_of(source.endpoint))
 
 
 def access_to(source: Source) -> dict[str, Any]:
-    """What each worker's task holds that asks for files of the source: `hub` and `token_file`."""
+    """Returns the part of a worker's task that gives access to the source: `hub` and `token_file`."""
     repo, token_file = repo_of(source), source.token_file
     return {"hub": repo and asdict(repo), "token_file": None if token_file is None else str(token_file)}
 
 
 def origin_of(source: Source) -> str:
-    """Of what a listing's revision is the revision; for people too, so without secrets."""
+    """Returns the origin of a listing's revision, readable and without secrets."""
     return shown_as(source) if repo_of(source) is None else f"{shown_as(source)}@{source.revision}"
 
 
 def shown_as(source: Source) -> str:
-    """Its name for people, without secrets."""
+    """Returns the source's name for people, without secrets."""
     repo = repo_of(source)
     return str(source.urls_file) if repo is None else shown(repo.page)
 
 
 def pinned_by(source: Source, listing: Listing | None) -> str | None:
-    """The commit to go on with; None where new ones are followed, or none was listed of this origin yet."""
+    """Returns the commit to use; None if new commits are followed or this origin has no listing yet."""
     if source.kind != "hub" or source.follow or listing is None or listing.origin != origin_of(source):
         return None
     return listing.revision or None
@@ -52,8 +52,10 @@ def pinned_by(source: Source, listing: Listing | None) -> str | None:
 def listing_task(
     source: Source, *, pinned: str | None = None, known: str | None = None, settle_s: float = 0.0
 ) -> tuple[str, dict[str, Any]]:
-    """(module, task) of the worker that lists it; `known` is a revision that need not be listed again, nor a
-    list of URLs that was changed since, but less than settle_s ago."""
+    """Returns (module, task) of the worker that lists the source.
+
+    The revision `known` is not listed again, nor is a list of URLs that changed less than settle_s ago.
+    """
     task: dict[str, Any] = {
         "include": list(source.include),
         "exclude": list(source.exclude),
@@ -66,7 +68,7 @@ def listing_task(
 
 @dataclass(frozen=True)
 class Listed:
-    """What the source holds at `revision`, by path; `refused` are (path, reason) of some."""
+    """The source's files at `revision`, by path; `refused` are (path, reason) of some."""
 
     files: Mapping[str, RemoteFile]
     revision: str
@@ -75,8 +77,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class NotListed:
-    """Why there is no listing now; `cause` is one of retry_rules' names, "list" for a wrong list of URLs,
-    "empty", or "died", with the worker's exit code."""
+    """The reason why no listing exists now; `cause` is a name of retry_rules, "list" for a wrong list of
+    URLs, "empty", or "died", with the worker's exit code."""
 
     cause: str
     reason: str
@@ -85,22 +87,21 @@ class NotListed:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether only the source's owner, or its operator, can change that."""
+        """Whether only the source's owner or the operator can change that."""
         return self.cause in REFUSALS or self.cause == "empty"
 
     @property
     def is_config(self) -> bool:
-        """Whether the configuration is wrong."""
         return self.cause == "list" or self.code == ConfigError.exit_code
 
     @property
     def is_final(self) -> bool:
-        """Whether a second try at once would be the same."""
+        """Whether an immediate second try would end the same."""
         return self.is_refusal or self.is_config or self.code == UnavailableError.exit_code
 
 
 def listing_outcome(ended: WorkerExit, rows: Iterable[RemoteFile], shown: str) -> Listed | NotListed | None:
-    """What a lister's end says, with the rows that it named before; None where nothing is new."""
+    """Returns the result of a lister's end with the rows it named before; None for an unchanged source."""
     result = ended.result or {}
     match result.get("status"):
         case "unchanged":

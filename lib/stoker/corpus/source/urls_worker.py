@@ -1,7 +1,7 @@
-"""Worker: what a list of URLs names. The list may lie on a disk that does not answer.
+"""Worker: reads a list of URLs, which may be on a disk that does not answer.
 
 task: {"file", "include": [...], "exclude": [...], "known": the revision of an earlier reading, or null,
-       "settle_s": a list changed since then counts when nobody has written to it for so long}
+       "settle_s": a changed list counts once it was not written to for so long}
 messages: {"kind": "files", "files": [[path, null, sha256 or null, null, url]]}
 result: {"status": "listed", "revision", "files", "refused": [], "refused_in_all"},
     {"status": "unchanged", "revision"} or {"status": "failed", "class": "list", "reason"}, with every wrong
@@ -23,7 +23,7 @@ from stoker.store.errors import ConfigError
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Read, choose, tell."""
+    """Reads, selects, reports."""
     file = Path(task["file"])
     try:
         text, revision = _read(file)
@@ -45,7 +45,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _is_written(file: Path, settle_s: float) -> bool:
-    """Whether somebody may be writing to it: half a list would have what is under way dropped."""
+    """Whether the list may still be being written: half a list would drop files in progress."""
     return 0 <= time.time() - file.stat().st_mtime < settle_s
 
 
