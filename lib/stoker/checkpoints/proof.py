@@ -26,7 +26,7 @@ Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]
 
 QUICK_BYTES = 1 << 20  # files up to this size are hashed even without deep
-SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; no intact one is larger
+SMALL_BYTES = 64 << 20  # checkpoint.json and SHA256SUMS are read whole; intact files are never larger
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Proof:
 
 
 def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None = None) -> Proof:
-    """Proves the checkpoint in a directory; a bad or unreadable one is a verdict, never an exception.
+    """Proves a checkpoint directory; a bad or unreadable checkpoint is a verdict, never an exception.
 
     Only an unknown format version raises: UnknownFormat, which neither convicts nor proves. With deep=False
     the big files are only checked to be regular files of the right size; the small files are read too.

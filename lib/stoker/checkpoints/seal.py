@@ -71,7 +71,8 @@ class CheckpointWriter:
 
         Returns its path.
 
-        If a proven equal checkpoint has the name, the new one is dropped; any other raises DataError.
+        If a proven equal checkpoint has the name, the new checkpoint is dropped; any other checkpoint raises
+        DataError.
         """
         if body.get("step") != self.step:
             raise ValueError(

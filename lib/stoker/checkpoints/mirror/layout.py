@@ -147,7 +147,7 @@ def fallback(there: Iterable[Mirrored], history: History, above: int) -> list[Mi
 def _on_history(there: Iterable[Mirrored], history: History) -> dict[int, float | None]:
     """Returns loss by step of the copies.
 
-    One without a readable checkpoint.json neither counts nor leaves.
+    A copy without a readable checkpoint.json neither counts nor leaves.
     """
     usable = (one for one in there if one.run_id is not None and counts(one.timeline, one.step, history))
     return {one.step: one.val_loss for one in usable}

@@ -93,7 +93,7 @@ def read_quarantine(directory: Path) -> tuple[Kept, ...]:
 def mark(folder: Path, **changes: Any) -> None:
     """Adds fields to a folder's reason, durably; None removes a field.
 
-    A damaged or missing reason is replaced by a new one.
+    A damaged or missing reason is replaced by a reason "unknown".
     """
     try:
         body = read_record(folder / REASON)

@@ -50,7 +50,7 @@ def slice_of(
     """Returns the slice of the listed paths, as far as the sources in a terminal state settle it.
 
     `kept` are paths that were in the slice before and are in a terminal state: they stay, whatever the limit
-    is now, because a plan may name them; they count like the others.
+    is now, because a plan may name them; they count like all paths.
     """
     kept = frozenset(kept)
     order = sorted({*listed, *kept})

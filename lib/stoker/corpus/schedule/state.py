@@ -122,7 +122,7 @@ class Situation:
     def starts(self, kind: str, paths: Iterable[str], now: float) -> Iterator[Action]:
         """Yields the jobs to begin on the first of these paths, within slots and room.
 
-        No job overtakes another, because a big one would then wait for ever.
+        No job overtakes another, because a big job would then wait for ever.
         """
         room = self.rooms.get(kind)
         left = 0 if room is None else room.left

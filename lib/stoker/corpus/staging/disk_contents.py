@@ -62,7 +62,7 @@ def insist_on(task: Mapping[str, Any]) -> None:
 
 
 def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
-    """Lists the disk's directories; a missing one is empty. Raises OSError where one cannot be read."""
+    """Lists the disk's directories; a missing directory is empty. Raises OSError for a failed read."""
     published, left = _names(layout.shards(dataset))
     trash, _ = _names(layout.trash)
     if isinstance(layout, WarmLayout):

@@ -78,7 +78,7 @@ def publish(task: BuildTask, manifest: Manifest, report: Report) -> dict[str, An
 
 
 def examine_target(task: BuildTask, report: Report) -> dict[str, Any]:
-    """Judges a set that is at the target already; a right one makes the new build superfluous.
+    """Judges a set that is at the target already; a right set makes the new build superfluous.
 
     Raises StorageError where it cannot be read now: that is no verdict.
     """

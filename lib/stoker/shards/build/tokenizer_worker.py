@@ -23,7 +23,7 @@ from stoker.store.files import make_dir, write_atomic
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Trains the tokenizer, or checks the given one, and writes it to the target."""
+    """Trains the tokenizer, or checks the given file, and writes it to the target."""
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))

@@ -1,9 +1,9 @@
-"""Tokenizers: trains one, checks a given one, and derives the definition that engines encode with.
+"""Trains a tokenizer, checks a given file, and derives the definition that engines encode with.
 
 Stoker keeps text unchanged and lets no text become a special token. So a tokenizer must be byte-level BPE
 without a normalizer, and engines are built from a definition with every added token taken out.
 
-HF tokenizers is loaded only to train or check a tokenizer: a builder trusts one that was checked.
+HF tokenizers is loaded only to train or check a tokenizer: a builder trusts that check.
 """
 
 from __future__ import annotations
