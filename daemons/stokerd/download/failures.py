@@ -59,7 +59,7 @@ class FetchFailures:
         return self._pauses.reason("landing", *_PAUSES)
 
     def slots(self, free: int, now: float) -> int:
-        """Returns how many of the free slots may be used now; a pause allows one when its retry is due."""
+        """Returns how many free slots may be used now; a pause allows a single file at its retry time."""
         if self._context.reserve.spent:
             return 0
         if not self._pauses.reason(*_PAUSES):
@@ -122,7 +122,7 @@ class FetchFailures:
         return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:
-        """Pauses removals after a failed one; the intent remains."""
+        """Pauses removals after a failed removal; the intent remains."""
         self._pauses.begin("removal", "release_failed", reason, about=path, path=path)
         self._end_once("removal", f"{path} cannot be removed: {reason}")
 

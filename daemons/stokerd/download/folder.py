@@ -27,7 +27,7 @@ from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
-SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next one after a change
+SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next look after a change
 # The lister reports every 5 s and on every folder it enters.
 LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True)
 HASHER = "stoker.corpus.source.hash_worker"
@@ -241,7 +241,7 @@ class FolderSource(Source[Watched]):
         }
 
     def _waits(self, now: float) -> str:
-        """Returns what the hashing waits for: an empty source, or files that settle."""
+        """Returns the text of the wait for hashing: an empty source, or files that settle."""
         was_settling, self.is_settling = self.is_settling, False
         if self.trouble or len(self.state.work.pending) > len(self.settles):
             return ""

@@ -165,7 +165,7 @@ class RemoteSource(Source[RemoteFile]):
             raise (ConfigError if found.is_config else UnavailableError)(found.reason)
 
     def keep_listing(self) -> None:
-        """Writes the listing; before the first one here, only checks if a complete listing still is."""
+        """Writes the listing; before the first listing here, only checks if a complete listing still is."""
         if self.seen:
             super().keep_listing()
         elif self._kept != (0, self.state.changes) and self.effects.is_complete:
@@ -320,7 +320,7 @@ class RemoteSource(Source[RemoteFile]):
         return super().is_drained() and not self.state.paths["releasing"]
 
     def summary(self) -> tuple[str, int]:
-        """Returns the summary and the exit code: 1 if files were given up, which it names."""
+        """Returns the summary and the exit code: 1 if files were given up, which the summary names."""
         self.effects.claim(self.root, self.fetcher.device, 0, at_once=True)
         counts, work, only = self.state.work.counts, self.state.work, self.state.only
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"

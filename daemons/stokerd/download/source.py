@@ -26,7 +26,7 @@ class Source(Generic[L]):
     """A source: the worker that lists it, those that bring its files, and its state.
 
     `shown` names it for people, without secrets. `seen`: it was listed since the daemon started. `revision`
-    is that of the listing, `origin` the thing revised.
+    is that of the listing, `origin` names the source that it revises.
     """
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:

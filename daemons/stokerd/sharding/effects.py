@@ -80,7 +80,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class StartOver:
-    """Starts a source from the beginning, with its content or a new one."""
+    """Starts a source from the beginning, with its content or new content."""
 
     source: Source
     reason: str

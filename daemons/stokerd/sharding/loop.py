@@ -48,7 +48,7 @@ class StageShard:
         self.status = Status(context)
         self.has_changed = False  # whether the last cycle changed a record or a job
         self.has_news = True  # whether an input of a decision may have changed
-        self.situation: Situation | None = None  # what the last cycle decided on, None if it could not decide
+        self.situation: Situation | None = None  # the facts of the last decision, None without any
         self.settle_due = 0.0  # the latest time to write the demand and the pin's listing
 
     def run(self) -> int:
@@ -134,7 +134,7 @@ class StageShard:
         state.placement.choose(state)
         situation = state.situation()
         if time.monotonic() >= self.settle_due:
-            # With many small files each cycle begins one; the other daemons still need demand and listing.
+            # With many small files each cycle begins a file; the other daemons still need demand and listing.
             self.settle(situation)
         for action in decide(situation, time.monotonic()):
             self.effects.apply(take(state, action))

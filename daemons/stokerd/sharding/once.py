@@ -16,7 +16,7 @@ from stokerd.sharding.status import summary
 def is_over(state: State, situation: Situation | None) -> bool:
     """Whether no job runs and none would begin, however long the daemon waited.
 
-    `situation` is what the cycle decided on.
+    `situation` holds the facts of the last decision.
     """
     if situation is None:
         return False

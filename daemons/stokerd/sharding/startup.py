@@ -18,7 +18,7 @@ from stokerd.sharding.state import Records, State
 def read_records(context: DaemonContext) -> Records:
     """Reads every source record of the dataset; sets a damaged record aside.
 
-    Its facts are found again: the receipt names the file, the set on hot shows what was built.
+    Its facts are found again: the receipt names the file, the set on hot shows the build.
     """
     with uncollected():
         dataset = context.pipeline.dataset.name

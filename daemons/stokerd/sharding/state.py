@@ -92,7 +92,7 @@ class Progress:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def committed(self, work: BuildWork, tokens: int) -> None:
-        """Counts new tokens of a build's commit; a resumed build's first commit includes earlier ones."""
+        """Counts new tokens of a build's commit; a resumed build's first commit includes earlier tokens."""
         before, work.tokens = work.tokens, tokens
         if before is not None or not work.is_resumed:
             self.built_tokens += max(0, tokens - (before or 0))

@@ -207,7 +207,7 @@ def _standing(state: State) -> str:
 
 
 def summary(totals: Sums, left: Collection[str]) -> str:
-    """Returns the summary line of --once; `left` says what is unfinished."""
+    """Returns the summary line of --once; `left` names the unfinished work."""
     parts = [_built(totals.states, totals.tokens, totals.imported)]
     parts += [f"{totals.states[each]} {each}" for each in ("duplicate", "quarantined") if totals.states[each]]
     return ", ".join(parts) + ("".join(f"; {each}" for each in left))

@@ -337,7 +337,7 @@ def _left(abandoned_dir: Path) -> list[int]:
 def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
     """Drops the oldest checkpoints in abandoned/ until it is within the budget; returns their names.
 
-    The newest stays, whatever its size, unless the budget is zero.
+    The newest stays at any size, unless the budget is zero.
     """
     lefts = sorted(_left(abandoned_dir))
     places = [

@@ -1,4 +1,4 @@
-"""List: owns the hot or the warm disk, looks at it, and brings the records in line with it."""
+"""List: owns the hot or the warm disk, lists its contents, and brings the records in line with them."""
 
 from __future__ import annotations
 

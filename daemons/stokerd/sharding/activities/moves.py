@@ -92,7 +92,7 @@ def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator
             state.hot.published.add(key)
             yield from keep_hot(source, reason)
             state.retries.failed(source.path)
-        case ("evict", "bad_copy"):  # hot still has the set, or has it again: it is copied again
+        case ("evict", "bad_copy"):  # hot has the set: the loop copies it again
             state.hot.published.add(key)
             if source.evicted:  # the set on hot is proven first: its record says evicted
                 yield from _rotten(state, source, reason)

@@ -1,4 +1,4 @@
-"""Tokenizer: trains one on the first files, or takes a given file, and pins the dataset to it."""
+"""Tokenizer: trains a tokenizer on the first files, or takes a given file, and pins the dataset to it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _staged_files(state: State) -> dict[str, str]:
 
 def on_message(_state: State, job: Job[TokenizerWork], message: Message) -> Iterator[Effect]:
     """Records the training's progress."""
-    if "percent" in message:  # while it hashes a large file a message means only that it is alive
+    if "percent" in message:  # a worker that hashes a large file sends messages without it
         job.facts.percent = int(message["percent"])
     return iter(())
 

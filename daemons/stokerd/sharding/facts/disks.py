@@ -84,7 +84,7 @@ class Disk:
         return {p: one for p, one in sources.items() if believed.get(p) is one and p not in busy}
 
     def answered(self) -> None:
-        """Records that a look was answered: the next one may start even if this answer cannot be recorded."""
+        """Records an answered look: the next look may start even if this answer cannot be recorded."""
         self._asked_at, self.why = None, ""
 
     def looked(self, published: Collection[str]) -> None:
@@ -138,7 +138,7 @@ class Disk:
         return since is not None and time.monotonic() > since + ANSWERS_WITHIN_S
 
     def is_undecided(self, failures: int) -> bool:
-        """Whether the lister has neither made its first report nor failed, and still has time for it."""
+        """Whether the lister's first report is neither made nor overdue, and the lister has not failed."""
         is_young = time.monotonic() - self._born < ANSWERS_WITHIN_S
         return is_young and not (self.is_agreed and self.size is not None) and not failures
 

@@ -1,4 +1,4 @@
-"""Sets the numbers of builders and copies: fixed by the configuration, or adjusted to what is measured."""
+"""Sets the numbers of builders and copies: fixed by the configuration, or adjusted to measurements."""
 
 from __future__ import annotations
 

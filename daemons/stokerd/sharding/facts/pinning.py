@@ -115,7 +115,7 @@ class Pinning:
     def freeze(
         self, result: Mapping[str, Any], trained_on: tuple[tuple[str, str], ...] | None
     ) -> Iterator[Effect]:
-        """Pins the dataset to a tokenizer trained on these (path, sha256), or to a given one (None)."""
+        """Pins the dataset to a tokenizer trained on these (path, sha256), or to a given tokenizer (None)."""
         tokenizer = TokenizerPin(
             file=f"tokenizers/{self.target.name}",
             sha256=str(result["sha256"]),

@@ -28,7 +28,7 @@ VERBS = (RELEASE, REVALIDATE, DROP)
 
 @dataclass
 class Round:
-    """A request to recheck everything: `todo` names what is left, the other fields count results."""
+    """A request to recheck everything: `todo` names the remaining entries, the other fields count results."""
 
     todo: set[str]
     released: list[str] = field(default_factory=list)

@@ -31,8 +31,8 @@ RECORDED_AFTER_S = 60.0  # of waiting while other work may still free space
 class Space:
     """Free space on hot and warm; none is granted while a disk's size is unknown.
 
-    `short`: what waits for space, by disk. `granted`: bytes of hot that a build may take, by source path.
-    `outgrown`: bytes that a build needs to begin again after its output was discarded, by source path.
+    `short`: the work that waits for space, by disk. `granted`: bytes of hot that a build may take, by source
+    path. `outgrown`: bytes that a build needs to begin again after its output was discarded, by source path.
     """
 
     def __init__(self, context: DaemonContext) -> None:
@@ -70,7 +70,7 @@ class Space:
         self._others = others_claims(self._layout, STAGE_SHARD)
 
     def _claims(self, state: State) -> dict[Place, dict[Purpose, int]]:
-        """Returns what begun work will still write. Without a tokenizer sets are built one at a time."""
+        """Returns the bytes begun work will still write. Without a tokenizer sets are built one at a time."""
         sources, estimate = state.sources, self.estimate
         for job in state.builds():
             if job.facts.tokens is not None:
@@ -95,7 +95,7 @@ class Space:
         """Returns the bytes that all daemons claim of a disk."""
         return claimed_bytes((*self._mine, *self._others), disk.device)
 
-    # Builds that grow beyond what was expected
+    # Builds that outgrow their expected size
 
     def grant(self, state: State, source: Source) -> int:
         """Returns the bytes of hot that a build may take: its grant, else its expected size."""

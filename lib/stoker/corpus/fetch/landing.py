@@ -3,7 +3,7 @@
     <landing>/<path>                      whole, and its sum is right
     <landing>/.parts/<name>.part          the bytes that came so far
     <landing>/.parts/<name>.json          a record: how many of them are durable, and of which content
-    <landing>/.evidence/<time>-<name>/    content that was not what it should be, with reason.json
+    <landing>/.evidence/<time>-<name>/    wrong content, with reason.json
 
 Only the download watchdog's workers write here. Data is durable before the record that claims it.
 """

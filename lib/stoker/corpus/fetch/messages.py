@@ -148,7 +148,7 @@ class Transfers(dict[str, Transfer]):
         return sum(1 for file in self.values() if file.in_hand)
 
     def held_up(self) -> Transfer | None:
-        """Returns the file with the earliest next try when all wait for one; None while a file is in work."""
+        """Returns the file with the earliest next try when all files wait; None while a file is in work."""
         waiting = [file for file in self.values() if file.why]
         if not waiting or self.in_hand():
             return None

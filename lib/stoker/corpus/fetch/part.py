@@ -105,7 +105,7 @@ class Part:
     def open(self, tick: Tick) -> int:
         """Opens the part and reads it back: its durable bytes, and later bytes if its sum will prove them.
 
-        Returns the number of claimed bytes that differ from what was made durable.
+        Returns the number of claimed bytes that differ from the bytes made durable.
         """
         path = self._landing.part(self._file.path)
         claim = PartRecord.read(self._landing.record(self._file.path))
@@ -265,7 +265,7 @@ def look_at_landed(
         found = hash_file(path, progress=tick, also=git)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    expected, sha256 = file.sha256 or file.landed, found.sha256  # of `landed` it rotted, or others wrote it
+    expected, sha256 = file.sha256 or file.landed, found.sha256  # not as `landed`: rot, or a foreign write
     if git is not None:
         expected, sha256 = file.git, git.hexdigest()
     return found, (expected, sha256) if expected is not None and expected != sha256 else None

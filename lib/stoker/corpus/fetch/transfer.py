@@ -69,7 +69,7 @@ class FileFetch:
         self.failures: Counter[str] = Counter()  # by kind; only those in COUNTED matter
         self.dropped = self.in_hand = False
         self.not_before = 0.0  # when the next attempt may begin, monotonic seconds
-        self.received = 0  # bytes over the network, including repeated ones
+        self.received = 0  # bytes over the network, including repeated bytes
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
         self._part = Part(file, terms.landing)
         self._wake = threading.Event()  # set to end the present attempt

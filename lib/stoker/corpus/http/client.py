@@ -94,7 +94,7 @@ class Caller:
                 url = _next(url, answer, redirects)
 
     def hang_up(self) -> None:
-        """Ends every connection at once: threads that wait on one wake with an error."""
+        """Ends every connection at once: threads that wait for bytes wake with an error."""
         for each in list(self._sockets):
             with contextlib.suppress(OSError, ValueError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -90,9 +90,9 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
 def explain(
     status: int, code: str, repo: HubRepo, *, token: bool, revision: str = "", pinned: bool = False
 ) -> tuple[str, str]:
-    """Returns (kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token` whether one was sent.
+    """Returns (kind, sentence) of a hub's refusal; `code` is its X-Error-Code, `token`: a token was sent.
 
-    `revision` is the requested one, `pinned` whether it is a commit that existed before. Kinds: gated,
+    `revision` is the requested revision, `pinned` whether it is a commit that existed before. Kinds: gated,
     unauthorized, forbidden, missing, vanished (the pinned commit), refused.
     """
     with_token = "" if token else "; no token was sent: set dataset.source.token_file or HF_TOKEN"

@@ -11,7 +11,7 @@ from stoker.config.origins import without_secrets
 from stoker.corpus.http.hub import HubRepo
 
 _NAME_BYTES, _PATH_BYTES = 255, 1024
-# Parameters of signed addresses: S3, Google, CloudFront, Azure, and the plain ones.
+# Parameters of signed addresses: S3, Google, CloudFront, Azure, and common names.
 _SIGNATURE = re.compile(
     r"(?i:X-(Amz|Goog)-.*|GoogleAccessId|AWSAccessKeyId|Signature|Expires|Policy|Key-Pair-Id"
     r"|s(ig|e|p|v|r|t|pr|ks|ke|kt|koid|ktid|kv)|token)\Z"

@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def etag(self) -> str:
-        """The entity tag as sent, with quotes; empty without one."""
+        """The entity tag as sent, with quotes; empty if missing."""
         return self.headers.get("etag", "").strip()
 
     @property

@@ -2,7 +2,7 @@
 
 task: {"hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision", "include": [...], "exclude": [...],
        "pinned": the commit to list, or null for what `revision` means now,
-       "known": a commit; when `revision` still means it, nothing is listed}
+       "known": a commit; while `revision` still means that commit, no file is listed}
 messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then, and, as often as needed,
     {"kind": "files", "files": [[path, size, sha256 or null, git blob name or null]]}, in no order promised
 result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},

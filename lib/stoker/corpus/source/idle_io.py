@@ -19,7 +19,7 @@ from stoker.observe.pressure import Pressure, PressureGauge
 
 NICE = 10  # a tenth of training's share of a contended CPU
 EVERY_S = 4.0
-GRACE_S, LOOK_S = 0.1, 0.1  # of a pause: until the last reads end, and while other readers are detected
+GRACE_S, LOOK_S = 0.1, 0.1  # of a pause: until the last reads end, and while disk waits are measured
 LITTLE = 64 << 20  # bytes too few to disturb other processes
 MUCH = 0.3  # the share of time that other processes wait for the disk
 MOST_TURNS = 3  # pauses in a row, after which the reader reads for a while in any case
@@ -116,7 +116,7 @@ def giving_way_on_disk() -> Iterator[None]:
         if before >= 0:
             _io_call(
                 _SET, before if before >> _CLASS_SHIFT else 0
-            )  # of no class, with a level, it is refused
+            )  # the kernel refuses a level without a class
 
 
 def _io_call(which: int, *priority: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.kit.workers.child import Report
 
-FILES_A_MESSAGE = 500  # well below a message's size limit, whatever the length of the names
+FILES_A_MESSAGE = 500  # well below a message's size limit for names of any length
 _REFUSED_SHOWN = 100
 
 

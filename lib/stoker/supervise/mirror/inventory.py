@@ -1,7 +1,7 @@
 """The supervisor's state of the run's checkpoints, and of their mirror between two listings.
 
 `runs/<run>/mirror.json` holds the names that the last listing or copy left on the mirror, also across
-restarts. It distinguishes an unmounted warm from an empty one, and names what could be fetched.
+restarts. It distinguishes an unmounted warm from an empty warm, and names the copies that could be fetched.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class MirrorState:
         self._change(one for one in self.copies if one.name not in left)
 
     def failed(self, doing: str, reason: str, now: float) -> bool:
-        """Records a failure, after which every try waits longer; True when it is worth an event."""
+        """Records a failure, after which every try waits longer; True when an event is due."""
         self.retry_at, self.look_at = now + self._backoff.next(), 0.0
         is_worth = self.trouble is None or now >= self._complain_at
         if is_worth:

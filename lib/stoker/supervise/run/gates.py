@@ -110,7 +110,7 @@ class DataWait:
         self._began, self._due = 0.0, math.inf
 
     def note(self, doing: str, now: float) -> bool:
-        """Records what the run waits for, "" while it continues; True once per wait, after hold_s.
+        """Records the reason of a wait, "" while the run continues; True once per wait, after hold_s.
 
         `now` is monotonic seconds.
         """
